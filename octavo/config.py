@@ -1,0 +1,90 @@
+"""Engine options: one frozen dataclass is the library's keyword arguments, the CLI's flags,
+the environment variables (OCTAVO_...) and the config file's keys."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args, get_type_hints
+
+from octavo.errors import ConfigError, suggest
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+AttentionImpl = Literal["auto", "reference", "torch", "c"]
+Quantization = Literal["none", "int8"]
+
+DEFAULT_MODEL = "smollm2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything that decides how a model is loaded and run.
+
+    Attributes:
+        model: "smollm2" (embedded), a folder with config.json, a .gguf file, or a hub id.
+        dtype: type of weights, activations and KV cache; auto is float32 on a CPU.
+        device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
+        load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
+        max_model_len: longest prompt + output in tokens; default: the model's own context.
+        block_size: tokens per KV block; any size >= 1.
+        num_blocks: KV blocks to allocate; default: by memory_fraction.
+        memory_fraction: share of the device's free memory the KV cache may take when num_blocks is
+            not given; the cache never exceeds max_num_seqs sequences of max_model_len.
+        max_num_seqs: most sequences that run in one step.
+        max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
+            Default: 512 on a CPU, 8192 on a GPU.
+        enable_prefix_caching: reuse the KV blocks of equal prefixes.
+        seed: seeds dummy weights and every request that brings no seed of its own.
+        attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
+        quantization: "int8" runs the linear layers with int8 weights (CPU only).
+
+    Raises:
+        ConfigError: an option is out of range; the message names it, the range and the value.
+    """
+
+    model: str = DEFAULT_MODEL
+    dtype: DType = "auto"
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_fraction: float = 0.5
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    attention_impl: AttentionImpl = "auto"
+    quantization: Quantization = "none"
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            choices = get_args(hint)
+            value = getattr(self, name)
+            if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must be a name or a path, got {self.model!r}")
+        for name in ("max_model_len", "num_blocks", "max_num_batched_tokens"):
+            if getattr(self, name) is not None:
+                self._positive_integer(name)
+        for name in ("block_size", "max_num_seqs"):
+            self._positive_integer(name)
+        if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"memory_fraction must be in (0, 1], got {self.memory_fraction!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, object]) -> "EngineConfig":
+        """Build from a mapping, refusing unknown names with the nearest valid one."""
+        valid = {field.name for field in dataclasses.fields(cls)}
+        for name in options:
+            if name not in valid:
+                raise ConfigError(f"unknown engine option {name!r}{suggest(name, valid)}")
+        return cls(**options)  # type: ignore[arg-type]
+
+    def _positive_integer(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")

@@ -1,0 +1,87 @@
+"""Every error a user can meet. A message says what was expected, what was got and what to do.
+
+    OctavoError
+    |-- InvalidArgumentError (ValueError)     an argument, field or flag is wrong
+    |   |-- SamplingParamsError               a sampling parameter is out of range
+    |   |-- ConfigError                       an engine option is wrong or contradicts another
+    |   |-- PromptError                       a prompt is empty, of the wrong type or holds unknown ids
+    |   |   `-- RequestTooLongError           a prompt can never fit the model or the KV cache
+    |   `-- ChatTemplateError                 a chat template is missing, fails or is too costly
+    |-- ModelError                            the model cannot be used
+    |   |-- ModelNotFoundError                no such folder, file, embedded model or hub id
+    |   |-- UnsupportedModelError             architecture, quantisation or option that Octavo does not have
+    |   |-- WeightsError                      tensors are missing, unexpected or of the wrong shape
+    |   `-- FileFormatError                   a GGUF, safetensors, JSON or tokenizer file is damaged
+    |-- OutOfBlocksError                      the block pool is exhausted (library use of octavo.kv)
+    |-- OutOfMemoryError                      weights or KV cache do not fit the device
+    `-- EngineError                           the engine failed; a bug or a broken device
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class OctavoError(Exception):
+    """Base of every error Octavo raises on purpose."""
+
+
+class InvalidArgumentError(OctavoError, ValueError):
+    """An argument, field or flag is wrong."""
+
+
+class SamplingParamsError(InvalidArgumentError):
+    """A sampling parameter is out of range or contradicts another."""
+
+
+class ConfigError(InvalidArgumentError):
+    """An engine option is wrong or contradicts another."""
+
+
+class PromptError(InvalidArgumentError):
+    """A prompt is empty, of the wrong type or holds unknown token ids."""
+
+
+class RequestTooLongError(PromptError):
+    """A prompt can never fit the model's context or the KV cache."""
+
+
+class ChatTemplateError(InvalidArgumentError):
+    """A chat template is missing, fails, or exceeds its time or size bound."""
+
+
+class ModelError(OctavoError):
+    """The model cannot be used."""
+
+
+class ModelNotFoundError(ModelError):
+    """No such folder, file, embedded model or hub id."""
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture, quantisation or option that Octavo does not have."""
+
+
+class WeightsError(ModelError):
+    """Tensors are missing, unexpected or of the wrong shape."""
+
+
+class FileFormatError(ModelError):
+    """A GGUF, safetensors, JSON or tokenizer file is damaged."""
+
+
+class OutOfBlocksError(OctavoError):
+    """The block pool is exhausted. Nothing was allocated and nothing is leaked."""
+
+
+class OutOfMemoryError(OctavoError):
+    """Weights or KV cache do not fit the device."""
+
+
+class EngineError(OctavoError):
+    """The engine itself failed: a bug in Octavo or a broken device."""
+
+
+def suggest(name: str, valid: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the valid name nearest to `name`, or ``""``."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

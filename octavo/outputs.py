@@ -1,0 +1,161 @@
+"""What crosses from the engine to servers and users. Nothing else does."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.errors import OctavoError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability (natural log) under the model.
+
+    Attributes:
+        logprob: log-probability before penalties, temperature and filters.
+        rank: 1 for the most likely token of the vocabulary.
+        decoded_token: the token's text, None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Timestamps (time.monotonic seconds) and counts of one request.
+
+    Attributes:
+        arrival_s: when the request entered the engine.
+        first_scheduled_s: when its first token was scheduled.
+        first_token_s: when its first output token was known.
+        finished_s: when it finished.
+        num_prompt_tokens: prompt length.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        num_output_tokens: generated tokens, over all n completions.
+        num_preemptions: how often it lost its blocks and was recomputed.
+    """
+
+    arrival_s: float = 0.0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds from arrival to the first scheduled token."""
+        return None if self.first_scheduled_s is None else self.first_scheduled_s - self.arrival_s
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from arrival to the first output token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_latency_s(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return None if self.finished_s is None else self.finished_s - self.arrival_s
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's n completions.
+
+    Attributes:
+        index: 0 to n - 1.
+        text: generated text, without the stop string; empty when detokenize is False.
+        token_ids: generated ids, the stop token included.
+        logprobs: one {token id: Logprob} per generated token, or None when not asked for.
+        cumulative_logprob: sum over the sampled tokens, or None when logprobs were not asked for.
+        finish_reason: "stop" (EOS, stop id, stop string), "length", "abort", "error"; None while running.
+        stop_reason: the stop string or stop token id that ended it; None for EOS.
+        message: a sentence for the user where the reason alone would puzzle, else None.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request: a prompt and its n completions.
+
+    Attributes:
+        request_id: unique in its engine.
+        prompt: the text given, None when token ids were given.
+        prompt_token_ids: what the model read.
+        prompt_logprobs: per prompt token a {token id: Logprob}; the first is None. None if not asked for.
+        outputs: n completions, by index.
+        finished: all completions have a finish_reason.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        metrics: times and counts.
+        error: the typed error that refused or ended this request, else None.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    error: OctavoError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What one step added to one completion; deltas concatenate to the whole.
+
+    Attributes:
+        request_id: the request's id.
+        index: which of its n completions.
+        text: new text; may be empty while a character or a possible stop string is incomplete.
+        token_ids: new token ids.
+        logprobs: for the new tokens, when asked for.
+        finish_reason: set on the last delta of this completion.
+        stop_reason: as in CompletionOutput.
+        message: as in CompletionOutput.
+        output: the whole request, set on the last delta of its last completion.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    message: str | None = None
+    output: RequestOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """How likely a continuation is after a prefix.
+
+    Attributes:
+        token_ids: the continuation's ids.
+        token_logprobs: natural-log probability of each of them.
+        logprob: their sum.
+        normalized_logprob: their mean (length-normalised).
+        num_cached_tokens: prefix tokens that were not computed again.
+    """
+
+    token_ids: list[int]
+    token_logprobs: list[float]
+    logprob: float
+    normalized_logprob: float
+    num_cached_tokens: int

@@ -1,0 +1,146 @@
+"""What a user asks of the sampler: validated once, at construction."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.errors import SamplingParamsError, suggest
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How to continue one prompt. Field names follow vLLM's.
+
+    Attributes:
+        n: completions per prompt; they share the prompt's KV blocks (fork).
+        temperature: 0 means greedy; otherwise logits are divided by it.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
+        repetition_penalty: > 1 discourages tokens of the prompt and the output (Keskar et al., 2019).
+        presence_penalty: subtracted from the logit of every token already generated, in [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
+        seed: makes the request's tokens the same alone, in any batch and after preemption.
+        max_tokens: upper bound of generated tokens; None means up to the model's context.
+        min_tokens: no stop string, stop id or EOS ends the output before this many tokens.
+        stop: strings that end the output; the text is cut before the first of them.
+        stop_token_ids: token ids that end the output, beside the model's own EOS ids.
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: generate on past the model's EOS.
+        logprobs: log-probabilities of the k most likely tokens and of the sampled one, at every
+            output token, 0 to 20; None for none. They are those of the model: before penalties,
+            temperature and filters.
+        prompt_logprobs: the same for every prompt token after the first. The prompt is then computed
+            in full: cached prefix blocks are not used, because they hold no logits.
+        logit_bias: token id -> value in [-100, 100] added to its logit.
+        skip_special_tokens: leave special tokens out of the text.
+        detokenize: False returns token ids only.
+
+    Raises:
+        SamplingParamsError: a value is out of range; the message names it, the range and the value.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, MAX_SEED)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise SamplingParamsError(
+                f"min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise SamplingParamsError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        object.__setattr__(self, "stop", self._checked_stop())
+        object.__setattr__(self, "stop_token_ids", self._checked_stop_token_ids())
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", self._checked_logit_bias())
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> "SamplingParams":
+        """Build from a mapping, refusing unknown names with the nearest valid one."""
+        valid = {field.name for field in dataclasses.fields(cls)}
+        for name in fields:
+            if name not in valid:
+                raise SamplingParamsError(f"unknown sampling parameter {name!r}{suggest(name, valid)}")
+        return cls(**fields)  # type: ignore[arg-type]
+
+    def _checked_stop(self) -> tuple[str, ...]:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if len(stop) > MAX_STOP_STRINGS:
+            raise SamplingParamsError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
+        for string in stop:
+            if not isinstance(string, str) or not string:
+                raise SamplingParamsError(f"stop must hold non-empty strings, got {string!r}")
+        if stop and not self.detokenize:
+            raise SamplingParamsError("stop strings need detokenize=True; use stop_token_ids instead")
+        return stop
+
+    def _checked_stop_token_ids(self) -> tuple[int, ...]:
+        for token_id in self.stop_token_ids:
+            _integer("stop_token_ids", token_id, 0, 2**31 - 1)
+        return tuple(self.stop_token_ids)
+
+    def _checked_logit_bias(self) -> dict[int, float]:
+        assert self.logit_bias is not None
+        for token_id, value in self.logit_bias.items():
+            _integer("logit_bias keys", token_id, 0, 2**31 - 1)
+            _number(f"logit_bias[{token_id}]", value, -100.0, 100.0)
+        return dict(self.logit_bias)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise SamplingParamsError(f"{name} must be an integer in [{low}, {high}], got {value!r}")
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not (low < value if open_low else low <= value) or value > high:
+        raise SamplingParamsError(
+            f"{name} must be a number in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}"
+        )
