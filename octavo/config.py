@@ -28,8 +28,9 @@ class EngineConfig:
         max_model_len: longest prompt + output in tokens; default: the model's own context.
         block_size: tokens per KV block; any size >= 1.
         num_blocks: KV blocks to allocate; default: by memory_fraction.
-        memory_fraction: share of the device's free memory the KV cache may take when num_blocks is
-            not given; the cache never exceeds max_num_seqs sequences of max_model_len.
+        memory_fraction: share of the device's free memory (after the weights) the KV cache may take when
+            num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most 4 GiB. The cache
+            never exceeds max_num_seqs sequences of max_model_len.
         max_num_seqs: most sequences that run in one step.
         max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
             Default: 512 on a CPU, 8192 on a GPU.
@@ -49,7 +50,7 @@ class EngineConfig:
     max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
-    memory_fraction: float = 0.5
+    memory_fraction: float | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -70,8 +71,11 @@ class EngineConfig:
                 self._positive_integer(name)
         for name in ("block_size", "max_num_seqs"):
             self._positive_integer(name)
-        if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
-            raise ConfigError(f"memory_fraction must be in (0, 1], got {self.memory_fraction!r}")
+        fraction = self.memory_fraction
+        if fraction is not None and (not isinstance(fraction, int | float) or not 0 < fraction <= 1):
+            raise ConfigError(f"memory_fraction must be in (0, 1], got {fraction!r}")
+        if self.num_blocks is not None and fraction is not None:
+            raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
 

@@ -1,0 +1,23 @@
+"""Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
+
+from octavo.attention.cache import KVCache
+from octavo.attention.forest import ForestPlan
+from octavo.attention.interface import (
+    available_impls,
+    paged_attention,
+    paged_attention_with_lse,
+    store_kv,
+)
+from octavo.attention.merge import merge
+from octavo.attention.metadata import AttentionMetadata
+
+__all__ = [
+    "AttentionMetadata",
+    "ForestPlan",
+    "KVCache",
+    "available_impls",
+    "merge",
+    "paged_attention",
+    "paged_attention_with_lse",
+    "store_kv",
+]

@@ -1,0 +1,36 @@
+"""Block bookkeeping of a paged KV cache: NumPy and the standard library only, usable alone.
+
+| to do | take |
+|---|---|
+| page a cache for your own model loop | `PagedSequences` |
+| schedule an engine | `KVCacheManager`, `SequenceBlocks` |
+| feed an attention kernel | `BlockTables`, `slot_mapping`, `last_position`, `next_position` |
+| look inside | `KVStats`, `BlockPool`, `PrefixTree` |
+"""
+
+from octavo.kv.block_pool import BlockPool
+from octavo.kv.block_tables import BlockTables
+from octavo.kv.manager import KVCacheManager
+from octavo.kv.paged_sequences import Extension, PagedSequences
+from octavo.kv.prefix_tree import PrefixTree
+from octavo.kv.sequence_blocks import BlockHash, BlockKey, SequenceBlocks, hash_block
+from octavo.kv.slots import last_position, next_position, num_blocks_for, slot_mapping
+from octavo.kv.stats import KVStats
+
+__all__ = [
+    "BlockHash",
+    "BlockKey",
+    "BlockPool",
+    "BlockTables",
+    "Extension",
+    "KVCacheManager",
+    "KVStats",
+    "PagedSequences",
+    "PrefixTree",
+    "SequenceBlocks",
+    "hash_block",
+    "last_position",
+    "next_position",
+    "num_blocks_for",
+    "slot_mapping",
+]

@@ -1,0 +1,8 @@
+"""Text to token ids and back: vocabularies, streamed decoding, stop strings and chat templates."""
+
+from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.decoding import IncrementalDecoder
+from octavo.tokenizer.stop import StopChecker
+from octavo.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "IncrementalDecoder", "StopChecker", "Tokenizer"]

@@ -1,0 +1,104 @@
+"""What every benchmark shares: machine figures, result files, tables."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def median_s(function: Callable[[], object], repeat: int = 9) -> float:
+    """Median seconds of a call, after two warm-up calls."""
+    for _ in range(2):
+        function()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def read_bandwidth() -> float:
+    """Bytes per second the CPU streams from memory: a matrix-vector product over 512 MiB."""
+    matrix, vector = torch.randn(16384, 8192), torch.randn(8192)
+    return matrix.nbytes / median_s(lambda: matrix @ vector)
+
+
+def float32_flops() -> float:
+    """Floating-point operations per second of a large float32 matrix product."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    return 2 * 2048**3 / median_s(lambda: a @ b)
+
+
+def wait_until_idle(limit_s: float = 60.0) -> float:
+    """Wait until the machine is idle, since a busy neighbour slows OpenMP many times; returns its load.
+
+    The load is the share of CPU time other processes took during the last half second.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        load = _busy_share(0.5)
+        if load < 0.05 or time.monotonic() > deadline:
+            return load
+
+
+def _busy_share(seconds: float) -> float:
+    def sample() -> tuple[int, int]:
+        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(fields), fields[3] + fields[4]
+
+    total_before, idle_before = sample()
+    time.sleep(seconds)
+    total, idle = sample()
+    return 1 - (idle - idle_before) / max(1, total - total_before)
+
+
+def commit() -> str:
+    """Short id of the checked-out commit, with "-dirty" when product code differs from it."""
+    root = Path(__file__).parent.parent
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=root)
+    dirty = subprocess.run(["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=root)
+    return (head.stdout.strip() or "unknown") + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+        "commit": commit(),
+    }
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def save(name: str, result: dict[str, object], machine_name: str) -> Path:
+    """Write a result file: results/<date>-<machine>-<commit>-<name>.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{date.today().isoformat()}-{machine_name}-{commit()}-{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Format a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

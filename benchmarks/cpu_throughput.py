@@ -1,0 +1,208 @@
+"""CPU throughput: Octavo beside Hugging Face generate and llama-cpp-python on the same token ids.
+
+Each engine runs each workload in a process of its own, in turns, and the machine must be idle before each.
+Prints a table with the physical bound and the fraction reached; the last line is JSON.
+
+    python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single,batch16] [--save NAME]
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from common import float32_flops, machine, read_bandwidth, save, table, wait_until_idle
+from workloads import WORKLOADS, Job
+
+ENGINES = ("octavo", "octavo-flat", "octavo-int8", "hf", "llama.cpp")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--save", metavar="MACHINE", help="keep the result under benchmarks/results")
+    parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print(json.dumps(run_worker(*arguments.worker)))
+    else:
+        compare(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Run all engines in turns and print the comparison."""
+    engines = [name for name in arguments.engines.split(",") if name != "llama.cpp" or find_spec("llama_cpp")]
+    bounds = {name: bound_s(WORKLOADS[name]()) for name in arguments.workloads.split(",")}
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for workload, bound in bounds.items():
+        runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
+        for _ in range(arguments.repeat):
+            for engine in engines:
+                runs[engine].append(measure(engine, workload))
+        results[workload] = {engine: median_of(runs[engine]) for engine in engines}
+        print_workload(workload, bound, results[workload])
+    report: dict[str, object] = {"machine": machine(), "bound_s": bounds, "results": results}
+    if arguments.save:
+        print("saved", save("cpu_throughput", report, arguments.save))
+    print(json.dumps(report))
+
+
+def measure(engine: str, workload: str) -> dict[str, float]:
+    """Run one engine on one workload in a fresh process."""
+    load = wait_until_idle()
+    command = [sys.executable, __file__, "--worker", engine, workload]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{engine} failed on {workload}:\n{done.stderr}")
+    return {**json.loads(done.stdout.splitlines()[-1]), "load_before": load}
+
+
+def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Median of each figure over repetitions, and the spread of the rate."""
+    figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    rates = [run["tokens_per_s"] for run in runs]
+    return {**figures, "tokens_per_s_min": min(rates), "tokens_per_s_max": max(rates)}
+
+
+def print_workload(workload: str, bound: float, results: dict[str, dict[str, float]]) -> None:
+    """Print one workload's table."""
+    num_new = sum(job.max_new for job in WORKLOADS[workload]())
+    hf = results.get("hf", {}).get("tokens_per_s")
+    rows = []
+    for engine, figures in results.items():
+        rate = figures["tokens_per_s"]
+        rows.append(
+            [
+                engine,
+                f"{rate:.1f}",
+                f"{figures['tokens_per_s_min']:.1f}-{figures['tokens_per_s_max']:.1f}",
+                f"{rate / hf:.2f}x" if hf else "",
+                f"{rate * bound / num_new:.0%}",
+                f"{figures['ttft_s'] * 1000:.0f}" if figures["ttft_s"] else "",
+                f"{figures['load_s']:.1f}",
+                f"{figures['peak_mib']:.0f}",
+            ]
+        )
+    header = ["engine", "tokens/s", "range", "vs HF", "of float32 bound", "TTFT ms", "load s", "peak MiB"]
+    print(f"\n{workload}: {num_new} output tokens; float32 bound {num_new / bound:.0f} tokens/s")
+    print(table(header, rows), flush=True)
+
+
+def bound_s(jobs: list[Job]) -> float:
+    """Seconds no float32 engine on this machine can beat: weights and unshared KV read once a step at the
+    measured bandwidth, or the arithmetic at the measured peak, whichever is longer; prompts at the peak.
+    """
+    bandwidth, flops = read_bandwidth(), float32_flops()
+    num_parameters, kv_bytes = 134.5e6, 46080
+    prefix = common_prefix(jobs)
+    num_prompt = prefix + sum(len(job.prompt) - prefix for job in jobs)
+    seconds = num_prompt * 2 * 106.2e6 / flops
+    for step in range(max(job.max_new for job in jobs) - 1):
+        live = [job for job in jobs if job.max_new > step + 1]
+        num_kv = prefix + sum(len(job.prompt) - prefix + step for job in live)
+        num_bytes = num_parameters * 4 + num_kv * kv_bytes
+        seconds += max(num_bytes / bandwidth, len(live) * 2 * num_parameters / flops)
+    return seconds
+
+
+def common_prefix(jobs: list[Job]) -> int:
+    """Tokens all prompts begin with, 0 for a single one."""
+    if len(jobs) == 1:
+        return 0
+    num = 0
+    while all(len(job.prompt) > num and job.prompt[num] == jobs[0].prompt[num] for job in jobs):
+        num += 1
+    return num
+
+
+def run_worker(engine: str, workload: str) -> dict[str, float]:
+    """Load an engine, warm it up, run the workload; called in a process of its own."""
+    jobs = WORKLOADS[workload]()
+    run = {"hf": run_hf, "llama.cpp": run_llama_cpp}.get(engine)
+    figures = run(jobs) if run else run_octavo(jobs, engine)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    num_new = sum(job.max_new for job in jobs)
+    return {**figures, "tokens_per_s": num_new / figures["seconds"], "peak_mib": peak_mib}
+
+
+def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:
+    from octavo import LLM, SamplingParams
+
+    start = time.perf_counter()
+    llm = LLM("smollm2", quantization="int8" if engine == "octavo-int8" else "none")
+    load_s = time.perf_counter() - start
+    llm.engine.runner.share_prefixes = engine != "octavo-flat"
+
+    def params(max_new: int) -> SamplingParams:
+        return SamplingParams(temperature=0, max_tokens=max_new, ignore_eos=True, detokenize=False)
+
+    llm.generate([list(range(1000, 1040))], params(4))
+    start = time.perf_counter()
+    outputs = llm.generate([job.prompt for job in jobs], [params(job.max_new) for job in jobs])
+    seconds = time.perf_counter() - start
+    ttft = statistics.fmean(output.metrics.time_to_first_token_s or 0.0 for output in outputs)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [job.max_new for job in jobs]
+    return {"seconds": seconds, "ttft_s": ttft, "load_s": load_s}
+
+
+def run_hf(jobs: list[Job]) -> dict[str, float]:
+    """Hugging Face generate: one left-padded batch, as long as its longest output; only asked-for tokens count."""
+    import torch
+    from hf_model import load_smollm2
+
+    start = time.perf_counter()
+    model = load_smollm2()
+    load_s = time.perf_counter() - start
+    width = max(len(job.prompt) for job in jobs)
+    ids = torch.zeros(len(jobs), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, job in enumerate(jobs):
+        ids[row, width - len(job.prompt) :] = torch.tensor(job.prompt)
+        mask[row, width - len(job.prompt) :] = 1
+
+    def generate(num_new: int) -> None:
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False, pad_token_id=0
+        )
+
+    generate(1)
+    start = time.perf_counter()
+    generate(1)
+    ttft = time.perf_counter() - start
+    start = time.perf_counter()
+    generate(max(job.max_new for job in jobs))
+    return {"seconds": time.perf_counter() - start, "ttft_s": ttft, "load_s": load_s}
+
+
+def run_llama_cpp(jobs: list[Job]) -> dict[str, float]:
+    """llama-cpp-python on the quantised file itself, one request after the other: its API batches none."""
+    from llama_cpp import Llama
+
+    from octavo.models import resolve_model
+
+    start = time.perf_counter()
+    path = resolve_model("smollm2").path
+    model = Llama(str(path), n_ctx=1024, verbose=False, n_threads=2, n_threads_batch=2)
+    load_s = time.perf_counter() - start
+    first: list[float] = []
+    start = time.perf_counter()
+    for job in jobs:
+        begin = time.perf_counter()
+        for count, _ in enumerate(model.generate(job.prompt, temp=0.0, reset=True), start=1):
+            if count == 1:
+                first.append(time.perf_counter() - begin)
+            if count == job.max_new:
+                break
+    return {"seconds": time.perf_counter() - start, "ttft_s": statistics.fmean(first), "load_s": load_s}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

@@ -1,0 +1,71 @@
+"""The paged KV cache: one allocation, viewed per layer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.errors import OutOfMemoryError
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of all layers in one allocation.
+
+    Memory layout [layer, k or v, block, kv head, token, dim]: one (block, kv head) tile is one
+    contiguous read. Kernels take strides, so any layout of a layer's view works.
+
+    Attributes:
+        data: [L, 2, N, KH, B, D], dtype of the cache.
+    """
+
+    data: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "KVCache":
+        """Allocate an uninitialised cache.
+
+        Raises:
+            OutOfMemoryError: the device cannot hold it.
+        """
+        shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
+        try:
+            return cls(torch.empty(shape, dtype=dtype, device=device))
+        except RuntimeError as error:
+            raise OutOfMemoryError(
+                f"a KV cache of {num_blocks} blocks x {block_size} tokens does not fit {device}; "
+                f"lower num_blocks or memory_fraction ({error})"
+            ) from error
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view."""
+        k, v = self.data[index]
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def block_size(self) -> int:
+        return self.data.shape[4]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
+        if pairs:
+            source, destination = torch.tensor(pairs, device=self.data.device).unbind(1)
+            self.data[:, :, destination] = self.data[:, :, source]

@@ -1,0 +1,120 @@
+"""Cheap checks of what callers pass in: shapes, dtypes, devices. Nothing here waits for a device."""
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
+from octavo.errors import InvalidArgumentError
+
+
+def check_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Check the arguments of store_kv.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or device does not fit.
+    """
+    _check_caches(k_cache, v_cache)
+    expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *k_cache.shape[2:])
+    for name, tensor in (("k", k), ("v", v)):
+        if tuple(tensor.shape) != expected:
+            raise InvalidArgumentError(
+                f"{name} must be [T, KH, D] = {list(expected)} to fit slot_mapping and cache; "
+                f"got {list(tensor.shape)}"
+            )
+        _check_like(name, tensor, k_cache)
+    if slot_mapping.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgumentError(f"slot_mapping must be int32 or int64; got {slot_mapping.dtype}")
+    _check_device("slot_mapping", slot_mapping, k_cache)
+
+
+def check_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+) -> None:
+    """Check the arguments of paged_attention.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or device does not fit.
+    """
+    _check_caches(k_cache, v_cache)
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
+        raise InvalidArgumentError(
+            f"q must be [T, H, {head_dim}] with H a multiple of the cache's {num_kv_heads} kv heads; "
+            f"got {list(q.shape)}"
+        )
+    _check_like("q", q, k_cache)
+    slopes = options.alibi_slopes
+    if slopes is not None:
+        if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
+            raise InvalidArgumentError(
+                f"alibi_slopes must be [{q.shape[1]}] float32, one per query head; "
+                f"got {list(slopes.shape)} {slopes.dtype}"
+            )
+        _check_device("alibi_slopes", slopes, q)
+    _check_metadata(q, k_cache.shape[1], metadata)
+
+
+def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
+    table, positions = metadata.block_table, metadata.positions
+    num_sequences = metadata.seq_lens.shape[0]
+    if table.dim() != 2 or table.shape[0] != num_sequences or table.dtype != torch.int32:
+        raise InvalidArgumentError(
+            f"block_table must be [{num_sequences}, max_blocks] int32, one row per seq_lens entry; "
+            f"got {list(table.shape)} {table.dtype}"
+        )
+    if positions.shape != q.shape[:1] or positions.dtype != torch.int32:
+        raise InvalidArgumentError(
+            f"positions must be [{q.shape[0]}] int32, one per row of q; "
+            f"got {list(positions.shape)} {positions.dtype}"
+        )
+    if metadata.cu_seqlens_q.shape[0] != num_sequences + 1:
+        raise InvalidArgumentError(
+            f"cu_seqlens_q must have {num_sequences + 1} entries, one more than seq_lens; "
+            f"got {metadata.cu_seqlens_q.shape[0]}"
+        )
+    _check_device("positions", positions, q)
+    _check_device("block_table", table, q)
+    _check_plan(q, block_size, metadata)
+
+
+def _check_plan(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
+    plan = metadata.plan
+    if plan is None:
+        return
+    if plan.num_tokens > q.shape[0] or plan.num_sequences != metadata.seq_lens.shape[0]:
+        raise InvalidArgumentError(
+            f"the plan is of another step: it covers {plan.num_tokens} tokens of {plan.num_sequences} "
+            f"sequences, q has {q.shape[0]} and block_table {metadata.seq_lens.shape[0]}"
+        )
+    capacity = metadata.block_table.shape[1] * block_size
+    if plan.max_kv_len > capacity:
+        raise InvalidArgumentError(
+            f"a sequence of {plan.max_kv_len} tokens needs more than the block table's "
+            f"{metadata.block_table.shape[1]} columns of {block_size} tokens"
+        )
+
+
+def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
+    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
+        raise InvalidArgumentError(
+            f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype; got "
+            f"{list(k_cache.shape)} {k_cache.dtype} and {list(v_cache.shape)} {v_cache.dtype}"
+        )
+    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+        raise InvalidArgumentError("the last dimension of k_cache and v_cache must be contiguous (stride 1)")
+
+
+def _check_like(name: str, tensor: Tensor, cache: Tensor) -> None:
+    if tensor.dtype != cache.dtype:
+        raise InvalidArgumentError(
+            f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}; convert it first"
+        )
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise InvalidArgumentError(f"the last dimension of {name} must be contiguous (stride 1)")
+    _check_device(name, tensor, cache)
+
+
+def _check_device(name: str, tensor: Tensor, other: Tensor) -> None:
+    if tensor.device != other.device:
+        raise InvalidArgumentError(f"{name} is on {tensor.device}, the cache on {other.device}; move one")

@@ -1,0 +1,33 @@
+"""How a score is made from a query and a key; the same for every implementation."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """Options of one attention call.
+
+    The score of the query at position p and the key at position j <= p is
+    cap(scale * q.k) - slope * (p - j), with cap(s) = softcap * tanh(s / softcap).
+
+    Attributes:
+        scale: factor of q.k, usually 1 / sqrt(D).
+        window: a token sees its last `window` keys, itself included; None: all.
+        softcap: bound of the scores before the bias; 0: none.
+        alibi_slopes: [H] float32 slope of each query head's linear bias; None: no bias.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise InvalidArgumentError(f"window must be at least 1 token, or None for all; got {self.window}")
+        if not self.softcap >= 0.0:
+            raise InvalidArgumentError(f"softcap must be 0 (off) or positive; got {self.softcap}")

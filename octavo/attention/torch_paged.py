@@ -1,0 +1,201 @@
+"""Paged attention in vectorised PyTorch, for any device and dtype: the path where no kernel is compiled."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.forest import ForestPlan, concatenated_ranges
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
+
+# Keys per piece of work, and the most scores held at once (float32: 16 MiB).
+_TILE_KEYS = 64
+_CHUNK_SCORES = 4 << 20
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
+    tokens = torch.nonzero(slot_mapping >= 0).squeeze(1)
+    slots = slot_mapping[tokens].long()
+    block_size = k_cache.shape[1]
+    block_ids, offsets = slots // block_size, slots % block_size
+    k_cache[block_ids, offsets] = k[tokens]
+    v_cache[block_ids, offsets] = v[tokens]
+
+
+def host_plan(metadata: AttentionMetadata) -> ForestPlan:
+    """Return the step's plan; without one, a flat plan (on a GPU this waits for the device)."""
+    if metadata.plan is not None:
+        return metadata.plan
+    return ForestPlan.flat(metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy())
+
+
+def paged_attention_with_lse(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+) -> tuple[Tensor, Tensor]:
+    """Attend tile by tile of the plan; see octavo.attention.paged_attention_with_lse.
+
+    The plan's items are cut into (query tile, 64 keys) pieces. Pieces with a similar number of query
+    tokens form batched products; each piece's result is folded into its tokens' running softmax, so
+    the order and number of pieces do not matter and memory stays bounded.
+    """
+    state = _RunningSoftmax(q)
+    for tokens, rows, kv_begin, kv_end in _batches(host_plan(metadata), q, k_cache):
+        _attend_pieces(state, tokens, rows, kv_begin, kv_end, k_cache, v_cache, metadata, options)
+    return state.result()
+
+
+class _RunningSoftmax:
+    """Maximum, sum and weighted values so far of every token and head; row T takes the padding."""
+
+    def __init__(self, q: Tensor) -> None:
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        num_tokens, num_heads, head_dim = q.shape
+        self.out_dtype = q.dtype
+        self.q = torch.cat([q, q.new_zeros(1, num_heads, head_dim)]).to(dtype)
+        self.maximum = torch.full((num_tokens + 1, num_heads), -torch.inf, dtype=dtype, device=q.device)
+        self.total = torch.zeros_like(self.maximum)
+        self.values = torch.zeros_like(self.q, memory_format=torch.contiguous_format)
+
+    def raise_maximum(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        """Fold [X, n, H, keys] scores into the maxima of tokens [X, n]; returns exp(scores - maximum)."""
+        index = tokens.flatten().unsqueeze(1).expand(-1, self.maximum.shape[1])
+        piece_maximum = scores.amax(dim=-1).flatten(0, 1)
+        raised = self.maximum.scatter_reduce(0, index, piece_maximum, reduce="amax")
+        # A token that has seen nothing yet keeps -inf; from 0 its weights are exp(-inf) = 0.
+        base = raised.masked_fill(raised == -torch.inf, 0.0)
+        correction = torch.exp(self.maximum - base)
+        self.total *= correction
+        self.values *= correction.unsqueeze(-1)
+        self.maximum = raised
+        return torch.exp(scores - base[tokens].unsqueeze(-1))
+
+    def add(self, tokens: Tensor, weights: Tensor, weighted_values: Tensor) -> None:
+        """Add weights [X, n, H, keys] and their weighted values [X, n, H, D] to tokens [X, n]."""
+        self.total.index_add_(0, tokens.flatten(), weights.sum(dim=-1).flatten(0, 1))
+        self.values.index_add_(0, tokens.flatten(), weighted_values.flatten(0, 1))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return (out [T, H, D], lse [T, H] float32) without the padding row."""
+        total, maximum = self.total[:-1], self.maximum[:-1]
+        out = self.values[:-1] / torch.where(total > 0, total, 1.0).unsqueeze(-1)
+        lse = torch.where(total > 0, maximum + torch.log(total), -torch.inf)
+        return out.to(self.out_dtype), lse.float()
+
+
+def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor):
+    """Yield (tokens [X, n], table rows [X], kv begin [X], kv end [X]) of pieces, on the device of q.
+
+    Query tiles are padded to the next power of two with token T, so at most half of a batch is padding.
+    """
+    num_item_tokens = np.diff(plan.item_token_begin)
+    widths = 1 << np.ceil(np.log2(np.maximum(num_item_tokens, 1))).astype(np.int64)
+    for width in np.unique(widths[num_item_tokens > 0]):
+        items = np.flatnonzero((widths == width) & (num_item_tokens > 0))
+        item, begin, end = _pieces(plan, items)
+        per_piece = int(width) * q.shape[1] * _TILE_KEYS + 2 * _TILE_KEYS * k_cache[0, 0].numel()
+        chunk = max(1, _CHUNK_SCORES // per_piece)
+        for at in range(0, item.shape[0], chunk):
+            part = slice(at, at + chunk)
+            tokens = _padded_tokens(plan, item[part], int(width), q.shape[0])
+            arrays = (tokens, plan.item_table_row[item[part]], begin[part], end[part])
+            yield tuple(torch.from_numpy(array.astype(np.int64)).to(q.device) for array in arrays)
+
+
+def _pieces(plan: ForestPlan, items: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut items at multiples of the tile: returns (item, kv begin, kv end), all [X]."""
+    begin, end = plan.item_kv_begin[items].astype(np.int64), plan.item_kv_end[items].astype(np.int64)
+    first_tile = begin // _TILE_KEYS
+    num_pieces = np.where(end > begin, -(-end // _TILE_KEYS) - first_tile, 0)
+    owner = np.repeat(np.arange(items.shape[0]), num_pieces)
+    tile = concatenated_ranges(first_tile, num_pieces)
+    piece_begin = np.maximum(tile * _TILE_KEYS, begin[owner])
+    piece_end = np.minimum((tile + 1) * _TILE_KEYS, end[owner])
+    return items[owner], piece_begin, piece_end
+
+
+def _padded_tokens(plan: ForestPlan, items: np.ndarray, width: int, padding: int) -> np.ndarray:
+    begin, end = plan.item_token_begin[items, None], plan.item_token_begin[items + 1, None]
+    index = begin + np.arange(width)
+    tokens = plan.item_tokens[np.minimum(index, end - 1)]
+    return np.where(index < end, tokens, padding)
+
+
+def _attend_pieces(
+    state: _RunningSoftmax,
+    tokens: Tensor,
+    rows: Tensor,
+    kv_begin: Tensor,
+    kv_end: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+) -> None:
+    keys_at = kv_begin.unsqueeze(1) + torch.arange(_TILE_KEYS, device=tokens.device)
+    # Keys past the piece's end repeat its last one, which is safe to read, and are masked.
+    in_piece = keys_at < kv_end.unsqueeze(1)
+    readable = torch.minimum(keys_at, kv_end.unsqueeze(1) - 1)
+    positions = torch.cat([metadata.positions, metadata.positions.new_full((1,), -1)])[tokens]
+    distance = positions.unsqueeze(-1) - keys_at.unsqueeze(1)
+    visible = (distance >= 0) & in_piece.unsqueeze(1)
+    if options.window is not None:
+        visible &= distance < options.window
+    keep = torch.nonzero(visible.flatten(1).any(dim=1)).squeeze(1)
+    if keep.shape[0] == 0:
+        return
+    tokens, rows, readable, visible, distance = (
+        part[keep] for part in (tokens, rows, readable, visible, distance)
+    )
+    _fold(state, tokens, rows, readable, visible, distance, k_cache, v_cache, metadata, options)
+
+
+def _fold(
+    state: _RunningSoftmax,
+    tokens: Tensor,
+    rows: Tensor,
+    readable: Tensor,
+    visible: Tensor,
+    distance: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+) -> None:
+    block_size = k_cache.shape[1]
+    block_ids = metadata.block_table[rows.unsqueeze(1), readable // block_size].long()
+    offsets = readable % block_size
+    keys = k_cache[block_ids, offsets].to(state.q.dtype)
+    values = v_cache[block_ids, offsets].to(state.q.dtype)
+    num_pieces, width = tokens.shape
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    # [X, KH, n * G, D]: the query heads of one kv head become rows of one product.
+    q = state.q[tokens].view(num_pieces, width, num_kv_heads, -1, head_dim)
+    q = q.transpose(1, 2).reshape(num_pieces, num_kv_heads, -1, head_dim)
+    scores = q @ keys.permute(0, 2, 3, 1) * options.scale
+    scores = _to_token_major(scores, width)
+    scores = _apply_options(scores, visible, distance, options)
+    weights = state.raise_maximum(tokens, scores)
+    weighted = _to_head_major(weights, num_kv_heads) @ values.transpose(1, 2)
+    state.add(tokens, weights, _to_token_major(weighted, width))
+
+
+def _apply_options(scores: Tensor, visible: Tensor, distance: Tensor, options: ScoreOptions) -> Tensor:
+    """Cap, bias and mask scores [X, n, H, keys] by visible and distance [X, n, keys]."""
+    if options.softcap > 0:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if options.alibi_slopes is not None:
+        scores = scores - options.alibi_slopes.unsqueeze(1) * distance.unsqueeze(2)
+    return scores.masked_fill(~visible.unsqueeze(2), -torch.inf)
+
+
+def _to_token_major(x: Tensor, width: int) -> Tensor:
+    """[X, KH, n * G, Y] -> [X, n, KH * G, Y]."""
+    num_pieces, num_kv_heads, _, size = x.shape
+    return x.view(num_pieces, num_kv_heads, width, -1, size).transpose(1, 2).flatten(2, 3)
+
+
+def _to_head_major(x: Tensor, num_kv_heads: int) -> Tensor:
+    """[X, n, KH * G, Y] -> [X, KH, n * G, Y]."""
+    num_pieces, width, _, size = x.shape
+    return x.view(num_pieces, width, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)

@@ -1,0 +1,97 @@
+"""`octavo chat`: a conversation in the terminal. Each turn's history is found in the prefix cache."""
+
+import sys
+from collections.abc import Iterator
+
+from octavo.cli.loading import load
+from octavo.config import EngineConfig
+from octavo.errors import OctavoError
+from octavo.llm import LLM, Message
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+_HELP = "/reset forgets the conversation, /quit leaves"
+
+
+def run_chat(texts: list[str], system: str | None, config: EngineConfig, params: SamplingParams) -> None:
+    """Answer the given messages, or talk until the user leaves."""
+    llm = load(config)
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    if texts:
+        _answer_all(llm, opening, texts, params)
+    else:
+        print(f"{config.model} is ready. {_HELP}.")
+        _talk(llm, opening, params)
+
+
+def _answer_all(llm: LLM, conversation: list[Message], texts: list[str], params: SamplingParams) -> None:
+    for text in texts:
+        if len(texts) > 1:
+            print(f"> {text}")
+        conversation.append({"role": "user", "content": text})
+        conversation.append({"role": "assistant", "content": _answer(llm, conversation, params)})
+
+
+def _talk(llm: LLM, opening: list[Message], params: SamplingParams) -> None:
+    conversation = list(opening)
+    for text in _user_lines():
+        if text == "/quit":
+            return
+        if text == "/reset":
+            conversation = list(opening)
+        elif text.startswith("/"):
+            print(f"unknown command {text!r}: {_HELP}")
+        else:
+            _turn(llm, conversation, text, params)
+
+
+def _turn(llm: LLM, conversation: list[Message], text: str, params: SamplingParams) -> None:
+    """One exchange; a refused message leaves the conversation as it was."""
+    user: Message = {"role": "user", "content": text}
+    try:
+        answer = _answer(llm, [*conversation, user], params)
+    except OctavoError as error:
+        print(f"octavo: error: {error} (/reset starts afresh)", file=sys.stderr)
+        return
+    conversation += [user, {"role": "assistant", "content": answer}]
+
+
+def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> str:
+    """Stream an answer to the terminal, then a one-line summary; Ctrl-C ends the answer early."""
+    output: RequestOutput | None = None
+    text = ""
+    stream = llm.chat_stream(messages, params)
+    try:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+            text += delta.text
+            output = delta.output
+    except KeyboardInterrupt:
+        pass
+    print()
+    if output is not None:
+        print(_summary(llm, output), file=sys.stderr)
+    return text
+
+
+def _summary(llm: LLM, output: RequestOutput) -> str:
+    metrics, kv = output.metrics, llm.stats.kv
+    ttft, total = metrics.time_to_first_token_s or 0.0, metrics.e2e_latency_s or 0.0
+    rate = (metrics.num_output_tokens - 1) / (total - ttft) if total > ttft else 0.0
+    num_blocks = -(-(metrics.num_prompt_tokens + metrics.num_output_tokens) // llm.engine.plan.block_size)
+    return (
+        f"[{metrics.num_output_tokens} tokens, {rate:.1f} tokens/s, first token after {ttft * 1000:.0f} ms, "
+        f"{num_blocks} of {kv.num_blocks} KV blocks used, prefix cache hit {output.num_cached_tokens} of "
+        f"{metrics.num_prompt_tokens} prompt tokens]"
+    )
+
+
+def _user_lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if line:
+            yield line

@@ -1,0 +1,52 @@
+"""`octavo generate`: complete prompts and print them."""
+
+import sys
+
+import msgspec
+
+from octavo.cli.loading import load
+from octavo.config import EngineConfig
+from octavo.errors import PromptError, SamplingParamsError
+from octavo.llm import LLM
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+
+def run_generate(
+    prompts: list[str], config: EngineConfig, params: SamplingParams, *, as_json: bool, quiet: bool
+) -> None:
+    """Complete prompts (or the lines of standard input); one prompt alone is streamed."""
+    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise SamplingParamsError("log-probabilities are printed with --json only")
+    prompts = prompts or _prompts_from_stdin()
+    llm = load(config, quiet=quiet)
+    if len(prompts) == 1 and params.n == 1 and not as_json:
+        _stream(llm, prompts[0], params)
+        return
+    for output in llm.generate(prompts, params, progress=not quiet and sys.stderr.isatty()):
+        if as_json:
+            print(msgspec.json.encode(output).decode())
+        else:
+            _print(output)
+
+
+def _stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    print(prompt, end="", flush=True)
+    for delta in llm.stream(prompt, params):
+        print(delta.text, end="", flush=True)
+    print()
+
+
+def _print(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        label = f"{output.request_id}.{completion.index}" if len(output.outputs) > 1 else output.request_id
+        print(f"[{label}] {output.prompt}{completion.text}")
+
+
+def _prompts_from_stdin() -> list[str]:
+    if sys.stdin.isatty():
+        raise PromptError("give prompts as arguments, or one per line on standard input")
+    prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not prompts:
+        raise PromptError("standard input holds no prompt; give one per line")
+    return prompts

@@ -1,0 +1,51 @@
+"""`octavo inspect`: what a model is and what fits, before anything is loaded."""
+
+import dataclasses
+
+from octavo.config import EngineConfig
+from octavo.engine.memory import ExecutionPlan, gib, plan_execution
+from octavo.models import ModelConfig, read_config, resolve_model
+
+
+def run_inspect(model: str | None, config: EngineConfig) -> None:
+    """Print architecture, parameters and memory plan."""
+    if model is not None:
+        config = dataclasses.replace(config, model=model)
+    source = resolve_model(config.model, config.load_format)
+    model_config = ModelConfig.from_hf(read_config(source))
+    plan = plan_execution(config, model_config)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=str(source.path))
+    for name, value in [*_architecture(model_config), *_memory(plan)]:
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _architecture(model: ModelConfig) -> list[tuple[str, str]]:
+    windows = sorted({window for window in model.layer_windows if window is not None})
+    return [
+        ("architecture", model.architecture),
+        ("layers", str(model.num_layers)),
+        ("hidden size", str(model.hidden_size)),
+        ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
+        ("feed-forward size", str(model.intermediate_size)),
+        ("vocabulary", str(model.vocab_size)),
+        ("context", f"{model.max_position_embeddings} tokens"),
+        ("sliding windows", ", ".join(map(str, windows)) or "none"),
+        ("tied embeddings", "yes" if model.tie_word_embeddings else "no"),
+    ]
+
+
+def _memory(plan: ExecutionPlan) -> list[tuple[str, str]]:
+    return [
+        ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
+        ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
+        ("free memory", gib(plan.free_bytes)),
+        ("weights", gib(plan.weight_bytes)),
+        ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
+        ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),
+        ("tokens that fit", f"{plan.num_kv_tokens:,}"),
+        (f"sequences of {plan.max_model_len:,} tokens that fit", f"{plan.max_full_sequences:.1f}"),
+    ]

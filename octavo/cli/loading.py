@@ -1,0 +1,12 @@
+"""Loading a model with a progress bar, for every command."""
+
+import dataclasses
+import sys
+
+from octavo.config import EngineConfig
+from octavo.llm import LLM
+
+
+def load(config: EngineConfig, *, quiet: bool = False) -> LLM:
+    """Load the model; the bar goes to standard error and only to a terminal."""
+    return LLM(progress=not quiet and sys.stderr.isatty(), **dataclasses.asdict(config))

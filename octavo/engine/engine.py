@@ -1,0 +1,318 @@
+"""The engine: requests in, deltas out, one step at a time.
+
+    add_request -> [ schedule -> execute -> process ] -> CompletionDelta
+                     scheduler   model_runner  output_processor
+
+The three parts of a step stay separate so that planning can run ahead of the device.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.attention import KVCache
+from octavo.config import EngineConfig
+from octavo.engine.memory import plan_execution
+from octavo.engine.model_runner import ModelRunner, StepResult
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.prompts import Prompt, PromptReader
+from octavo.engine.request import Request
+from octavo.engine.sampler import SampledToken, mix_seed
+from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.kv import KVCacheManager, KVStats
+from octavo.models import (
+    Decoder,
+    ModelConfig,
+    ModelSource,
+    load_decoder,
+    load_tokenizer,
+    open_weights,
+    parameter_shapes,
+    read_config,
+    resolve_model,
+)
+from octavo.outputs import CompletionDelta, RequestMetrics
+from octavo.parallel import TensorParallel
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine.
+
+    Attributes:
+        num_running: requests in the running set (each of n completions counts).
+        num_waiting: requests waiting for admission.
+        num_steps: steps executed.
+        num_computed_tokens: tokens the model computed, prompts and outputs, recomputation included.
+        num_output_tokens: tokens sampled.
+        num_preemptions: times a running request lost its blocks.
+        kv: the block pool.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    kv: KVStats
+
+
+class Engine:
+    """One model on one device, with its tokenizer, KV cache and scheduler.
+
+    Attributes:
+        config: the options it was built with.
+        plan: every "auto" decided: device, dtype, lengths, KV cache size.
+        model_config: the network.
+        tokenizer: None for models without one (token ids only).
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Load the model and allocate the KV cache.
+
+        Args:
+            config: engine options.
+            progress: called with (tensors loaded, tensors in all) while loading.
+
+        Raises:
+            ModelError: the model cannot be found, read or supported.
+            ConfigError: options contradict the model or the machine.
+            OutOfMemoryError: weights or KV cache do not fit.
+        """
+        source = resolve_model(config.model, config.load_format)
+        self.config = config
+        self.model_config = ModelConfig.from_hf(read_config(source))
+        self.plan = plan = plan_execution(config, self.model_config)
+        self.tokenizer = load_tokenizer(source)
+        self.manager = KVCacheManager(
+            plan.num_blocks,
+            plan.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            bytes_per_block=plan.block_size * plan.kv_bytes_per_token,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+        )
+        self.runner = ModelRunner(
+            self._load_decoder(source, progress),
+            self._allocate_kv_cache(),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            device=plan.device,
+        )
+        self.outputs = OutputProcessor(self.tokenizer)
+        self.prompts = PromptReader(
+            self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=plan.max_model_len,
+            num_kv_tokens=plan.num_kv_tokens,
+        )
+        self._eos_token_ids = self.model_config.eos_token_ids
+        if self.tokenizer is not None:
+            self._eos_token_ids |= self.tokenizer.eos_token_ids
+        self._num_requests = 0
+        self._num_steps = 0
+        self._num_computed_tokens = 0
+        self._num_output_tokens = 0
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        cache_salt: str = "",
+        prompt_logprobs_start: int | None = None,
+    ) -> str:
+        """Queue one request.
+
+        Args:
+            prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}.
+            params: how to continue it.
+            request_id: unique among unfinished requests; default: a running number.
+            cache_salt: requests share cached prefixes only with equal salts.
+            prompt_logprobs_start: first prompt position whose log-probability is wanted; default 1 when
+                params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
+
+        Returns:
+            The request id.
+
+        Raises:
+            PromptError: the prompt is empty, malformed or holds ids outside the vocabulary.
+            RequestTooLongError: it can never fit the model's context or the KV cache.
+            SamplingParamsError: a parameter does not fit this model.
+        """
+        token_ids = self.prompts.read(prompt)
+        self.prompts.check_params(params)
+        request_id = self._new_request_id(request_id)
+        requests = self._requests(request_id, token_ids, params, cache_salt, prompt_logprobs_start)
+        requests[0].forks = requests[1:]
+        self.outputs.add(requests, self.prompts.text_of(prompt))
+        self.scheduler.add(requests[0])
+        return request_id
+
+    def abort(self, request_id: str) -> list[CompletionDelta]:
+        """End a request in any state and free its blocks; unknown or finished ids are ignored."""
+        if request_id not in self.outputs:
+            return []
+        deltas = []
+        for request in self.outputs.requests(request_id):
+            if not request.is_finished:
+                request.finish("abort")
+                deltas.append(self._close(request))
+        return deltas
+
+    def step(self) -> list[CompletionDelta]:
+        """Run one step; returns what changed. A request that fails fails alone."""
+        step = self.scheduler.schedule()
+        deltas = [self._close(request) for request in step.finished]
+        if not step.scheduled:
+            return deltas
+        try:
+            result = self.runner.execute(step)
+        except Exception as error:
+            logger.exception("a step with %d requests failed", len(step.scheduled))
+            return deltas + self._fail_step(step, error)
+        return deltas + self._process(step, result)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and of the block pool."""
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_steps=self._num_steps,
+            num_computed_tokens=self._num_computed_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+            kv=self.manager.stats(),
+        )
+
+    def _load_decoder(self, source: ModelSource, progress: Callable[[int, int], None] | None) -> Decoder:
+        shapes = parameter_shapes(self.model_config)
+        weights = open_weights(source, self.config.load_format, shapes=shapes, seed=self.config.seed)
+        try:
+            return load_decoder(
+                self.model_config,
+                weights,
+                dtype=self.plan.dtype,
+                device=self.plan.device,
+                parallel=TensorParallel(),
+                max_model_len=self.plan.max_model_len,
+                attention_impl=self.config.attention_impl,
+                quantization=self.config.quantization,
+                progress=progress,
+            )
+        finally:
+            weights.close()
+
+    def _allocate_kv_cache(self) -> KVCache:
+        return KVCache.allocate(
+            num_layers=self.model_config.num_layers,
+            num_blocks=self.plan.num_blocks,
+            block_size=self.plan.block_size,
+            num_kv_heads=self.model_config.num_kv_heads,
+            head_dim=self.model_config.head_dim,
+            dtype=self.plan.dtype,
+            device=self.plan.device,
+        )
+
+    def _new_request_id(self, request_id: str | None) -> str:
+        self._num_requests += 1
+        if request_id is None:
+            return str(self._num_requests - 1)
+        if request_id in self.outputs:
+            raise InvalidArgumentError(f"request_id must be unique, {request_id!r} is still running")
+        return request_id
+
+    def _requests(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        cache_salt: str,
+        prompt_logprobs_start: int | None,
+    ) -> list[Request]:
+        if prompt_logprobs_start is None and params.prompt_logprobs is not None:
+            prompt_logprobs_start = 1
+        seed = params.seed if params.seed is not None else mix_seed(self.config.seed, self._num_requests)
+        metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
+        max_num_tokens = self.plan.max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        return [
+            Request(
+                request_id=request_id,
+                index=index,
+                token_ids=list(token_ids),
+                num_prompt_tokens=len(token_ids),
+                params=params,
+                max_num_tokens=max_num_tokens,
+                seed=mix_seed(seed, index),
+                stop_token_ids=stop_token_ids,
+                blocks=self.manager.new_sequence(cache_salt.encode()),
+                metrics=metrics,
+                prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
+            )
+            for index in range(params.n)
+        ]
+
+    def _process(self, step: SchedulerOutput, result: StepResult) -> list[CompletionDelta]:
+        self._num_steps += 1
+        self._num_computed_tokens += step.num_tokens
+        self._num_output_tokens += len(result.sampled)
+        for chunk in result.prompt_logprobs:
+            for offset, top in enumerate(chunk.tops):
+                chunk.request.prompt_logprobs[chunk.start + offset] = self.outputs.named(top)
+        for item in step.scheduled:
+            self.scheduler.commit(item)
+        return [self._accept(request, sampled) for request, sampled in result.sampled.items()]
+
+    def _accept(self, request: Request, sampled: SampledToken) -> CompletionDelta:
+        if sampled.error is not None:
+            request.fail(sampled.error)
+            return self._close(request)
+        try:
+            request.append_output(sampled.token_id)
+            delta = self.outputs.accept(request, sampled)
+        except Exception as error:
+            logger.exception("request %s failed", request.request_id)
+            request.fail(EngineError(f"the output of this request could not be processed: {error!r}"))
+            return self._close(request)
+        if request.finish_reason is not None:
+            self._retire(request)
+        return delta
+
+    def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
+        """The step computed nothing that can be trusted: its requests end, all others go on."""
+        self.scheduler.return_copies(step.block_copies)
+        failure = error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
+        for item in step.scheduled:
+            item.request.fail(failure)
+        return [self._close(item.request) for item in step.scheduled]
+
+    def _close(self, request: Request) -> CompletionDelta:
+        self._retire(request)
+        return self.outputs.close(request)
+
+    def _retire(self, request: Request) -> None:
+        if not request.is_finished:
+            self.scheduler.finish(request)
+        self.runner.sampler.release(request)

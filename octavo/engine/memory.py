@@ -1,0 +1,176 @@
+"""How much memory a model takes and how many KV blocks fit: decided before anything is loaded."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.models import ModelConfig, num_parameters
+
+_CPU_DEFAULT_KV_BYTES = 4 * 2**30
+_DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
+_DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """An EngineConfig with every "auto" and None decided for one model on one device.
+
+    Attributes:
+        device: where the model runs.
+        dtype: of weights, activations and KV cache.
+        max_model_len: longest prompt + output, tokens.
+        max_num_batched_tokens: token budget of a step.
+        num_parameters: of the model.
+        weight_bytes: memory of the loaded weights.
+        kv_bytes_per_token: KV cache bytes of one token over all layers.
+        block_size: tokens per block.
+        num_blocks: blocks of the KV cache.
+        free_bytes: memory free on the device before loading.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_batched_tokens: int
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    free_bytes: int
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_kv_tokens * self.kv_bytes_per_token
+
+    @property
+    def max_full_sequences(self) -> float:
+        """How many sequences of max_model_len fit at once."""
+        return self.num_kv_tokens / self.max_model_len
+
+
+def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
+    """Decide device, dtype, lengths and the size of the KV cache.
+
+    Raises:
+        ConfigError: an option contradicts the model or the machine.
+        OutOfMemoryError: the weights, or not even one KV block, do not fit.
+    """
+    device = _device(config.device)
+    dtype = _dtype(config, model, device)
+    weight_bytes = _weight_bytes(config, model, dtype)
+    kv_bytes_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    max_model_len = _max_model_len(config, model)
+    free_bytes = free_memory_bytes(device)
+    plan = ExecutionPlan(
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
+        num_parameters=num_parameters(model),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks
+        or _num_blocks(config, device, max_model_len, kv_bytes_per_token, free_bytes - weight_bytes),
+        free_bytes=free_bytes,
+    )
+    if weight_bytes + plan.kv_bytes > free_bytes:
+        raise OutOfMemoryError(
+            f"weights ({gib(weight_bytes)}) and KV cache ({gib(plan.kv_bytes)}) do not fit the "
+            f"{gib(free_bytes)} free on {device}; lower num_blocks or memory_fraction, or use a smaller model"
+        )
+    return plan
+
+
+def gib(num_bytes: float) -> str:
+    """Format bytes for people."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory a new process could take on the device; other processes' use is respected."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available_system_bytes(), _free_cgroup_bytes())
+
+
+def _available_system_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _free_cgroup_bytes() -> int:
+    """A container may have less than its machine."""
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
+        return 2**63
+    return max(0, int(limit.read_text()) - int(used.read_text()))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type not in _DEFAULT_FRACTION:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        dtype = getattr(torch, config.dtype)
+    elif device.type == "cpu":
+        # Measured: bfloat16 products run at half the float32 rate on CPUs without matrix units.
+        dtype = torch.float32
+    else:
+        dtype = torch.float16 if model.dtype == "float16" else torch.bfloat16
+    if config.quantization == "int8" and (device.type, dtype) != ("cpu", torch.float32):
+        raise ConfigError(f"quantization='int8' runs on a CPU in float32, got {device.type} and {dtype}")
+    return dtype
+
+
+def _weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    return num_parameters(model) * dtype.itemsize
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(f"max_model_len must be at most the model's {longest}, got {config.max_model_len}")
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: EngineConfig, device: torch.device, max_model_len: int, kv_bytes_per_token: int, free_bytes: int
+) -> int:
+    budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device.type]))
+    if device.type == "cpu" and config.memory_fraction is None:
+        budget = min(budget, _CPU_DEFAULT_KV_BYTES)
+    num_blocks = budget // (config.block_size * kv_bytes_per_token)
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, a block takes "
+            f"{gib(config.block_size * kv_bytes_per_token)}"
+        )
+    return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))

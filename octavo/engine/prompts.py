@@ -1,0 +1,147 @@
+"""Prompts as users give them -> checked token ids. Every id that reaches the model passed through here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError, SamplingParamsError, suggest
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+class PromptReader:
+    """Reads and checks prompts and the token ids in sampling parameters for one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, num_kv_tokens: int
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.num_kv_tokens = num_kv_tokens
+
+    def text_of(self, prompt: Prompt) -> str | None:
+        """The prompt's text, None when it was given as ids."""
+        content = _unwrap(prompt)
+        return content if isinstance(content, str) else None
+
+    def read(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's token ids.
+
+        Raises:
+            PromptError: empty, of the wrong type, or with ids outside the vocabulary.
+            RequestTooLongError: longer than the model's context or than the whole KV cache.
+        """
+        content = _unwrap(prompt)
+        token_ids = self.encode(content) if isinstance(content, str) else self._checked_ids(content)
+        if not token_ids:
+            raise PromptError(f"a prompt must hold at least one token, got {prompt!r}")
+        self._check_length(len(token_ids))
+        return token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenize a text.
+
+        Raises:
+            PromptError: the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise PromptError("this model has no tokenizer; pass the prompt as token ids")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def read_continuation(self, continuation: str | Sequence[int]) -> list[int]:
+        """Return a continuation's token ids; text gets no special tokens.
+
+        Raises:
+            PromptError: empty, of the wrong type, or with ids outside the vocabulary.
+        """
+        if isinstance(continuation, str):
+            token_ids = self.encode(continuation, add_special_tokens=False)
+        else:
+            token_ids = self._checked_ids(continuation)
+        if not token_ids:
+            raise PromptError(f"a continuation must hold at least one token, got {continuation!r}")
+        return token_ids
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Render messages with the model's chat template and tokenize the text.
+
+        Raises:
+            ChatTemplateError: no template, or it refuses the messages.
+        """
+        template = self.tokenizer.chat_template if self.tokenizer else None
+        if template is None:
+            raise ChatTemplateError("this model has no chat template; use generate with a prompt of your own")
+        # The template writes the special tokens itself.
+        text = template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Check what depends on the model.
+
+        Raises:
+            SamplingParamsError: an id is outside the vocabulary, or stop strings lack a tokenizer.
+        """
+        if not isinstance(params, SamplingParams):
+            raise SamplingParamsError(f"expected SamplingParams, got {type(params).__name__}")
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            for token_id in ids:
+                if token_id >= self.vocab_size:
+                    raise SamplingParamsError(
+                        f"{name} holds id {token_id}, the vocabulary ends at {self.vocab_size - 1}"
+                    )
+        if params.stop and self.tokenizer is None:
+            raise SamplingParamsError("stop strings need a tokenizer, this model has none; use stop_token_ids")
+
+    def _checked_ids(self, content: object) -> list[int]:
+        if not isinstance(content, Iterable):
+            raise PromptError(f"a prompt must be a string or token ids, got {type(content).__name__}")
+        token_ids = list(content)
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
+                raise PromptError(f"token ids must be integers, got {token_id!r}")
+            if not 0 <= token_id < self.vocab_size:
+                raise PromptError(f"token ids must be in [0, {self.vocab_size - 1}], got {token_id}")
+        return [int(token_id) for token_id in token_ids]
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self.max_model_len:
+            raise RequestTooLongError(
+                f"a prompt must leave room for one token in max_model_len = {self.max_model_len}, "
+                f"got {num_tokens} prompt tokens"
+            )
+        if num_tokens > self.num_kv_tokens:
+            raise RequestTooLongError(
+                f"the KV cache holds {self.num_kv_tokens} tokens in all, got {num_tokens} prompt tokens; "
+                "raise num_blocks or memory_fraction"
+            )
+
+
+def _unwrap(prompt: object) -> object:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    valid = ("prompt", "prompt_token_ids")
+    for name in prompt:
+        if name not in valid:
+            raise PromptError(f"unknown prompt field {name!r}{suggest(str(name), valid)}")
+    if len(prompt) != 1:
+        raise PromptError(f"a prompt needs exactly one of {' or '.join(valid)}, got {sorted(prompt)}")
+    return next(iter(prompt.values()))

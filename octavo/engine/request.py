@@ -1,0 +1,124 @@
+"""One completion on its way from prompt to last token. Owned by the scheduler; no torch."""
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+from octavo.errors import OctavoError
+from octavo.kv import SequenceBlocks
+from octavo.outputs import FinishReason, Logprob, RequestMetrics
+from octavo.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands.
+
+    WAITING --admit--> RUNNING --finish--> FINISHED
+       ^------preempt-----'
+    """
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt and one completion of it. A user's request with n > 1 is n of these: a leader and its forks.
+
+    Attributes:
+        request_id: the user's request id; shared by a leader and its forks.
+        index: which of the n completions.
+        token_ids: prompt, then output.
+        num_prompt_tokens: how many of them are prompt.
+        params: what the user asked for.
+        max_num_tokens: token_ids never grow past this (max_tokens and the model's context).
+        seed: keys the sampler's random numbers together with the output position.
+        stop_token_ids: EOS ids (unless ignored) and the user's stop ids.
+        blocks: the KV blocks it holds; empty while it waits.
+        num_computed_tokens: leading tokens whose KV is in the cache.
+        num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
+        prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
+        prompt_logprobs: by prompt position, filled as chunks are computed.
+        forks: completions that start when this leader's prompt is computed.
+        row: row of the step's block table while running, else -1.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_num_tokens: int
+    seed: int
+    stop_token_ids: frozenset[int]
+    blocks: SequenceBlocks
+    metrics: RequestMetrics
+    prompt_logprobs_start: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    forks: list["Request"] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    row: int = -1
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    message: str | None = None
+    error: OctavoError | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_logprobs_start is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Known tokens whose KV is not in the cache yet: 1 while decoding, more while catching up."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """How many leading tokens may come from the prefix cache.
+
+        At least one token is always computed, since only computed tokens give logits; wanted prompt
+        log-probabilities need the logits from the position before the first of them on.
+        """
+        limit = self.num_tokens - 1
+        if self.prompt_logprobs_start is not None and self.prompt_logprobs[-1] is None:
+            limit = min(limit, self.prompt_logprobs_start - 1)
+        return limit
+
+    def finish(
+        self, reason: FinishReason, *, stop_reason: str | int | None = None, message: str | None = None
+    ) -> None:
+        """Set the outcome; the scheduler frees the blocks."""
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.message = message
+
+    def fail(self, error: OctavoError) -> None:
+        """End with a typed error."""
+        self.error = error
+        self.finish("error", message=str(error))
+
+    def append_output(self, token_id: int) -> None:
+        """Append a sampled token and set the finish reason it causes, if any (stop strings come later)."""
+        if self.metrics.first_token_s is None:
+            self.metrics.first_token_s = time.monotonic()
+        self.token_ids.append(token_id)
+        self.metrics.num_output_tokens += 1
+        if token_id in self.stop_token_ids and self.num_output_tokens >= self.params.min_tokens:
+            self.finish("stop", stop_reason=token_id if token_id in self.params.stop_token_ids else None)
+        elif self.num_tokens >= self.max_num_tokens:
+            self.finish("length")

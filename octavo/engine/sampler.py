@@ -1,0 +1,215 @@
+"""From logits to tokens: penalties, filters, counter-based random numbers, log-probabilities.
+
+A request's random number depends only on (seed, output position), never on its neighbours, so a seeded
+request gives the same tokens alone, in any batch and after preemption.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.engine.request import Request
+from octavo.errors import EngineError
+
+_MASK64 = 2**64 - 1
+# Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
+_NUM_CANDIDATES = 1024
+
+
+def counter_uniform(seed: int, position: int) -> float:
+    """Return a uniform number in [0, 1) that depends on (seed, position) only.
+
+    Source: splitmix64 finaliser (Steele, Lea and Flood, 2014), applied to the mixed pair.
+    """
+    # 48 bits: a product with the total mass then stays below it in float64.
+    return (mix_seed(mix_seed(seed, 0), position) >> 16) / 2**48
+
+
+def mix_seed(seed: int, stream: int) -> int:
+    """Derive an independent 64-bit seed for a stream (a completion's index, a position)."""
+    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Which tokens a request has seen, kept up to date token by token.
+
+    Attributes:
+        in_prompt: [V] bool, token occurs in the prompt.
+        in_output: [V] float32, occurrences in the output.
+        num_counted: output tokens counted so far.
+    """
+
+    in_prompt: Tensor
+    in_output: Tensor
+    num_counted: int = 0
+
+    @classmethod
+    def of_prompt(cls, request: Request, vocab_size: int, device: torch.device) -> "TokenCounts":
+        in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        in_prompt[torch.tensor(request.token_ids[: request.num_prompt_tokens], device=device)] = True
+        return cls(in_prompt, torch.zeros(vocab_size, device=device))
+
+    def update(self, request: Request) -> None:
+        new_ids = request.token_ids[request.num_prompt_tokens + self.num_counted :]
+        if new_ids:
+            ids = torch.tensor(new_ids, device=self.in_output.device)
+            self.in_output.index_add_(0, ids, torch.ones(len(new_ids), device=ids.device))
+            self.num_counted += len(new_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One row's outcome.
+
+    Attributes:
+        token_id: the sampled id, -1 when `error` is set.
+        top: (token id, log-probability, rank) of the most likely tokens and the sampled one, or None.
+        error: set when the row's logits were not finite.
+    """
+
+    token_id: int
+    top: list[tuple[int, float, int]] | None = None
+    error: EngineError | None = None
+
+
+class Sampler:
+    """Samples one token per row. Holds the token counts of requests that use penalties."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._counts: dict[Request, TokenCounts] = {}
+
+    def release(self, request: Request) -> None:
+        """Forget a finished request."""
+        self._counts.pop(request, None)
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> list[SampledToken]:
+        """Sample one token for each request.
+
+        Args:
+            logits: [R, V] float32, one row per request; may be overwritten.
+            requests: R requests.
+        """
+        tops = self._wanted_logprobs(logits, requests)
+        for row, request in enumerate(requests):
+            self._adjust(logits[row], request)
+        best_values, best_ids = logits.max(dim=-1)
+        token_ids = best_ids.tolist()
+        finite = best_values.isfinite().tolist()
+        random_rows = [row for row, r in enumerate(requests) if not r.params.greedy and finite[row]]
+        if random_rows:
+            drawn = _draw(logits[random_rows], [requests[row] for row in random_rows])
+            for row, token_id in zip(random_rows, drawn, strict=True):
+                token_ids[row] = token_id
+        return [
+            self._outcome(request, token_ids[row], finite[row], tops.get(row))
+            for row, request in enumerate(requests)
+        ]
+
+    def _outcome(
+        self, request: Request, token_id: int, finite: bool, logprobs: Tensor | None
+    ) -> SampledToken:
+        if not finite:
+            error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
+            return SampledToken(-1, error=error)
+        if logprobs is None or request.params.logprobs is None:
+            return SampledToken(token_id)
+        return SampledToken(token_id, top_logprobs(logprobs, token_id, request.params.logprobs))
+
+    def _wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> dict[int, Tensor]:
+        """Log-probabilities of the model itself: taken before anything is adjusted."""
+        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        if not rows:
+            return {}
+        return dict(zip(rows, logits[rows].log_softmax(-1), strict=True))
+
+    def _adjust(self, row: Tensor, request: Request) -> None:
+        """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
+        params = request.params
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), device=self.device)
+            row[ids] += torch.tensor(list(params.logit_bias.values()), device=self.device)
+        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+            self._penalise(row, request)
+        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
+            row[torch.tensor(sorted(request.stop_token_ids), device=self.device)] = -torch.inf
+
+    def _penalise(self, row: Tensor, request: Request) -> None:
+        counts = self._counts.get(request)
+        if counts is None:
+            counts = self._counts[request] = TokenCounts.of_prompt(request, self.vocab_size, self.device)
+        counts.update(request)
+        params = request.params
+        penalty = params.repetition_penalty
+        if penalty != 1:
+            seen = counts.in_prompt | (counts.in_output > 0)
+            row.copy_(torch.where(seen, torch.where(row > 0, row / penalty, row * penalty), row))
+        row -= params.frequency_penalty * counts.in_output
+        row -= params.presence_penalty * (counts.in_output > 0)
+
+
+def top_logprobs(logprobs: Tensor, token_id: int, num: int) -> list[tuple[int, float, int]]:
+    """Return (id, log-probability, rank) of the `num` most likely tokens, then of token_id if not among them.
+
+    Args:
+        logprobs: [V] log-probabilities.
+        token_id: the token that was sampled (or stands in the prompt).
+        num: how many of the most likely tokens.
+    """
+    values, ids = logprobs.topk(num)
+    ranked = zip(ids.tolist(), values.tolist(), range(1, num + 1), strict=True)
+    top = [(id_, value, rank) for id_, value, rank in ranked]
+    if all(id_ != token_id for id_, _, _ in top):
+        value = logprobs[token_id]
+        top.append((token_id, value.item(), int((logprobs > value).sum()) + 1))
+    return top
+
+
+def _draw(logits: Tensor, requests: list[Request]) -> list[int]:
+    """Draw one token per row [R, V] by temperature, min-p, top-k, top-p and inverse CDF."""
+    device = logits.device
+    temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
+    logits = logits / temperatures[:, None]
+    uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]
+    probabilities = logits.softmax(-1)
+    for row, request in enumerate(requests):
+        _filter(probabilities[row], request)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None] * cumulative[:, -1:]
+    # right=True skips zero-probability tokens that stand exactly at the target.
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1).tolist()
+
+
+def _filter(probabilities: Tensor, request: Request) -> None:
+    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place; untouched when none is asked."""
+    params = request.params
+    if params.min_p > 0:
+        probabilities[probabilities < params.min_p * probabilities.max()] = 0
+    if params.top_k > 0 or params.top_p < 1:
+        ids, kept = _most_likely(probabilities, params.top_k, params.top_p)
+        probabilities.zero_()
+        probabilities[ids] = kept
+
+
+def _most_likely(probabilities: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return (ids, probabilities) of the top-k tokens cut to the smallest set reaching top_p of their mass.
+
+    A full sort is only needed when the candidates looked at first do not reach top_p.
+    """
+    vocab_size = probabilities.shape[0]
+    limit = min(top_k, vocab_size) if top_k > 0 else vocab_size
+    total = probabilities.sum()
+    for num in (limit,) if top_k > 0 else (min(limit, _NUM_CANDIDATES), limit):
+        values, ids = probabilities.topk(num)
+        mass = values.sum() if top_k > 0 else total
+        before = values.cumsum(0) - values
+        keep = int((before < top_p * mass).sum())
+        if keep < num or num == limit:
+            return ids[:keep], values[:keep]
+    raise AssertionError("the full vocabulary always reaches top_p")

@@ -1,0 +1,236 @@
+"""Who runs next, with how many tokens. Pure bookkeeping: no torch, no clock on the hot path.
+
+There is no prefill phase and no decode phase. Every request has `num_computed_tokens` and wants to
+catch up with its tokens; each step deals out one token budget:
+
+    1. running requests that need one token (decoding), oldest first
+    2. running requests that are still catching up (chunked prefill)
+    3. waiting requests, in order of arrival
+
+so a long prompt never starves decoding, and decoding never blocks admission. Source: the
+computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
+(Agrawal et al., 2024).
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.engine.request import Request, RequestStatus
+from octavo.kv import KVCacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: its next `num_new_tokens` tokens are computed.
+
+    Attributes:
+        request: the request.
+        num_new_tokens: how many tokens of it this step computes, >= 1.
+    """
+
+    request: Request
+    num_new_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """True when this step reaches the last known token, so that a new one is sampled."""
+        return self.num_new_tokens == self.request.num_tokens_to_compute
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's work.
+
+    Attributes:
+        scheduled: requests with their new tokens.
+        block_copies: (source, destination) blocks to copy before the step (copy-on-write).
+        finished: requests that ended because the KV cache cannot hold one more token of them.
+    """
+
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_new_tokens for item in self.scheduled)
+
+
+class Scheduler:
+    """Admits, runs, preempts and retires requests over one block pool.
+
+    Progress: the oldest running request is never preempted for a younger one, and a request that holds
+    the whole pool alone is finished rather than waited for, so every step that has work computes a token.
+    """
+
+    def __init__(self, manager: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.manager = manager
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._pending_copies: list[tuple[int, int]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request (a leader brings its forks along)."""
+        self.waiting.append(request)
+
+    def schedule(self) -> SchedulerOutput:
+        """Deal out one step's token budget; may preempt, admit, and finish requests for capacity."""
+        output = SchedulerOutput()
+        num_preemptions = self.num_preemptions
+        budget = self._schedule_decodes(output, self.max_num_batched_tokens)
+        budget = self._schedule_catching_up(output, budget)
+        if self.num_preemptions == num_preemptions and not output.finished:
+            self._admit(output, budget)
+        output.block_copies, self._pending_copies = self._pending_copies, []
+        return output
+
+    def finish(self, request: Request) -> None:
+        """Retire a request in any state and free what it holds; its forks go on without it."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._release(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self.waiting.extendleft(reversed(request.forks))
+        request.forks = []
+        request.status = RequestStatus.FINISHED
+
+    def commit(self, item: ScheduledRequest) -> None:
+        """Record that a step computed its tokens: full blocks become hit-able, forks of a prompt start."""
+        request = item.request
+        request.num_computed_tokens += item.num_new_tokens
+        self.manager.commit(request.blocks, request.token_ids, request.num_computed_tokens)
+        if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
+            self._start_forks(request)
+
+    def return_copies(self, copies: list[tuple[int, int]]) -> None:
+        """Take back the copies of a step that failed: forks outside that step still need theirs."""
+        self._pending_copies = copies + self._pending_copies
+
+    def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
+        # Prompts get all their blocks at admission, so only decoding can run out of blocks.
+        for request in [r for r in self.running if r.num_tokens_to_compute == 1]:
+            if budget == 0:
+                break
+            if request.status is RequestStatus.RUNNING and self._grow(request, output):
+                output.scheduled.append(ScheduledRequest(request, 1))
+                budget -= 1
+        return budget
+
+    def _grow(self, request: Request, output: SchedulerOutput) -> bool:
+        """Make room for the request's last token, preempting the youngest; False when it had to yield."""
+        while not self.manager.allocate(request.blocks, request.num_tokens):
+            if self.running[-1] is not request:
+                self._preempt(self.running[-1])
+            elif len(self.running) > 1:
+                self._preempt(request)
+                return False
+            else:
+                capacity = self.manager.num_blocks * self.manager.block_size
+                request.finish("length", message=f"the KV cache is full: it holds {capacity} tokens in all")
+                self.finish(request)
+                output.finished.append(request)
+                return False
+        return True
+
+    def _schedule_catching_up(self, output: SchedulerOutput, budget: int) -> int:
+        for request in self.running:
+            if budget == 0:
+                break
+            if request.num_tokens_to_compute > 1:
+                num_new_tokens = min(request.num_tokens_to_compute, budget)
+                output.scheduled.append(ScheduledRequest(request, num_new_tokens))
+                budget -= num_new_tokens
+        return budget
+
+    def _admit(self, output: SchedulerOutput, budget: int) -> None:
+        deferred: list[Request] = []
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting.popleft()
+            if self._waits_for_equal_prefix(request):
+                deferred.append(request)
+                continue
+            if not self._start(request):
+                deferred.append(request)
+                break
+            num_new_tokens = min(request.num_tokens_to_compute, budget)
+            output.scheduled.append(ScheduledRequest(request, num_new_tokens))
+            budget -= num_new_tokens
+        self.waiting.extendleft(reversed(deferred))
+
+    def _waits_for_equal_prefix(self, request: Request) -> bool:
+        # Equal prompts in flight are prefilled once: the later ones wait for the first one's blocks.
+        return self.manager.is_prefix_in_flight(request.blocks, request.token_ids, request.max_cached_tokens)
+
+    def _start(self, request: Request) -> bool:
+        """Attach cached blocks, allocate the rest of the known tokens and run; False = not now."""
+        manager = self.manager
+        num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
+        if not manager.allocate(request.blocks, request.num_tokens):
+            manager.free(request.blocks)
+            return False
+        manager.announce(request.blocks, request.token_ids)
+        if request.metrics.first_scheduled_s is None:
+            request.metrics.first_scheduled_s = time.monotonic()
+        if request.num_output_tokens == 0:
+            self._count_cached(request, min(num_cached, request.num_prompt_tokens))
+        self._run(request, num_cached)
+        return True
+
+    def _count_cached(self, request: Request, num_cached: int) -> None:
+        request.num_cached_tokens = num_cached
+        if request.index == 0:
+            request.metrics.num_cached_tokens = num_cached
+
+    def _run(self, request: Request, num_computed_tokens: int) -> None:
+        request.num_computed_tokens = num_computed_tokens
+        request.status = RequestStatus.RUNNING
+        request.row = self._free_rows.pop()
+        self.running.append(request)
+
+    def _start_forks(self, leader: Request) -> None:
+        """Start n > 1 completions on the leader's blocks.
+
+        A fork recomputes the last prompt token only: that gives it logits of its own to sample from, and
+        its own copy of the partial tail block to write to.
+        """
+        forks, leader.forks = leader.forks, []
+        for position, fork in enumerate(forks):
+            forked = None
+            if self._free_rows:
+                forked = self.manager.fork(leader.blocks, leader.num_prompt_tokens - 1)
+            if forked is None:
+                self.waiting.extendleft(reversed(forks[position:]))
+                return
+            fork.blocks, copies = forked
+            self._pending_copies += copies
+            fork.num_cached_tokens = leader.num_prompt_tokens - 1
+            self._run(fork, leader.num_prompt_tokens - 1)
+
+    def _preempt(self, request: Request) -> None:
+        """Take everything from the youngest request; it recomputes (or finds its blocks cached) later."""
+        assert request is self.running[-1]
+        self.running.pop()
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        self._free_rows.append(request.row)
+        request.row = -1
+        if self._pending_copies:
+            # A freed block may be handed out again before the copy runs: the copy must not reach it.
+            freed = set(request.blocks.block_ids)
+            self._pending_copies = [copy for copy in self._pending_copies if copy[1] not in freed]
+        self.manager.free(request.blocks)

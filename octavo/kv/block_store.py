@@ -1,0 +1,90 @@
+"""Pool and prefix tree together: an unreferenced block is cached exactly while it is registered."""
+
+from collections.abc import Iterable, Sequence
+
+from octavo.kv.block_pool import BlockPool
+from octavo.kv.prefix_tree import ROOT, PrefixTree
+from octavo.kv.sequence_blocks import SequenceBlocks
+
+
+class BlockStore:
+    """Hands out, shares, registers and evicts blocks.
+
+    Attributes:
+        pool: who is referenced how often.
+        tree: which blocks can be hit.
+        num_evictions: registered blocks lost to allocations so far.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.tree = PrefixTree()
+        self.num_evictions = 0
+
+    def take(self, num_blocks: int) -> list[int] | None:
+        """Hand out blocks for writing, evicting cached ones as needed; None changes nothing."""
+        block_ids = self.pool.allocate(num_blocks)
+        for block_id in block_ids or ():
+            if block_id in self.tree:
+                self.num_evictions += self._unregister(block_id)
+        return block_ids
+
+    def retain(self, block_ids: Iterable[int]) -> None:
+        """Add a reference to each block."""
+        for block_id in block_ids:
+            self.pool.retain(block_id)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Take a reference from each block, last block first, so that heads of prefixes survive longest."""
+        for block_id in reversed(block_ids):
+            self.pool.release(block_id, cached=block_id in self.tree)
+
+    def register(self, sequence: SequenceBlocks, num_full: int) -> bool:
+        """Register a sequence's blocks up to `num_full`, which are full, computed and have keys.
+
+        Where an equal block is registered already, the sequence takes that one and releases its own. Stops
+        before a block whose digest collides with a different block's.
+
+        Returns:
+            True when the sequence's block ids changed (and are another list).
+        """
+        block_ids = sequence.block_ids
+        for index in range(sequence.num_committed, num_full):
+            parent_id = block_ids[index - 1] if index else ROOT
+            own_id = block_ids[index]
+            block_id = self.tree.find_or_insert(own_id, parent_id, sequence.block_keys[index])
+            if block_id is None:
+                break
+            if block_id != own_id:
+                if block_ids is sequence.block_ids:
+                    block_ids = block_ids.copy()
+                block_ids[index] = block_id
+                self._exchange(own_id, block_id)
+            sequence.num_committed = index + 1
+        changed = block_ids is not sequence.block_ids
+        sequence.block_ids = block_ids
+        return changed
+
+    def is_writable(self, block_id: int) -> bool:
+        """True when one sequence alone has the block and nobody else can find it."""
+        return self.pool.ref_counts[block_id] == 1 and block_id not in self.tree
+
+    def drop_cached(self) -> int:
+        """Unregister every unreferenced block; returns how many became free."""
+        num_free = self.pool.num_free
+        for block_id in self.pool.cached_ids:
+            if block_id in self.tree:
+                self._unregister(block_id)
+        return self.pool.num_free - num_free
+
+    def _exchange(self, own_id: int, block_id: int) -> None:
+        self.pool.retain(block_id)
+        self.release([own_id])
+
+    def _unregister(self, block_id: int) -> int:
+        """Drop a block and those below it from the tree; returns how many."""
+        dropped = self.tree.remove(block_id)
+        for dropped_id in dropped:
+            if self.pool.ref_counts[dropped_id] == 0:
+                self.pool.uncache(dropped_id)
+        return len(dropped)

@@ -1,0 +1,84 @@
+"""The block tables of a batch as rows of one array that is appended to, never rebuilt."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.errors import InvalidArgumentError
+
+
+class BlockTables:
+    """Rows of block ids. Which row belongs to which sequence is the caller's choice.
+
+    Attributes:
+        table: [max_sequences, max_blocks] int32 block ids; entries past a row's length are stale.
+    """
+
+    def __init__(self, max_sequences: int, max_blocks: int) -> None:
+        self.table = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self._lengths = [0] * max_sequences
+        # The very list each row mirrors; holding on to it keeps its identity from being reused.
+        self._sources: list[Sequence[int] | None] = [None] * max_sequences
+
+    def length(self, row: int) -> int:
+        """Return the number of valid block ids in a row."""
+        return self._lengths[row]
+
+    def update(self, row: int, block_ids: Sequence[int]) -> None:
+        """Bring a row up to date with a sequence's block ids.
+
+        Costs O(new blocks) when `block_ids` is the list of the last call, grown at its end:
+        `SequenceBlocks.block_ids` changes in no other way without becoming another list. Another list (the
+        row's next sequence, or the same after `free`, `truncate` or de-duplication) is written in full.
+
+        Raises:
+            InvalidArgumentError: more blocks than a row has places.
+        """
+        start = self._lengths[row]
+        if self._sources[row] is not block_ids or len(block_ids) < start:
+            self.rewrite(row, block_ids)
+        elif len(block_ids) > start:
+            self._write(row, start, block_ids[start:])
+
+    def rewrite(self, row: int, block_ids: Sequence[int]) -> None:
+        """Write a whole row, whatever it held before.
+
+        Raises:
+            InvalidArgumentError: more blocks than a row has places.
+        """
+        self._write(row, 0, block_ids)
+        self._sources[row] = block_ids
+
+    def release(self, row: int) -> None:
+        """Forget a row's sequence."""
+        self._lengths[row] = 0
+        self._sources[row] = None
+
+    def rows(self, rows: np.ndarray | Sequence[int], num_columns: int) -> np.ndarray:
+        """Gather rows into a new array.
+
+        Args:
+            rows: [S] row indexes.
+            num_columns: leading columns wanted, at most max_blocks.
+
+        Returns:
+            [S, num_columns] int32, C-contiguous; entries past a row's length are stale.
+
+        Raises:
+            InvalidArgumentError: more columns than there are.
+        """
+        self._require_columns(num_columns)
+        return self.table[:, :num_columns].take(rows, axis=0)
+
+    def _write(self, row: int, start: int, block_ids: Sequence[int]) -> None:
+        stop = start + len(block_ids)
+        self._require_columns(stop)
+        self.table[row, start:stop] = block_ids
+        self._lengths[row] = stop
+
+    def _require_columns(self, num_columns: int) -> None:
+        if num_columns > self.table.shape[1]:
+            raise InvalidArgumentError(
+                f"a row holds at most max_blocks = {self.table.shape[1]} block ids, got {num_columns}; "
+                f"make the tables wider"
+            )

@@ -1,0 +1,300 @@
+"""Who owns a block, who shares it, who is evicted."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from octavo.errors import InvalidArgumentError
+from octavo.kv.block_store import BlockStore
+from octavo.kv.in_flight import InFlightBlocks
+from octavo.kv.invariants import check_in_flight, check_pool, check_prefixes, check_sequences
+from octavo.kv.sequence_blocks import BlockHash, SequenceBlocks, hash_block
+from octavo.kv.slots import num_blocks_for
+from octavo.kv.stats import KVStats
+
+
+class KVCacheManager:
+    """Block bookkeeping of one KV cache: one manager serves all layers, since all use the same ids.
+
+                  allocate                  commit                     free (ref 0)
+        FREE ----------------> PARTIAL ----------------> REGISTERED ----------------> CACHED
+         ^                        | free                     ^   match_prefix: ref + 1   |
+         +------------------------+--------------- evict ----+---------------------------+
+
+    The order of calls for one sequence: new_sequence, match_prefix, then per step allocate (before the
+    tokens are computed) and commit (after), at last free. A freed sequence is empty and may start over.
+    Not thread-safe.
+
+    Args:
+        num_blocks: blocks of the cache.
+        block_size: tokens per block; any size >= 1.
+        enable_prefix_caching: False: nothing is hashed, matched or kept.
+        bytes_per_block: keys and values of one block, all layers, for `stats`.
+        hash_block: digest of (parent digest, contents). Collisions cost reuse, never correctness.
+
+    Raises:
+        InvalidArgumentError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        bytes_per_block: int = 0,
+        hash_block: BlockHash = hash_block,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1 or bytes_per_block < 0:
+            raise InvalidArgumentError(
+                f"expected num_blocks >= 1, block_size >= 1 and bytes_per_block >= 0, "
+                f"got {num_blocks}, {block_size} and {bytes_per_block}"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.bytes_per_block = bytes_per_block
+        self._hash_block = hash_block
+        self._store = BlockStore(num_blocks)
+        self._in_flight = InFlightBlocks()
+        self._live: set[SequenceBlocks] = set()
+        self._num_query_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that `allocate` can hand out: free ones and cached ones nobody references."""
+        return self._store.pool.num_available
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """True when an otherwise empty pool holds `num_tokens` tokens."""
+        return num_blocks_for(num_tokens, self.block_size) <= self.num_blocks
+
+    def new_sequence(self, salt: bytes = b"") -> SequenceBlocks:
+        """Make an empty sequence; only sequences with equal salts share blocks."""
+        return SequenceBlocks(self.block_size, salt, self._hash_block)
+
+    def match_prefix(self, sequence: SequenceBlocks, token_ids: Sequence[int], max_tokens: int) -> int:
+        """Attach to an empty sequence the longest run of registered blocks that equals its tokens.
+
+        Args:
+            sequence: an empty sequence.
+            token_ids: its tokens.
+            max_tokens: cover at most this many. Pass len(token_ids) - 1 or less, so that a full hit leaves
+                a token to compute; 0 or less matches nothing.
+
+        Returns:
+            Tokens covered: a multiple of the block size; 0 with prefix caching off.
+
+        Raises:
+            InvalidArgumentError: the sequence is not empty, max_tokens exceeds len(token_ids), or the token
+                ids differ from those of earlier calls.
+        """
+        sequence.require_empty()
+        num_blocks = sequence.num_full_blocks(token_ids, max_tokens)
+        if not self.enable_prefix_caching:
+            return 0
+        sequence.require_unchanged(token_ids, 0, num_blocks)
+        block_ids = self._longest_match(sequence, token_ids, num_blocks)
+        self._store.retain(block_ids)
+        num_tokens = len(block_ids) * self.block_size
+        sequence.block_ids = block_ids
+        self._set_filled(sequence, num_tokens)
+        sequence.num_committed = len(block_ids)
+        self._live.add(sequence)
+        self._num_query_tokens += max(0, max_tokens)
+        self._num_hit_tokens += num_tokens
+        return num_tokens
+
+    def is_prefix_in_flight(
+        self, sequence: SequenceBlocks, token_ids: Sequence[int], max_tokens: int
+    ) -> bool:
+        """True when another live sequence announced the first block this one would have to compute.
+
+        That is the first full block after the longest match, if it lies within `max_tokens`; waiting for it
+        saves computing it twice. Changes no reference count and no LRU order.
+
+        Raises:
+            InvalidArgumentError: the sequence is not empty, or max_tokens exceeds len(token_ids).
+        """
+        sequence.require_empty()
+        num_blocks = sequence.num_full_blocks(token_ids, max_tokens)
+        if not self.enable_prefix_caching or not self._in_flight.counts:
+            return False
+        num_matched = len(self._longest_match(sequence, token_ids, num_blocks))
+        return num_matched < num_blocks and self._in_flight.is_announced_by_another(sequence, num_matched)
+
+    def allocate(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        """Grow a sequence so that its first `num_tokens` tokens fit, evicting cached blocks as needed.
+
+        Never shrinks. The new slots count as unfilled until `commit` says that their tokens are computed.
+
+        Returns:
+            False when there are too few blocks now; then nothing changed.
+        """
+        self._require_ours(sequence)
+        num_new = num_blocks_for(num_tokens, self.block_size) - len(sequence.block_ids)
+        if num_new > 0:
+            block_ids = self._store.take(num_new)
+            if block_ids is None:
+                return False
+            sequence.block_ids.extend(block_ids)
+            self._live.add(sequence)
+        return True
+
+    def announce(self, sequence: SequenceBlocks, token_ids: Sequence[int]) -> None:
+        """Say that a sequence is about to compute all full blocks of `token_ids` that it does not have yet.
+
+        Each is withdrawn when it is committed; all are when the sequence is freed.
+        """
+        if self.enable_prefix_caching:
+            num_full = len(token_ids) // self.block_size
+            sequence.extend_keys(token_ids, num_full)
+            self._in_flight.announce(sequence, num_full)
+            self._live.add(sequence)
+
+    def commit(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_computed_tokens: int) -> bool:
+        """Say that the first `num_computed_tokens` tokens are in the cache; register the full blocks of them.
+
+        If an equal block is registered already, the sequence is repointed to it and its own copy released.
+        With prefix caching off, only num_committed and num_filled_tokens advance. A block whose digest
+        collides with a different block's stays private, and so do the blocks after it.
+
+        Returns:
+            True when `block_ids` changed.
+
+        Raises:
+            InvalidArgumentError: more tokens are computed than are known or fit the blocks, or the token
+                ids differ from those of earlier calls.
+        """
+        self._require_ours(sequence)
+        num_full = sequence.num_full_blocks(token_ids, num_computed_tokens)
+        sequence.require_capacity(num_computed_tokens)
+        sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
+        self._set_filled(sequence, max(sequence.num_filled_tokens, num_computed_tokens))
+        if not self.enable_prefix_caching:
+            sequence.num_committed = max(sequence.num_committed, num_full)
+            return False
+        sequence.extend_keys(token_ids, num_full)
+        return self._store.register(sequence, num_full)
+
+    def fork(
+        self, parent: SequenceBlocks, num_tokens: int
+    ) -> tuple[SequenceBlocks, list[tuple[int, int]]] | None:
+        """Make a sequence that holds the parent's first `num_tokens` tokens.
+
+        Full blocks are shared. A partly used last block is copied, because both will write to it.
+
+        Args:
+            parent: a sequence.
+            num_tokens: at most parent.num_filled_tokens.
+
+        Returns:
+            The child and the block copies (source id, destination id) to make before anything is written:
+            one or none. None when there is no free block for the copy; then nothing changed.
+
+        Raises:
+            InvalidArgumentError: the parent does not have that many tokens in the cache.
+        """
+        self._require_ours(parent)
+        if not 0 <= num_tokens <= parent.num_filled_tokens:
+            raise InvalidArgumentError(
+                f"a fork takes 0 .. {parent.num_filled_tokens} tokens (those the parent has in the cache), "
+                f"got {num_tokens}; commit computed tokens first"
+            )
+        num_full, num_in_tail = divmod(num_tokens, self.block_size)
+        tail = self._store.take(1) if num_in_tail else []
+        if tail is None:
+            return None
+        child = self.new_sequence(parent.salt)
+        child.block_keys = parent.block_keys[:num_full]
+        child.block_ids = parent.block_ids[:num_full]
+        self._store.retain(child.block_ids)
+        child.block_ids += tail
+        child.num_committed = min(parent.num_committed, num_full)
+        self._set_filled(child, num_tokens)
+        self._live.add(child)
+        return child, [(parent.block_ids[num_full], block_id) for block_id in tail]
+
+    def truncate(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        """Drop the blocks beyond the first `num_tokens` tokens, and the tokens in them.
+
+        The rule that keeps shared contents safe: the cut may fall on a block edge, or inside a block that
+        is this sequence's alone and not registered, because that block will be written again. Inside any
+        other block it is refused; there, take ``fork(sequence, num_tokens)``, which copies the block, and
+        free the original.
+
+        Raises:
+            InvalidArgumentError: the cut falls inside a shared or registered block, or beyond the blocks;
+                then nothing changed.
+        """
+        self._require_ours(sequence)
+        sequence.require_capacity(num_tokens)
+        num_full, num_in_tail = divmod(num_tokens, self.block_size)
+        if num_in_tail and not self._store.is_writable(sequence.block_ids[num_full]):
+            raise InvalidArgumentError(
+                f"cannot cut at {num_tokens} tokens: that is inside a shared or registered block, which must "
+                f"not be written again; cut at a multiple of {self.block_size}, or fork and free"
+            )
+        num_kept = num_blocks_for(num_tokens, self.block_size)
+        self._in_flight.withdraw_from(sequence, num_full)
+        if num_kept < len(sequence.block_ids):
+            self._store.release(sequence.block_ids[num_kept:])
+            sequence.block_ids = sequence.block_ids[:num_kept]
+        del sequence.block_keys[num_full:]
+        sequence.num_filled_tokens = min(sequence.num_filled_tokens, num_tokens)
+        sequence.num_committed = min(sequence.num_committed, num_full)
+
+    def free(self, sequence: SequenceBlocks) -> None:
+        """Give all blocks back, tail first, so that heads of prefixes survive longest; idempotent."""
+        self._require_ours(sequence)
+        self._in_flight.withdraw_from(sequence, 0)
+        self._store.release(sequence.block_ids)
+        sequence.clear()
+        self._live.discard(sequence)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks that nobody references; returns how many became free.
+
+        Blocks in use stay registered, so a request like a running one can still hit them.
+        """
+        return self._store.drop_cached()
+
+    def stats(self) -> KVStats:
+        """Return the pool's figures; O(live sequences)."""
+        # Only blocks that belong to one sequence have unfilled slots, so nothing is counted twice.
+        unfilled = sum(sequence.capacity - sequence.num_filled_tokens for sequence in self._live)
+        pool = self._store.pool
+        return KVStats(
+            num_blocks=self.num_blocks,
+            num_free=pool.num_free,
+            num_cached=pool.num_cached,
+            num_referenced=self.num_blocks - pool.num_available,
+            num_shared=pool.num_shared,
+            reserved_unfilled_tokens=unfilled,
+            reserved_unfilled_bytes=unfilled * self.bytes_per_block // self.block_size,
+            prefix_query_tokens=self._num_query_tokens,
+            prefix_hit_tokens=self._num_hit_tokens,
+            num_evictions=self._store.num_evictions,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that pool, tree, live sequences and announcements agree; O(all blocks), for tests."""
+        check_pool(self._store.pool, self._store.tree)
+        check_sequences(self._store.pool, self._store.tree, self._live)
+        check_in_flight(self._in_flight, self._live)
+        if self.enable_prefix_caching:
+            check_prefixes(self._store.tree, self._live)
+
+    def _longest_match(
+        self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int
+    ) -> list[int]:
+        sequence.extend_keys(token_ids, num_blocks)
+        return self._store.tree.longest_match(islice(sequence.block_keys, num_blocks))
+
+    def _set_filled(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        sequence.num_filled_tokens = num_tokens
+        self._in_flight.withdraw_before(sequence, num_tokens // self.block_size)
+
+    def _require_ours(self, sequence: SequenceBlocks) -> None:
+        if sequence.block_ids and sequence not in self._live:
+            raise InvalidArgumentError("the sequence belongs to another manager; use the one that made it")

@@ -1,0 +1,191 @@
+"""Paged key/value bookkeeping without an engine: sequences by name, errors instead of 'not now'."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.errors import InvalidArgumentError, OutOfBlocksError
+from octavo.kv.manager import KVCacheManager
+from octavo.kv.sequence_blocks import SequenceBlocks
+from octavo.kv.slots import slot_mapping
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extension:
+    """The tokens a call added, whose keys and values the caller now has to compute and write.
+
+    Attributes:
+        start: position of the first of them; those before it are in the cache.
+        slots: [n] int64 cache slots, one per token.
+    """
+
+    start: int
+    slots: np.ndarray
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[n] int64 positions of the tokens in their sequence."""
+        return np.arange(self.start, self.start + len(self.slots), dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Entry:
+    blocks: SequenceBlocks
+    token_ids: list[int]
+
+
+class PagedSequences:
+    """alloc / update / free per sequence, for those who bring their own model loop.
+
+        extension = sequences.alloc("a", prompt)     write extension.slots, attend over the block table
+        extension = sequences.update("a", [token])   write, attend, ...
+        sequences.free("a")
+
+    Slots that a call returned must be written before the next call for the same sequence: from `update`,
+    `fork` or `commit` on, full blocks of them may be shared with other sequences.
+
+    Args:
+        num_blocks: blocks of the cache.
+        block_size: tokens per block.
+        enable_prefix_caching: let sequences with equal prefixes share blocks.
+        bytes_per_block: keys and values of one block, all layers, for the manager's `stats`.
+
+    Attributes:
+        manager: the manager underneath; `manager.stats()` has the figures.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        bytes_per_block: int = 0,
+    ) -> None:
+        self.manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            bytes_per_block=bytes_per_block,
+        )
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def __contains__(self, sequence_id: Hashable) -> bool:
+        return sequence_id in self._entries
+
+    def alloc(self, sequence_id: Hashable, token_ids: Sequence[int], *, salt: bytes = b"") -> Extension:
+        """Start a sequence; leading blocks that are cached already are shared instead of allocated.
+
+        Args:
+            sequence_id: any name that is not in use.
+            token_ids: at least one token.
+            salt: only sequences with equal salts share blocks.
+
+        Returns:
+            The tokens to compute: at least one.
+
+        Raises:
+            InvalidArgumentError: the name is in use, or there are no tokens.
+            OutOfBlocksError: too few blocks are free; nothing was allocated.
+        """
+        self._require_new(sequence_id)
+        if len(token_ids) == 0:
+            raise InvalidArgumentError("a sequence needs at least one token, got none")
+        entry = _Entry(self.manager.new_sequence(salt), list(token_ids))
+        num_cached = self.manager.match_prefix(entry.blocks, entry.token_ids, len(token_ids) - 1)
+        if not self.manager.allocate(entry.blocks, len(token_ids)):
+            self.manager.free(entry.blocks)
+            raise self._out_of_blocks(len(token_ids))
+        self._entries[sequence_id] = entry
+        return self._extension(entry, num_cached)
+
+    def update(self, sequence_id: Hashable, token_ids: Sequence[int]) -> Extension:
+        """Append any number of tokens to a sequence, across block edges if need be.
+
+        Raises:
+            InvalidArgumentError: no such sequence.
+            OutOfBlocksError: too few blocks are free; the sequence is as it was.
+        """
+        entry = self._entry(sequence_id)
+        self.commit(sequence_id)
+        start = len(entry.token_ids)
+        if not self.manager.allocate(entry.blocks, start + len(token_ids)):
+            raise self._out_of_blocks(start + len(token_ids))
+        entry.token_ids.extend(token_ids)
+        return self._extension(entry, start)
+
+    def commit(self, sequence_id: Hashable) -> None:
+        """Say that all slots handed out for a sequence are written; `update` and `fork` imply it.
+
+        Raises:
+            InvalidArgumentError: no such sequence.
+        """
+        entry = self._entry(sequence_id)
+        self.manager.commit(entry.blocks, entry.token_ids, len(entry.token_ids))
+
+    def fork(self, parent_id: Hashable, child_id: Hashable) -> list[tuple[int, int]]:
+        """Start a sequence with all tokens of another, sharing its full blocks.
+
+        Returns:
+            Blocks to copy (source id, destination id) before either sequence is updated: one or none.
+
+        Raises:
+            InvalidArgumentError: no such parent, or the child's name is in use.
+            OutOfBlocksError: no block is free for the copy; nothing was allocated.
+        """
+        self._require_new(child_id)
+        parent = self._entry(parent_id)
+        self.commit(parent_id)
+        forked = self.manager.fork(parent.blocks, len(parent.token_ids))
+        if forked is None:
+            raise self._out_of_blocks(len(parent.token_ids))
+        blocks, copies = forked
+        self._entries[child_id] = _Entry(blocks, list(parent.token_ids))
+        return copies
+
+    def free(self, sequence_id: Hashable) -> None:
+        """End a sequence. Its committed blocks stay in the prefix cache until their room is needed.
+
+        Raises:
+            InvalidArgumentError: no such sequence.
+        """
+        self.manager.free(self._entry(sequence_id).blocks)
+        del self._entries[sequence_id]
+
+    def block_table(self, sequence_ids: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
+        """Return what an attention call over S sequences needs.
+
+        Returns:
+            [S, longest] int32 block ids, 0 past a sequence's last block, and [S] int32 lengths in tokens.
+
+        Raises:
+            InvalidArgumentError: no such sequence.
+        """
+        entries = [self._entry(sequence_id) for sequence_id in sequence_ids]
+        width = max((len(entry.blocks.block_ids) for entry in entries), default=0)
+        table = np.zeros((len(entries), width), dtype=np.int32)
+        for row, entry in zip(table, entries, strict=True):
+            row[: len(entry.blocks.block_ids)] = entry.blocks.block_ids
+        return table, np.array([len(entry.token_ids) for entry in entries], dtype=np.int32)
+
+    def _extension(self, entry: _Entry, start: int) -> Extension:
+        block_ids, stop = entry.blocks.block_ids, len(entry.token_ids)
+        return Extension(start, slot_mapping(block_ids, start, stop, self.manager.block_size))
+
+    def _entry(self, sequence_id: Hashable) -> _Entry:
+        if sequence_id not in self._entries:
+            raise InvalidArgumentError(f"there is no sequence {sequence_id!r}; alloc it first")
+        return self._entries[sequence_id]
+
+    def _require_new(self, sequence_id: Hashable) -> None:
+        if sequence_id in self._entries:
+            raise InvalidArgumentError(f"sequence {sequence_id!r} exists; update it, or free it first")
+
+    def _out_of_blocks(self, num_tokens: int) -> OutOfBlocksError:
+        manager = self.manager
+        advice = "free a sequence" if manager.can_ever_fit(num_tokens) else "make the pool larger"
+        return OutOfBlocksError(
+            f"{num_tokens} tokens do not fit now: {manager.num_free_blocks} of {manager.num_blocks} blocks "
+            f"of {manager.block_size} tokens are free; {advice}. Nothing was allocated."
+        )

@@ -1,0 +1,159 @@
+"""One sequence's view of the cache: its block ids, and the keys its full blocks are found by."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from octavo.errors import InvalidArgumentError
+
+BlockHash = Callable[[bytes, bytes], bytes]
+
+
+class BlockKey(NamedTuple):
+    """What a full block is found by.
+
+    Attributes:
+        digest: hash of the parent's digest and of `content`, so it stands for the whole prefix.
+        content: the block's token ids as int32 bytes; the first block's content starts with the salt.
+    """
+
+    digest: bytes
+    content: bytes
+
+
+def hash_block(parent_digest: bytes, content: bytes) -> bytes:
+    """Return the 16-byte chained digest of a block."""
+    return blake2b(parent_digest + content, digest_size=16).digest()
+
+
+@dataclass(slots=True, eq=False)
+class SequenceBlocks:
+    """The blocks of one sequence. Made and changed by `KVCacheManager`; read by everyone else.
+
+        block_ids   [ 7 | 2 | 9 | 4 | 5 ]
+        tokens      [###|###|##.|...|...]      # holds a computed token    . reserved
+                     committed=2  ^ num_filled_tokens = 2.67 blocks
+
+    Blocks from the one that holds position num_filled_tokens on are this sequence's alone, so that it may
+    write there. All blocks before are full; they may be shared and are never written again.
+
+    Attributes:
+        block_size: tokens per block.
+        salt: namespace; sequences with different salts never share a block.
+        hash_block: the hash function of `block_keys`.
+        block_ids: blocks in order. The list only ever grows in place; any other change makes a new list,
+            which is how `BlockTables` notices.
+        num_committed: leading blocks that are full, computed and registered (or matched).
+        num_filled_tokens: leading tokens known to be in the cache: matched, forked or committed.
+        block_keys: keys of the leading full blocks hashed so far.
+        announced: indexes of the blocks announced as being computed right now.
+    """
+
+    block_size: int
+    salt: bytes = b""
+    hash_block: BlockHash = hash_block
+    block_ids: list[int] = field(default_factory=list)
+    num_committed: int = 0
+    num_filled_tokens: int = 0
+    block_keys: list[BlockKey] = field(default_factory=list)
+    announced: range = range(0)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into the blocks held now."""
+        return len(self.block_ids) * self.block_size
+
+    def num_full_blocks(self, token_ids: Sequence[int], num_tokens: int) -> int:
+        """Return how many blocks the first `num_tokens` of `token_ids` fill; 0 for 0 tokens or less.
+
+        Raises:
+            InvalidArgumentError: there are fewer token ids than that.
+        """
+        if num_tokens > len(token_ids):
+            raise InvalidArgumentError(f"expected at least {num_tokens} token ids, got {len(token_ids)}")
+        return max(0, num_tokens) // self.block_size
+
+    def extend_keys(self, token_ids: Sequence[int], num_blocks: int) -> None:
+        """Hash the full blocks up to `num_blocks` that are not hashed yet, each exactly once.
+
+        Args:
+            token_ids: all tokens of the sequence, those of earlier calls unchanged.
+            num_blocks: leading full blocks of `token_ids` to have keys for.
+
+        Raises:
+            InvalidArgumentError: a token id is no integer of at most 32 bits.
+        """
+        num_known = len(self.block_keys)
+        if num_blocks > num_known:
+            new_token_ids = token_ids[num_known * self.block_size : num_blocks * self.block_size]
+            self._append_keys(_int32_bytes(new_token_ids))
+
+    def require_unchanged(self, token_ids: Sequence[int], start: int, stop: int) -> None:
+        """Refuse token ids that differ from those the keys of blocks `start` .. `stop` - 1 were made of.
+
+        A sequence's tokens may only grow at the end; `truncate` and `free` forget the keys they invalidate.
+        Keys of other tokens would attach or register wrong contents.
+
+        Raises:
+            InvalidArgumentError: they differ.
+        """
+        stop = min(stop, len(self.block_keys))
+        if start < stop:
+            known = b"".join(key.content for key in self.block_keys[start:stop])
+            packed = _int32_bytes(token_ids[start * self.block_size : stop * self.block_size])
+            if known != (packed if start else self.salt + packed):
+                raise InvalidArgumentError(
+                    "expected the token ids of earlier calls, perhaps with more at the end, got different "
+                    "ones; truncate or free the sequence first"
+                )
+
+    def require_empty(self) -> None:
+        """Refuse a sequence that holds blocks.
+
+        Raises:
+            InvalidArgumentError: it does.
+        """
+        if self.block_ids:
+            raise InvalidArgumentError(
+                f"expected an empty sequence, got one with {len(self.block_ids)} blocks; free it first"
+            )
+
+    def require_capacity(self, num_tokens: int) -> None:
+        """Refuse a number of tokens that is negative or does not fit the blocks.
+
+        Raises:
+            InvalidArgumentError: it is, or does not.
+        """
+        if not 0 <= num_tokens <= self.capacity:
+            raise InvalidArgumentError(
+                f"expected 0 .. {self.capacity} tokens (the capacity of the sequence's "
+                f"{len(self.block_ids)} blocks), got {num_tokens}; allocate first"
+            )
+
+    def clear(self) -> None:
+        """Forget everything but the salt."""
+        self.block_ids = []
+        self.block_keys = []
+        self.num_committed = 0
+        self.num_filled_tokens = 0
+        self.announced = range(0)
+
+    def _append_keys(self, packed: bytes) -> None:
+        size = 4 * self.block_size
+        parent = self.block_keys[-1].digest if self.block_keys else self.hash_block(b"", self.salt)
+        for start in range(0, len(packed), size):
+            content = packed[start : start + size]
+            if not self.block_keys:
+                # The stored contents are compared on a hit, so the salt has to be among them.
+                content = self.salt + content
+            parent = self.hash_block(parent, content)
+            self.block_keys.append(BlockKey(parent, content))
+
+
+def _int32_bytes(token_ids: Sequence[int]) -> bytes:
+    try:
+        return array("i", token_ids).tobytes()
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgumentError(f"token ids must be integers of at most 32 bits: {error}") from error

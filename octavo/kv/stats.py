@@ -1,0 +1,45 @@
+"""Figures of a block pool at one moment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStats:
+    """What the pool's blocks are doing, and what the prefix cache has saved.
+
+        num_blocks = num_free + num_cached + num_referenced
+
+    Attributes:
+        num_blocks: blocks in all.
+        num_free: blocks without hit-able contents.
+        num_cached: unreferenced blocks that can still be hit.
+        num_referenced: blocks in at least one block table.
+        num_shared: blocks in more than one block table.
+        reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet,
+            blocks that are reserved but completely empty included.
+        reserved_unfilled_bytes: the same in bytes of keys and values, all layers.
+        prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
+        prefix_hit_tokens: tokens that they found.
+        num_evictions: cached blocks lost to new allocations.
+    """
+
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_referenced: int
+    num_shared: int
+    reserved_unfilled_tokens: int
+    reserved_unfilled_bytes: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    num_evictions: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of looked-up tokens that were found, 0 .. 1; 0 before the first lookup."""
+        return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else 0.0
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are referenced, 0 .. 1."""
+        return self.num_referenced / self.num_blocks

@@ -1,0 +1,321 @@
+"""The offline Python API: `LLM` generates, streams, chats and scores in this process."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, cast
+
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine, EngineStats
+from octavo.engine.prompts import Prompt
+from octavo.errors import InvalidArgumentError, OctavoError, PromptError
+from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
+from octavo.progress import Progress, RichProgress
+from octavo.sampling_params import SamplingParams
+
+Message = Mapping[str, object]
+OnError = Literal["raise", "return"]
+
+DEFAULT_SAMPLING = SamplingParams()
+DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
+
+
+class LLM:
+    """A model in this process.
+
+    Example:
+        >>> llm = LLM("smollm2")
+        >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
+
+    Calls may be interleaved (several `stream` generators at once), but only from one thread.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = False, **options: object) -> None:
+        """Load a model.
+
+        Args:
+            model: "smollm2" (embedded default), a folder, a .gguf file or a hub id.
+            progress: show a progress bar while loading.
+            **options: fields of EngineConfig, such as dtype, device, load_format, max_model_len,
+                block_size, num_blocks, memory_fraction, max_num_seqs, max_num_batched_tokens,
+                enable_prefix_caching, seed, attention_impl, quantization. Unknown names are refused.
+
+        Raises:
+            ConfigError: an option is unknown or wrong.
+            ModelError: the model cannot be found, read or supported.
+            OutOfMemoryError: weights or KV cache do not fit.
+        """
+        if model is not None:
+            options["model"] = model
+        config = EngineConfig.from_dict(options)
+        with RichProgress("loading", enabled=progress) as bar:
+            self.engine = Engine(config, progress=bar.set)
+        self._inbox: dict[str, deque[CompletionDelta]] = {}
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters of the engine and of its KV block pool."""
+        return self.engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        cache_salt: str = "",
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all batched together.
+
+        Args:
+            prompts: one prompt or a list: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+            params: one for all prompts, or one per prompt.
+            on_error: what a prompt that cannot run does. "raise" refuses the call before anything runs;
+                "return" gives that prompt an output with `error` set and runs the others.
+            cache_salt: prefixes are shared only among equal salts.
+            progress: show a progress bar.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            PromptError, SamplingParamsError: see on_error.
+            EngineError: with on_error="raise", the engine failed on a request.
+        """
+        prompt_list = _as_prompt_list(prompts)
+        params_list = _as_params_list(params, len(prompt_list))
+        if on_error not in ("raise", "return"):
+            raise InvalidArgumentError(f"on_error must be 'raise' or 'return', got {on_error!r}")
+        return self._run(prompt_list, params_list, on_error, cache_salt, progress)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
+    ) -> Iterator[CompletionDelta]:
+        """Complete one prompt, yielding what each step adds. Closing the iterator aborts the request.
+
+        Raises:
+            PromptError, SamplingParamsError: before the first delta.
+            EngineError: the engine failed on this request.
+        """
+        request_id = self._add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
+        return self._stream(request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        cache_salt: str = "",
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer conversations with the model's chat template.
+
+        Args:
+            messages: one conversation, a list of {"role": ..., "content": ...}, or a list of conversations.
+            params: default: temperature 0.6, top_p 0.95, at most 512 tokens.
+            on_error, cache_salt, progress: as in `generate`.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or it refuses the messages.
+        """
+        conversations = _as_conversations(messages)
+        prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
+        return self.generate(
+            prompts, params or DEFAULT_CHAT_SAMPLING, on_error=on_error, cache_salt=cache_salt, progress=progress
+        )
+
+    def chat_stream(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, cache_salt: str = ""
+    ) -> Iterator[CompletionDelta]:
+        """Answer one conversation, yielding what each step adds; see `chat` and `stream`."""
+        prompt = self.chat_prompt(messages)
+        return self.stream(prompt, params or DEFAULT_CHAT_SAMPLING, cache_salt=cache_salt)
+
+    def chat_prompt(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Render messages with the model's chat template and tokenize them."""
+        return self.engine.prompts.render_chat(messages, add_generation_prompt=add_generation_prompt)
+
+    def score(
+        self,
+        prefix: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        cache_salt: str = "",
+    ) -> list[ScoreOutput]:
+        """Log-probabilities of continuations of one prefix, which is computed once.
+
+        Prefix and continuation are tokenized separately and joined as ids; pass ids to decide the border
+        yourself. Sharing the prefix works by whole KV blocks and needs enable_prefix_caching.
+
+        Args:
+            prefix: text or token ids, at least one token.
+            continuations: texts or token ids, at least one token each.
+            cache_salt: as in `generate`.
+
+        Raises:
+            PromptError: prefix or a continuation is empty or malformed.
+        """
+        if isinstance(continuations, str):
+            raise PromptError("continuations must be a list of texts or token id lists, got one string")
+        prefix_ids = self.engine.prompts.read(prefix)
+        suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
+        request_ids: list[str] = []
+        try:
+            for suffix in suffixes:
+                request_ids.append(
+                    self._add(
+                        prefix_ids + suffix,
+                        params,
+                        cache_salt=cache_salt,
+                        prompt_logprobs_start=len(prefix_ids),
+                    )
+                )
+            outputs = [self._wait(request_id) for request_id in request_ids]
+        finally:
+            self._abandon(request_ids)
+        return [_score(output, suffix) for output, suffix in zip(outputs, suffixes, strict=True)]
+
+    def abort(self, request_id: str) -> None:
+        """End a running request; its stream ends with finish_reason "abort"."""
+        self._deliver(self.engine.abort(request_id))
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all cached blocks no request uses; returns how many."""
+        return self.engine.manager.reset_prefix_cache()
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        on_error: OnError,
+        cache_salt: str,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        started: list[RequestOutput | str] = []
+        with RichProgress("generating", enabled=progress) as bar:
+            try:
+                for prompt, params_ in zip(prompts, params, strict=True):
+                    started.append(self._start(prompt, params_, on_error, cache_salt))
+                outputs = self._finish_all(started, bar)
+            finally:
+                self._abandon([entry for entry in started if isinstance(entry, str)])
+        for output in outputs:
+            if output.error is not None and on_error == "raise":
+                raise output.error
+        return outputs
+
+    def _start(
+        self, prompt: Prompt, params: SamplingParams, on_error: OnError, cache_salt: str
+    ) -> RequestOutput | str:
+        try:
+            return self._add(prompt, params, cache_salt=cache_salt)
+        except OctavoError as error:
+            if on_error == "raise":
+                raise
+            return RequestOutput("", None, [], [], finished=True, error=error)
+
+    def _finish_all(self, started: list[RequestOutput | str], bar: Progress) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        for entry in started:
+            outputs.append(self._wait(entry) if isinstance(entry, str) else entry)
+            bar.set(len(outputs), len(started))
+        return outputs
+
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        prompt_logprobs_start: int | None = None,
+    ) -> str:
+        request_id = self.engine.add_request(
+            prompt, params, cache_salt=cache_salt, prompt_logprobs_start=prompt_logprobs_start
+        )
+        self._inbox[request_id] = deque()
+        return request_id
+
+    def _deltas(self, request_id: str) -> Iterator[CompletionDelta]:
+        """Step the engine until this request is finished; other requests' deltas wait in their inboxes."""
+        inbox = self._inbox[request_id]
+        while True:
+            while inbox:
+                delta = inbox.popleft()
+                yield delta
+                if delta.output is not None:
+                    return
+            self._deliver(self.engine.step())
+
+    def _deliver(self, deltas: list[CompletionDelta]) -> None:
+        for delta in deltas:
+            inbox = self._inbox.get(delta.request_id)
+            if inbox is not None:
+                inbox.append(delta)
+
+    def _stream(self, request_id: str) -> Iterator[CompletionDelta]:
+        try:
+            for delta in self._deltas(request_id):
+                if delta.output is not None and delta.output.error is not None:
+                    raise delta.output.error
+                yield delta
+        finally:
+            self._abandon([request_id])
+
+    def _wait(self, request_id: str) -> RequestOutput:
+        for delta in self._deltas(request_id):
+            if delta.output is not None:
+                return delta.output
+        raise AssertionError("a request ends with an output")
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Forget requests; those still running are aborted, so nothing leaks when a caller leaves early."""
+        for request_id in request_ids:
+            self._inbox.pop(request_id, None)
+            self.engine.abort(request_id)
+
+
+def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
+    if output.error is not None:
+        raise output.error
+    assert output.prompt_logprobs is not None
+    entries = output.prompt_logprobs[-len(suffix) :]
+    logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]
+    total = sum(logprobs)
+    return ScoreOutput(suffix, logprobs, total, total / len(logprobs), output.num_cached_tokens)
+
+
+def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _as_params_list(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or DEFAULT_SAMPLING] * num_prompts
+    params_list = list(params)
+    if len(params_list) != num_prompts:
+        raise InvalidArgumentError(
+            f"params must be one SamplingParams or one per prompt, got {len(params_list)} for {num_prompts} prompts"
+        )
+    return params_list
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise PromptError(f"messages must be a list of messages, got {type(messages).__name__}")
+    if not messages:
+        raise PromptError("messages must hold at least one message, got none")
+    if isinstance(messages[0], Mapping):
+        return [cast(Sequence[Message], messages)]
+    return list(cast(Sequence[Sequence[Message]], messages))

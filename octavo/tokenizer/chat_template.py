@@ -1,0 +1,121 @@
+"""Chat messages to one prompt, by the Jinja template that comes with a model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from octavo.errors import ChatTemplateError, suggest
+from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
+from octavo.tokenizer.template_process import render_in_child
+from octavo.tokenizer.template_sandbox import Renderer, RenderError
+
+VARIABLE_NAMES = frozenset(
+    {
+        "builtin_tools",
+        "custom_tools",
+        "date_string",
+        "documents",
+        "enable_thinking",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "tools_in_user_message",
+    }
+)
+FUEL = 1_000_000
+FUEL_PER_MESSAGE = 5_000
+
+
+class ChatTemplate:
+    """The chat template of a model.
+
+    Rendering is bounded: by instructions (fuel; the full amount takes some hundredths of a second), by
+    the size of the result and by the size of what filters produce. That stops templates that run on, and
+    no template can reach Python objects, files or other templates. A template that is written to take
+    memory with plain operators, such as repeated doubling of a string, still can. So a template that
+    does not come with a model that you chose to run must be `isolated`: it is then rendered in a child
+    process of one second and bounded memory, which costs about a tenth of a second per prompt.
+
+    Args:
+        source: the Jinja template.
+        tool_use_source: the template for conversations with tools, if the model has a separate one.
+        bos_token: the piece that begins a text, for the template to write.
+        eos_token: the piece that ends a text, for the template to write.
+        isolated: render in a child process.
+        clock: gives the time that `strftime_now` formats.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        tool_use_source: str | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        isolated: bool = False,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.source = source
+        self.isolated = isolated
+        self._tool_use_source = tool_use_source
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._special_tokens = {name: piece for name, piece in tokens.items() if piece is not None}
+        self._clock = clock
+        # a template that does not compile fails chats, not the loading of a model that also completes
+        self._renderer = lru_cache(maxsize=2)(Renderer)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Render a conversation into the text of a prompt.
+
+        The text holds the special tokens of the template, so encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: `{"role", "content"}` each, the content being text or a list of text parts; also
+                `name`, `tool_calls` and `tool_call_id`.
+            add_generation_prompt: end with the beginning of an assistant's answer.
+            tools: JSON descriptions of functions that the model may call.
+            variables: further variables for the template, of the names in `VARIABLE_NAMES`.
+
+        Raises:
+            ChatTemplateError: the messages are malformed, a variable is not allowed, or the template
+                is invalid, refuses the messages or exceeds a bound.
+        """
+        context: dict[str, object] = {
+            **self._special_tokens,
+            **_checked_variables(variables or {}),
+            "messages": checked_messages(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        source = self.source
+        if tools is not None:
+            context["tools"] = checked_tools(tools)
+            source = self._tool_use_source or source
+        fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        return self._rendered(source, context, fuel)
+
+    def _rendered(self, source: str, context: dict[str, object], fuel: int) -> str:
+        try:
+            if self.isolated:
+                return render_in_child(source, context, fuel=fuel, now=self._clock())
+            return self._renderer(source).render(context, fuel=fuel, now=self._clock())
+        except RenderError as error:
+            raise ChatTemplateError(f"the chat template failed: {error}") from error
+
+
+def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:
+    for name, value in variables.items():
+        if name not in VARIABLE_NAMES:
+            raise ChatTemplateError(
+                f"unknown template variable {name!r}{suggest(str(name), VARIABLE_NAMES)}; "
+                f"expected one of {sorted(VARIABLE_NAMES)}"
+            )
+        check_json(value, f"variables[{name!r}]")
+    return dict(variables)

@@ -1,0 +1,151 @@
+"""Reads a tokenizer from a model folder in Hugging Face's layout."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import tokenizers
+
+from octavo.errors import FileFormatError, ModelNotFoundError
+from octavo.tokenizer.vocabulary import Vocabulary, end_of_turn_ids, special_token_ids
+
+
+class _TokenEntry(msgspec.Struct):
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    """The fields that matter of tokenizer_config.json, and of special_tokens_map.json."""
+
+    bos_token: str | _TokenEntry | None = None
+    eos_token: str | _TokenEntry | None = None
+    additional_special_tokens: list[str | _TokenEntry] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+class _GenerationConfig(msgspec.Struct):
+    """The field that matters of generation_config.json."""
+
+    eos_token_id: int | list[int] | None = None
+
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def read_folder_vocabulary(folder: Path) -> Vocabulary:
+    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
+
+    Raises:
+        ModelNotFoundError: the folder or its tokenizer.json does not exist.
+        FileFormatError: a file is damaged or contradicts another.
+    """
+    backend = _read_backend(folder)
+    config = _read_json(folder / "tokenizer_config.json", _TokenizerConfig)
+    fallback = _read_json(folder / "special_tokens_map.json", _TokenizerConfig)
+    bos_token_id = _token_id(backend, config.bos_token or fallback.bos_token, folder)
+    eos_token_id = _token_id(backend, config.eos_token or fallback.eos_token, folder)
+    templates = _chat_templates(folder, config)
+    special_ids = _mark_special(backend, config, fallback)
+    eos_token_ids = _generation_eos_ids(folder) | end_of_turn_ids(backend, templates.values(), special_ids)
+    if eos_token_id is not None:
+        eos_token_ids.add(eos_token_id)
+    return Vocabulary(
+        name=str(folder),
+        backend=backend,
+        bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
+        eos_token_ids=frozenset(eos_token_ids),
+        special_ids=special_ids,
+        chat_templates=templates,
+    )
+
+
+def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"expected a tokenizer.json in {folder}, got none; save the tokenizer there in the fast format, "
+            "for instance with AutoTokenizer.from_pretrained(model).save_pretrained(folder)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except Exception as error:  # the tokenizers package raises plain Exception
+        raise FileFormatError(f"{path}: expected a tokenizer in JSON: {error}") from error
+    # a prompt is never cut or padded behind the user's back, even if training did so
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path, kind: type[_Struct]) -> _Struct:
+    """Decode an optional JSON file; a missing one has no field set."""
+    if not path.is_file():
+        return kind()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def _token_id(backend: tokenizers.Tokenizer, token: str | _TokenEntry | None, folder: Path) -> int | None:
+    if token is None:
+        return None
+    piece = _piece(token)
+    token_id = backend.token_to_id(piece)
+    if token_id is None:
+        raise FileFormatError(
+            f"{folder}: the special token {piece!r} of tokenizer_config.json or special_tokens_map.json "
+            "is not in tokenizer.json"
+        )
+    return token_id
+
+
+def _piece(token: str | _TokenEntry) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _mark_special(backend: tokenizers.Tokenizer, *configs: _TokenizerConfig) -> frozenset[int]:
+    """Make the tokens that the configuration files call special so, and return all special ids."""
+    declared: set[int] = set()
+    for config in configs:
+        for token in [config.bos_token, config.eos_token, *(config.additional_special_tokens or ())]:
+            token_id = None if token is None else backend.token_to_id(_piece(token))
+            if token_id is not None:
+                declared.add(token_id)
+    unknown = sorted(declared - backend.get_added_tokens_decoder().keys())
+    backend.add_special_tokens([piece for i in unknown if (piece := backend.id_to_token(i)) is not None])
+    return special_token_ids(backend) | declared
+
+
+def _generation_eos_ids(folder: Path) -> set[int]:
+    """EOS ids of generation_config.json, or of config.json in folders that lack it."""
+    path = folder / "generation_config.json"
+    ids = _read_json(path if path.is_file() else folder / "config.json", _GenerationConfig).eos_token_id
+    if ids is None:
+        return set()
+    return {ids} if isinstance(ids, int) else set(ids)
+
+
+def _chat_templates(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{path}: expected UTF-8 text: {error}") from error
+    if config.chat_template is None:
+        return {}
+    if isinstance(config.chat_template, str):
+        return {"default": config.chat_template}
+    templates = {entry.name: entry.template for entry in config.chat_template}
+    if "default" not in templates:
+        raise FileFormatError(
+            f"{folder / 'tokenizer_config.json'}: expected one chat template named 'default', "
+            f"got {sorted(templates)}"
+        )
+    return templates

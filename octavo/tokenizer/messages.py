@@ -1,0 +1,127 @@
+"""Checks chat messages and brings them into the one shape that chat templates expect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.errors import ChatTemplateError, suggest
+
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+MAX_DEPTH = 32
+
+
+def checked_messages(messages: object) -> list[dict[str, Any]]:
+    """Check the messages of a conversation and copy them into the shape that templates expect.
+
+    Text parts are joined with line ends into one string, and the arguments of tool calls, JSON text in
+    OpenAI's API, become the objects that templates write out.
+
+    Args:
+        messages: a non-empty list of messages with a role and a content.
+
+    Raises:
+        ChatTemplateError: a message is not of the expected shape; the error names its index.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise ChatTemplateError(f"expected a non-empty list of messages, got {_kind(messages)}")
+    return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def checked_tools(tools: object) -> list[Any]:
+    """Check that tools are a list of JSON objects.
+
+    Raises:
+        ChatTemplateError: they are not.
+    """
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ChatTemplateError(f"expected tools as a list of JSON objects, got {_kind(tools)}")
+    check_json(tools, "tools")
+    return tools
+
+
+def check_json(value: object, where: str, depth: int = 0) -> None:
+    """Check that a value is made of JSON types and not nested too deeply.
+
+    Raises:
+        ChatTemplateError: it holds something else, or is nested more than 32 levels deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ChatTemplateError(f"{where}: expected at most {MAX_DEPTH} levels of nesting, got more")
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                raise ChatTemplateError(f"{where}: expected strings as keys, got {key!r}")
+            check_json(entry, f"{where}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            check_json(entry, f"{where}[{index}]", depth + 1)
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        raise ChatTemplateError(f"{where}: expected a JSON value, got {_kind(value)}")
+
+
+def _checked_message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f"{where}: expected an object with role and content, got {_kind(message)}")
+    for key in message:
+        if key not in MESSAGE_KEYS:
+            raise ChatTemplateError(f"{where}: unknown key {key!r}{suggest(str(key), MESSAGE_KEYS)}")
+    for key in ("role", "name", "tool_call_id"):
+        if (key == "role" or key in message) and not isinstance(message.get(key), str):
+            raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(message.get(key))}")
+    checked = dict(message)
+    if "tool_calls" in message:
+        checked["tool_calls"] = _checked_tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    checked["content"] = _checked_content(message, where)
+    return checked
+
+
+def _checked_content(message: Mapping[str, object], where: str) -> str | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message.get("tool_calls"):
+        return None
+    if not isinstance(content, list):
+        raise ChatTemplateError(
+            f"{where}.content: expected a string or a list of text parts, got {_kind(content)}"
+        )
+    return "\n".join(_checked_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _checked_part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        got = part.get("type") if isinstance(part, Mapping) else _kind(part)
+        raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
+    for key in part:
+        if key not in ("type", "text"):
+            raise ChatTemplateError(f"{where}: unknown key {key!r}{suggest(str(key), ('type', 'text'))}")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"{where}.text: expected a string, got {_kind(text)}")
+    return text
+
+
+def _checked_tool_calls(tool_calls: object, where: str) -> list[Any]:
+    if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
+        raise ChatTemplateError(f"{where}: expected a list of JSON objects, got {_kind(tool_calls)}")
+    check_json(tool_calls, where)
+    return [_with_parsed_arguments(call, f"{where}[{index}]") for index, call in enumerate(tool_calls)]
+
+
+def _with_parsed_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise ChatTemplateError(f"{where}.function: expected an object, got {_kind(function)}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ChatTemplateError(f"{where}.function.arguments: expected JSON: {error}") from error
+        check_json(arguments, f"{where}.function.arguments")
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _kind(value: object) -> str:
+    return "an empty list" if value == [] else type(value).__name__

@@ -1,0 +1,68 @@
+"""Stop strings on streamed text."""
+
+from collections.abc import Sequence
+
+
+class StopChecker:
+    """Finds stop strings in text that arrives in pieces, and never shows a part of one.
+
+    The stop string that is complete first wins, the longest one if several end at the same character,
+    so the result does not depend on how the text was cut into pieces.
+
+        stop "END", pieces "the E", "N", "Dup"
+        emitted            "the ", "",  ""       and stop "END"; "up" is dropped
+
+    Args:
+        stop_strings: the stop strings, none of them empty; no string means that text passes unchanged.
+        include_stop: keep the stop string at the end of the text.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], *, include_stop: bool = False) -> None:
+        assert all(stop_strings), "sampling parameters refuse empty stop strings"
+        self._stop_strings = tuple(stop_strings)
+        self._include_stop = include_stop
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Take the next piece of text.
+
+        Args:
+            text: what follows the text fed before, possibly empty.
+
+        Returns:
+            The text that is now safe to show, and the stop string that was hit or None. After a hit
+            nothing more is fed, and whatever followed the stop string is dropped.
+        """
+        assert not self._stopped, "no text follows a stop string"
+        text = self._held + text
+        hit = self._first_hit(text)
+        if hit is None:
+            safe = self._safe_length(text)
+            self._held = text[safe:]
+            return text[:safe], None
+        end, stop = hit
+        self._stopped, self._held = True, ""
+        return text[: end if self._include_stop else end - len(stop)], stop
+
+    def flush(self) -> str:
+        """Return the text still held back, once it is known that no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_hit(self, text: str) -> tuple[int, str] | None:
+        """End of the stop string that is complete first, and that string."""
+        found = [(text.find(stop) + len(stop), stop) for stop in self._stop_strings if stop in text]
+        return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
+
+    def _safe_length(self, text: str) -> int:
+        """Length of the text before the longest ending that could begin a stop string."""
+        return min((_begin_of_stop(text, stop) for stop in self._stop_strings), default=len(text))
+
+
+def _begin_of_stop(text: str, stop: str) -> int:
+    """First index from which `text` runs to its end along the beginning of `stop`."""
+    index = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while index >= 0 and not stop.startswith(text[index:]):
+        index = text.find(stop[0], index + 1)
+    return index if index >= 0 else len(text)

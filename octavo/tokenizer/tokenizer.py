@@ -1,0 +1,147 @@
+"""The tokenizer of one model: text to token ids and back."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from octavo.errors import PromptError
+from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.decoding import IncrementalDecoder, TokenBytes, piece_style
+from octavo.tokenizer.folder import read_folder_vocabulary
+from octavo.tokenizer.gguf_vocabulary import read_gguf_vocabulary
+from octavo.tokenizer.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """The tokenizer of one model. Safe to share between threads.
+
+    Attributes:
+        vocab_size: number of tokens; the model's own vocabulary may be padded beyond it.
+        bos_token_id: the token that begins a text, or None.
+        eos_token_ids: every token that ends an answer: EOS, end of turn, end of message.
+        chat_template: turns messages into a prompt, or None for a model without one.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Wrap a vocabulary; use `from_folder` or `from_gguf` to read one.
+
+        Raises:
+            UnsupportedModelError: the vocabulary's decoder is of a kind that Octavo does not have.
+        """
+        self._backend = vocabulary.backend
+        self._prefix_ids = list(vocabulary.prefix_ids)
+        self._suffix_ids = list(vocabulary.suffix_ids)
+        style = piece_style(vocabulary.backend, vocabulary.name)
+        self._token_bytes = TokenBytes(vocabulary.backend, style, vocabulary.special_ids)
+        self.vocab_size: int = vocabulary.backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.chat_template = self._chat_template(vocabulary)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read tokenizer.json and the configuration files beside it.
+
+        Args:
+            folder: a model folder in Hugging Face's layout.
+
+        Raises:
+            ModelNotFoundError: the folder or its tokenizer.json does not exist.
+            FileFormatError: a file is damaged or contradicts another.
+            UnsupportedModelError: the tokenizer is of a kind that Octavo does not have.
+        """
+        return cls(read_folder_vocabulary(Path(folder)))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], name: str) -> "Tokenizer":
+        """Rebuild the tokenizer from a GGUF file's metadata.
+
+        Args:
+            metadata: the file's key-value pairs; numeric arrays are lists or NumPy arrays.
+            name: file name, for error messages.
+
+        Raises:
+            FileFormatError: a key is missing or its value is of the wrong type or length.
+            UnsupportedModelError: the tokenizer is of a kind that Octavo does not have.
+        """
+        return cls(read_gguf_vocabulary(metadata, name))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; pieces of special tokens written in it become those tokens.
+
+        Args:
+            text: any string, possibly empty.
+            add_special_tokens: add BOS and EOS where the model was trained with them. Pass False for a
+                rendered chat template, which writes its own.
+
+        Raises:
+            PromptError: `text` is not a string, or holds a lone surrogate.
+        """
+        try:
+            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise PromptError(f"expected text as valid Unicode, got {_described(text)}") from error
+        return self._with_affixes(encoded.ids, add_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, each as `encode` gives them, on all cores.
+
+        Raises:
+            PromptError: `texts` is not a list of strings, or one holds a lone surrogate.
+        """
+        try:
+            encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise PromptError("expected a list of texts as valid Unicode; one is not") from error
+        return [self._with_affixes(one.ids, add_special_tokens) for one in encoded]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Bytes that are not valid UTF-8 become U+FFFD; padding ids become nothing.
+
+        Raises:
+            InvalidArgumentError: an id is not an integer in [0, 2**32).
+        """
+        decoder = self.incremental_decoder(skip_special_tokens=skip_special_tokens)
+        return decoder.push(token_ids) + decoder.finish()
+
+    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for one answer that is generated token by token."""
+        return IncrementalDecoder(self._token_bytes, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself, special or not, with its leading space; for showing logprobs.
+
+        A token that is a part of a character shows as U+FFFD; `token_bytes` gives its exact bytes.
+
+        Raises:
+            InvalidArgumentError: the id is not an integer in [0, 2**32).
+        """
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token by itself, as OpenAI's API reports them beside logprobs.
+
+        Raises:
+            InvalidArgumentError: the id is not an integer in [0, 2**32).
+        """
+        return self._token_bytes.of(token_id)
+
+    def _with_affixes(self, token_ids: list[int], add_special_tokens: bool) -> list[int]:
+        return self._prefix_ids + token_ids + self._suffix_ids if add_special_tokens else token_ids
+
+    def _chat_template(self, vocabulary: Vocabulary) -> ChatTemplate | None:
+        templates = vocabulary.chat_templates
+        if not templates:
+            return None
+        return ChatTemplate(
+            templates["default"],
+            tool_use_source=templates.get("tool_use"),
+            bos_token=self._piece(vocabulary.bos_token_id),
+            eos_token=self._piece(vocabulary.eos_token_id),
+        )
+
+    def _piece(self, token_id: int | None) -> str | None:
+        return None if token_id is None else self.token_text(token_id)
+
+
+def _described(text: object) -> str:
+    return "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__

@@ -1,0 +1,52 @@
+"""What both kinds of model file, a folder and a GGUF file, say about a tokenizer."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import tokenizers
+
+END_OF_TURN_PIECES = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|return|>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A tokenizer's vocabulary and the facts around it.
+
+    Attributes:
+        name: file or folder, for error messages.
+        backend: the compiled vocabulary of the tokenizers package.
+        bos_token_id: the token that begins a text, or None.
+        eos_token_id: the token that ends a text, or None; chat templates see its piece.
+        eos_token_ids: all tokens that end an answer.
+        special_ids: tokens that are markup rather than text.
+        prefix_ids: what `encode` puts before a text, beyond the backend's own post-processor.
+        suffix_ids: what `encode` puts after a text, beyond the backend's own post-processor.
+        chat_templates: template sources by name; "default" is the usual one.
+    """
+
+    name: str
+    backend: tokenizers.Tokenizer
+    bos_token_id: int | None
+    eos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    special_ids: frozenset[int]
+    prefix_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids of the tokens that the backend itself holds as special."""
+    return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def end_of_turn_ids(
+    backend: tokenizers.Tokenizer, templates: Iterable[str], special_ids: frozenset[int]
+) -> set[int]:
+    """Well-known end-of-turn tokens that a chat template writes.
+
+    Some instruct models name only the end of a document as EOS, though each of their turns ends with
+    another token. A template that writes one shows that the model was trained to end its turns so.
+    """
+    written = {piece for piece in END_OF_TURN_PIECES if any(piece in source for source in templates)}
+    return {i for piece in written if (i := backend.token_to_id(piece)) in special_ids}

@@ -1,0 +1,278 @@
+"""The scheduler over a real block pool and a fake model whose next token is a hash of its whole past.
+
+The fake model reads the past back through the block table, cell by cell, so a wrong block, a lost copy or
+a reused block shows as a wrong token. No torch: thousands of schedules a second.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.kv import KVCacheManager
+from octavo.outputs import RequestMetrics
+from octavo.sampling_params import SamplingParams
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    return zlib.crc32(repr(list(token_ids)).encode()) % 50
+
+
+def expected_tokens(prompt: list[int], num_new: int) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(num_new):
+        token_ids.append(next_token(token_ids))
+    return token_ids
+
+
+class FakeEngine:
+    """Runs the scheduler; cells[slot] holds the token stored there."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool = True
+    ) -> None:
+        self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(self.manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        self.cells: dict[int, int] = {}
+        self.num_computed = 0
+        self.steps: list[SchedulerOutput] = []
+
+    def add(self, name: str, prompt: list[int], max_tokens: int, n: int = 1) -> list[Request]:
+        params = SamplingParams(n=n, max_tokens=max_tokens)
+        requests = [
+            Request(
+                request_id=name,
+                index=index,
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                params=params,
+                max_num_tokens=len(prompt) + max_tokens,
+                seed=0,
+                stop_token_ids=frozenset(),
+                blocks=self.manager.new_sequence(),
+                metrics=RequestMetrics(),
+            )
+            for index in range(n)
+        ]
+        requests[0].forks = requests[1:]
+        self.scheduler.add(requests[0])
+        return requests
+
+    def step(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self.steps.append(output)
+        size = self.manager.block_size
+        for source, destination in output.block_copies:
+            for offset in range(size):
+                self.cells[destination * size + offset] = self.cells.get(source * size + offset, -1)
+        samples = [item.request for item in output.scheduled if item.samples]
+        for item in output.scheduled:
+            self._compute(item.request, item.num_new_tokens)
+        for item in output.scheduled:
+            self.scheduler.commit(item)
+        for request in samples:
+            past = [self._read(request, position) for position in range(request.num_computed_tokens)]
+            assert past == request.token_ids, "the cache does not hold the request's own tokens"
+            request.append_output(next_token(past))
+            if request.finish_reason:
+                self.scheduler.finish(request)
+        self.manager.check_invariants()
+        return output
+
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            output = self.step()
+            assert output.scheduled or output.finished, "a step with work did nothing"
+        raise AssertionError("the scheduler makes no progress")
+
+    def _slot(self, request: Request, position: int) -> int:
+        index, offset = divmod(position, self.manager.block_size)
+        return request.blocks.block_ids[index] * self.manager.block_size + offset
+
+    def _compute(self, request: Request, num_new: int) -> None:
+        self.num_computed += num_new
+        start = request.num_computed_tokens
+        for position in range(start, start + num_new):
+            self.cells[self._slot(request, position)] = request.token_ids[position]
+
+    def _read(self, request: Request, position: int) -> int:
+        return self.cells[self._slot(request, position)]
+
+
+def test_batched_equals_alone() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, budget=16)
+    requests = [engine.add(str(i), [i] * (i + 1), max_tokens=9)[0] for i in range(12)]
+    engine.run()
+    for i, request in enumerate(requests):
+        assert request.token_ids == expected_tokens([i] * (i + 1), 9)
+    assert engine.manager.num_free_blocks == 64
+
+
+def test_preempted_equals_undisturbed_and_makes_progress() -> None:
+    engine = FakeEngine(num_blocks=8, block_size=2, max_num_seqs=8, budget=16)
+    requests = [engine.add(str(i), [i, i + 1, i + 2], max_tokens=8)[0] for i in range(6)]
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0, "the pool was meant to be too small"
+    for i, request in enumerate(requests):
+        assert request.token_ids == expected_tokens([i, i + 1, i + 2], 8)
+
+
+def test_the_oldest_running_request_is_never_preempted() -> None:
+    engine = FakeEngine(num_blocks=8, block_size=2, max_num_seqs=8, budget=16)
+    oldest = engine.add("a", [1, 2, 3], max_tokens=12)[0]
+    for i in range(5):
+        engine.add(str(i), [10 + i, 2, 3], max_tokens=12)
+    while not oldest.is_finished:
+        engine.step()
+    assert oldest.metrics.num_preemptions == 0
+    assert engine.scheduler.num_preemptions > 0
+    engine.run()
+
+
+def test_a_lone_sequence_that_exhausts_the_pool_ends_with_length_and_a_message() -> None:
+    engine = FakeEngine(num_blocks=3, block_size=2, max_num_seqs=4, budget=16)
+    request = engine.add("a", [1, 2, 3], max_tokens=100)[0]
+    engine.run()
+    assert request.finish_reason == "length"
+    assert request.message is not None
+    assert "6 tokens" in request.message
+    assert request.token_ids == expected_tokens([1, 2, 3], 4)  # 6 in the cache and the one they predict
+    assert engine.manager.num_free_blocks == 3
+
+
+def test_a_long_prompt_does_not_starve_decoding() -> None:
+    """Trap: a batch of prompts or a batch of decodes, never mixed."""
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=4, budget=8)
+    short = engine.add("short", [1, 2], max_tokens=30)[0]
+    engine.step()
+    long = engine.add("long", list(range(100)), max_tokens=2)[0]
+    while long.num_output_tokens == 0:
+        output = engine.step()
+        assert any(item.request is short for item in output.scheduled), "decoding waited for a prompt"
+    assert short.num_output_tokens >= 12
+
+
+def test_a_prompt_larger_than_the_budget_is_chunked() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=4, budget=7)
+    request = engine.add("a", list(range(50)), max_tokens=3)[0]
+    engine.run()
+    assert request.token_ids == expected_tokens(list(range(50)), 3)
+    assert max(step.num_tokens for step in engine.steps) == 7
+
+
+def test_a_full_prefix_hit_still_computes_one_token() -> None:
+    """Trap: a prompt that is cached to its last token leaves nothing to compute and no logits."""
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=4, budget=64)
+    first = engine.add("a", list(range(8)), max_tokens=2)[0]
+    engine.run()
+    second = engine.add("b", list(range(8)), max_tokens=2)[0]
+    engine.run()
+    assert second.token_ids == first.token_ids
+    assert second.num_cached_tokens == 4
+
+
+def test_equal_prompts_in_flight_are_prefilled_once() -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=16)
+    prompt = list(range(41))
+    requests = [engine.add(str(i), prompt, max_tokens=2)[0] for i in range(8)]
+    engine.run()
+    assert all(request.token_ids == expected_tokens(prompt, 2) for request in requests)
+    assert engine.num_computed == 41 + 7 * 1 + 8 * 1  # one prompt, one token per follower, one decode each
+    assert [request.num_cached_tokens for request in requests[1:]] == [40] * 7
+
+
+def test_requests_behind_a_deferred_one_are_admitted() -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=16)
+    engine.add("first", list(range(40)), max_tokens=2)
+    engine.step()
+    twin = engine.add("twin", list(range(40)), max_tokens=2)[0]
+    other = engine.add("other", [7, 8, 9], max_tokens=2)[0]
+    engine.scheduler.max_num_batched_tokens = 64
+    output = engine.step()
+    assert other in [item.request for item in output.scheduled]
+    assert twin.status is RequestStatus.WAITING
+    engine.run()
+
+
+def test_forks_share_the_prompt_and_copy_only_the_tail() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, budget=64)
+    requests = engine.add("a", list(range(10)), max_tokens=5, n=4)
+    engine.step()
+    copied = [copy for step in [engine.step()] for copy in step.block_copies]
+    assert len(copied) == 3
+    assert engine.manager.stats().num_shared == 2
+    engine.run()
+    assert all(request.token_ids == expected_tokens(list(range(10)), 5) for request in requests)
+
+
+def test_forks_without_room_become_ordinary_requests() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=2, budget=64)
+    requests = engine.add("a", list(range(10)), max_tokens=5, n=4)
+    engine.run()
+    assert all(request.token_ids == expected_tokens(list(range(10)), 5) for request in requests)
+
+
+def test_forks_outlive_an_aborted_leader() -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, budget=4)
+    leader, *forks = engine.add("a", list(range(10)), max_tokens=3, n=3)
+    engine.step()
+    leader.finish("abort")
+    engine.scheduler.finish(leader)
+    engine.run()
+    assert all(fork.token_ids == expected_tokens(list(range(10)), 3) for fork in forks)
+
+
+def test_a_copy_never_reaches_a_block_that_changed_hands() -> None:
+    engine = FakeEngine(num_blocks=5, block_size=4, max_num_seqs=8, budget=64)
+    _, *forks = engine.add("a", [1, 2, 3, 4, 5, 6], max_tokens=4, n=2)
+    engine.step()
+    assert forks[0].status is RequestStatus.RUNNING
+    forks[0].finish("abort")
+    engine.scheduler.finish(forks[0])
+    other = engine.add("b", [9, 9, 9], max_tokens=3)[0]
+    engine.run()
+    assert other.token_ids == expected_tokens([9, 9, 9], 3)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_schedule_gives_the_tokens_of_each_request_alone(caching: bool, data: st.DataObject) -> None:
+    num_blocks = data.draw(st.integers(6, 24), label="blocks")
+    block_size = data.draw(st.integers(1, 5), label="block size")
+    engine = FakeEngine(
+        num_blocks,
+        block_size,
+        max_num_seqs=data.draw(st.integers(1, 6), label="max seqs"),
+        budget=data.draw(st.integers(1, 20), label="budget"),
+        caching=caching,
+    )
+    capacity = num_blocks * block_size
+    added: list[tuple[list[int], int, Request]] = []
+    for name in range(data.draw(st.integers(1, 8), label="requests")):
+        prefix = data.draw(st.sampled_from([[], [1, 2, 3], list(range(12))]))
+        own = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+        prompt = (prefix + own)[:capacity]
+        max_tokens = data.draw(st.integers(1, 8))
+        for request in engine.add(str(name), prompt, max_tokens, n=data.draw(st.integers(1, 3))):
+            added.append((prompt, max_tokens, request))
+        for _ in range(data.draw(st.integers(0, 3))):
+            engine.step()
+        if data.draw(st.integers(0, 4)) == 0:
+            _, _, victim = data.draw(st.sampled_from(added))
+            if not victim.is_finished:
+                victim.finish("abort")
+                engine.scheduler.finish(victim)
+    engine.run()
+    for prompt, max_tokens, request in added:
+        assert request.token_ids == expected_tokens(prompt, request.num_output_tokens)
+        if request.finish_reason == "length" and request.message is None:
+            assert request.num_output_tokens == max_tokens
+    assert engine.manager.num_free_blocks == num_blocks
+    assert engine.manager.stats().num_referenced == 0

@@ -1,0 +1,95 @@
+"""The package's surface: lazy, small, typed, and its public names are what they say."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import octavo
+from octavo import EngineConfig
+from octavo.errors import ConfigError
+
+PACKAGE = Path(octavo.__file__).parent
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_importing_octavo_loads_no_torch() -> None:
+    loaded = run_python("import octavo, sys; print('torch' in sys.modules, 'tokenizers' in sys.modules)")
+    assert loaded.split() == ["False", "False"]
+
+
+def test_importing_octavo_is_fast() -> None:
+    code = "import time; t = time.perf_counter(); import octavo; print(time.perf_counter() - t)"
+    assert min(float(run_python(code)) for _ in range(3)) < 0.2
+
+
+def test_help_is_fast() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "octavo", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.4
+
+
+def test_the_scheduler_and_kv_need_no_torch() -> None:
+    loaded = run_python("import octavo.engine.scheduler, octavo.kv, sys; print('torch' in sys.modules)")
+    assert loaded.strip() == "False"
+
+
+def test_all_names_exist_and_nothing_else_is_public() -> None:
+    for name in octavo.__all__:
+        assert getattr(octavo, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = octavo.nonsense  # type: ignore[attr-defined]
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_code_from_files(path: Path) -> None:
+    """No pickle, no torch.load, no eval: a model folder is data."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in FORBIDDEN_CALLS, f"{path}:{node.lineno}"
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & FORBIDDEN_MODULES
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.module.split(".")[0] not in FORBIDDEN_MODULES
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) != ("torch", "load"), f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": ""},
+        {"dtype": "float64"},
+        {"load_format": "pickle"},
+        {"attention_impl": "flash"},
+        {"quantization": "int4"},
+        {"block_size": 0},
+        {"block_size": True},
+        {"num_blocks": -1},
+        {"max_model_len": 0},
+        {"max_num_seqs": 0},
+        {"max_num_batched_tokens": 0},
+        {"memory_fraction": 0},
+        {"memory_fraction": 1.5},
+        {"memory_fraction": 0.5, "num_blocks": 4},
+        {"seed": -1},
+        {"blocksize": 16},
+    ],
+)
+def test_bad_engine_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_dict(options)
+    assert next(iter(options)) in str(caught.value)

