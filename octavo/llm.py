@@ -51,6 +51,14 @@ class LLM:
             self.engine = Engine(config, progress=bar.set)
         self._inbox: dict[str, deque[CompletionDelta]] = {}
 
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "LLM":
+        """Wrap an engine that is loaded already."""
+        llm = cls.__new__(cls)
+        llm.engine = engine
+        llm._inbox = {}
+        return llm
+
     @property
     def stats(self) -> EngineStats:
         """Counters of the engine and of its KV block pool."""

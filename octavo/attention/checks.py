@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from octavo.attention.forest import ForestPlan
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
@@ -75,24 +76,63 @@ def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> 
         )
     _check_device("positions", positions, q)
     _check_device("block_table", table, q)
-    _check_plan(q, block_size, metadata)
+    check_capacity(metadata.max_seq_len, block_size, table)
+    if metadata.plan is not None:
+        check_plan(metadata.plan, q, block_size, metadata)
 
 
-def _check_plan(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
-    plan = metadata.plan
-    if plan is None:
-        return
-    if plan.num_tokens > q.shape[0] or plan.num_sequences != metadata.seq_lens.shape[0]:
+def check_plan(plan: ForestPlan, q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
+    """Check that a plan stays within the step's tensors: kernels follow it without looking.
+
+    Raises:
+        InvalidArgumentError: the plan is of another step.
+    """
+    num_sequences = metadata.block_table.shape[0]
+    if plan.num_tokens > q.shape[0] or plan.num_sequences != num_sequences:
         raise InvalidArgumentError(
             f"the plan is of another step: it covers {plan.num_tokens} tokens of {plan.num_sequences} "
-            f"sequences, q has {q.shape[0]} and block_table {metadata.seq_lens.shape[0]}"
+            f"sequences, but q has {q.shape[0]} tokens and block_table {num_sequences} rows"
         )
-    capacity = metadata.block_table.shape[1] * block_size
-    if plan.max_kv_len > capacity:
+    check_capacity(plan.max_kv_len, block_size, metadata.block_table)
+
+
+def check_capacity(seq_len: int, block_size: int, block_table: Tensor) -> None:
+    """Check that a row of the block table can hold a sequence.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    num_columns = block_table.shape[1]
+    if seq_len > num_columns * block_size:
         raise InvalidArgumentError(
-            f"a sequence of {plan.max_kv_len} tokens needs more than the block table's "
-            f"{metadata.block_table.shape[1]} columns of {block_size} tokens"
+            f"a sequence of {seq_len} tokens does not fit the block table's {num_columns} columns "
+            f"of {block_size} tokens; widen the table"
         )
+
+
+def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
+    """Check that every slot exists or is -1; on a GPU this waits for the device.
+
+    Raises:
+        InvalidArgumentError: a slot does not exist.
+    """
+    bad = torch.nonzero((slot_mapping < -1) | (slot_mapping >= num_slots))
+    if bad.shape[0]:
+        raise bad_slot(int(bad[0]), int(slot_mapping[bad[0]]), num_slots)
+
+
+def bad_slot(token: int, slot: int, num_slots: int) -> InvalidArgumentError:
+    """Return the error for a token whose slot does not exist."""
+    return InvalidArgumentError(
+        f"slot_mapping[{token}] is {slot}; slots go from 0 to {num_slots - 1}, and -1 writes nothing"
+    )
+
+
+def bad_block(num_blocks: int) -> InvalidArgumentError:
+    """Return the error for a block table with an unknown id where it is read."""
+    return InvalidArgumentError(
+        f"the block table names a block outside 0..{num_blocks - 1} within a sequence's length"
+    )
 
 
 def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:

@@ -12,11 +12,19 @@ from pathlib import Path
 import torch
 
 SOURCES = ("cpu_kernel.c", "cpu_store.c")
-INCLUDED = ("cpu_vector.c",)
+INCLUDED = ("cpu_tile.c", "cpu_vector.c")
 COMPILE_TIMEOUT_S = 120
 
 # Neither -ffast-math nor its parts that assume finite numbers: -inf is how a masked key is said.
-FLAGS = ("-std=c11", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 
 
 class KernelUnavailableError(Exception):

@@ -6,22 +6,27 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from octavo.attention.checks import bad_block, bad_slot
 from octavo.attention.cpu_compile import KernelUnavailableError, load_library
 from octavo.attention.forest import ForestPlan
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.torch_paged import host_plan
-from octavo.errors import EngineError, InvalidArgumentError, OutOfMemoryError
+from octavo.errors import EngineError, OutOfMemoryError
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _BAD_BLOCK, _NO_MEMORY = 1, 2
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
 
 
 class _Plan(ctypes.Structure):
     """Plan of cpu_kernel.c."""
 
     _fields_ = [
-        *((name, _POINTER) for name in "row begin end token_begin tokens slots order merge_begin".split()),
+        *_fields(_POINTER, "row begin end token_begin tokens slots order merge_begin"),
         ("num_items", _INT),
         ("num_tokens", _INT),
     ]
@@ -31,9 +36,9 @@ class _Call(ctypes.Structure):
     """Call of cpu_kernel.c."""
 
     _fields_ = [
-        *((name, _POINTER) for name in "q k v table positions alibi out lse partial_out partial_lse".split()),
-        *((name, _INT) for name in "q_token q_head k_block k_token k_head v_block v_token v_head".split()),
-        *((name, _INT) for name in "table_row num_blocks block_size num_heads num_kv_heads head_dim".split()),
+        *_fields(_POINTER, "q k v table positions alibi out lse partial_out partial_lse"),
+        *_fields(_INT, "q_token q_head k_block k_token k_head v_block v_token v_head"),
+        *_fields(_INT, "table_row num_blocks block_size num_heads num_kv_heads head_dim"),
         ("window", _INT),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -44,9 +49,9 @@ class _Store(ctypes.Structure):
     """Store of cpu_store.c."""
 
     _fields_ = [
-        *((name, _POINTER) for name in "k v k_cache v_cache slots".split()),
-        *((name, _INT) for name in "k_token k_head v_token v_head kc_block kc_token kc_head".split()),
-        *((name, _INT) for name in "vc_block vc_token vc_head num_tokens num_kv_heads head_dim".split()),
+        *_fields(_POINTER, "k v k_cache v_cache slots"),
+        *_fields(_INT, "k_token k_head v_token v_head kc_block kc_token kc_head"),
+        *_fields(_INT, "vc_block vc_token vc_head num_tokens num_kv_heads head_dim"),
         ("num_slots", _INT),
         ("block_size", _INT),
     ]
@@ -77,10 +82,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     )
     bad_token = _library().octavo_store(call, torch.get_num_threads())
     if bad_token >= 0:
-        raise InvalidArgumentError(
-            f"slot_mapping[{bad_token}] is {int(slots[bad_token])}; slots go from 0 to "
-            f"{num_blocks * block_size - 1}, and -1 writes nothing"
-        )
+        raise bad_slot(bad_token, int(slots[bad_token]), num_blocks * block_size)
 
 
 def paged_attention_with_lse(
@@ -91,7 +93,7 @@ def paged_attention_with_lse(
     Raises:
         InvalidArgumentError: the block table names a block that does not exist.
     """
-    plan = host_plan(metadata)
+    plan = host_plan(q, k_cache, metadata)
     num_tokens, num_heads, head_dim = q.shape
     out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
     if plan.num_tokens < num_tokens:
@@ -99,7 +101,9 @@ def paged_attention_with_lse(
         lse[plan.num_tokens :] = -torch.inf
     partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
     partial_lse = torch.empty(plan.num_partials, num_heads)
-    table, positions = metadata.block_table, metadata.positions.contiguous()
+    # A table of one column may have any stride; a row must be contiguous for the kernel.
+    table = metadata.block_table if metadata.block_table.stride(1) == 1 else metadata.block_table.contiguous()
+    positions = metadata.positions.contiguous()
     alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     num_blocks, block_size, num_kv_heads, _ = k_cache.shape
     call = _Call(
@@ -124,9 +128,7 @@ def _plan(plan: ForestPlan) -> _Plan:
 
 def _check_status(status: int, num_blocks: int) -> None:
     if status == _BAD_BLOCK:
-        raise InvalidArgumentError(
-            f"the block table names a block outside 0..{num_blocks - 1} within a sequence's length"
-        )
+        raise bad_block(num_blocks)
     if status == _NO_MEMORY:
         raise OutOfMemoryError("no memory for the attention kernel's scratch; lower the batch size")
     if status:

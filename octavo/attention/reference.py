@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from octavo.attention.checks import check_slots
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
@@ -10,6 +11,7 @@ from octavo.attention.options import ScoreOptions
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
     block_size = k_cache.shape[1]
+    check_slots(slot_mapping, k_cache.shape[0] * block_size)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             k_cache[slot // block_size, slot % block_size] = k[token]
@@ -46,18 +48,20 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Dense attention of one sequence: q [Q, H, D], keys and values [K, KH, D] -> (out, lse [Q, H])."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    group_size = q.shape[1] // keys.shape[1]
-    keys = keys.to(dtype).repeat_interleave(group_size, dim=1)
-    values = values.to(dtype).repeat_interleave(group_size, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * options.scale
-    if options.softcap > 0:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
     distance = positions[:, None] - torch.arange(keys.shape[0], device=q.device)
-    if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.to(dtype)[:, None, None] * distance
     visible = distance >= 0
     if options.window is not None:
         visible &= distance < options.window
+    # What no query sees may hold anything, even NaN, which a weight of 0 would not silence.
+    unseen = ~visible.any(dim=0)[:, None, None]
+    group_size = q.shape[1] // keys.shape[1]
+    keys = keys.to(dtype).masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
+    values = values.to(dtype).masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * options.scale
+    if options.softcap > 0:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if options.alibi_slopes is not None:
+        scores = scores - options.alibi_slopes.to(dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))

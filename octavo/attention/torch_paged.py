@@ -1,9 +1,12 @@
 """Paged attention in vectorised PyTorch, for any device and dtype: the path where no kernel is compiled."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.checks import bad_block, check_plan, check_slots
 from octavo.attention.forest import ForestPlan, concatenated_ranges
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -15,6 +18,7 @@ _CHUNK_SCORES = 4 << 20
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
+    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     tokens = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slots = slot_mapping[tokens].long()
     block_size = k_cache.shape[1]
@@ -23,11 +27,17 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     v_cache[block_ids, offsets] = v[tokens]
 
 
-def host_plan(metadata: AttentionMetadata) -> ForestPlan:
-    """Return the step's plan; without one, a flat plan (on a GPU this waits for the device)."""
+def host_plan(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata) -> ForestPlan:
+    """Return the step's plan; without one, a flat plan (on a GPU this waits for the device).
+
+    Raises:
+        InvalidArgumentError: the sequences do not fit q or the block table.
+    """
     if metadata.plan is not None:
         return metadata.plan
-    return ForestPlan.flat(metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy())
+    plan = ForestPlan.flat(metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy())
+    check_plan(plan, q, k_cache.shape[1], metadata)
+    return plan
 
 
 def paged_attention_with_lse(
@@ -40,7 +50,7 @@ def paged_attention_with_lse(
     the order and number of pieces do not matter and memory stays bounded.
     """
     state = _RunningSoftmax(q)
-    for tokens, rows, kv_begin, kv_end in _batches(host_plan(metadata), q, k_cache):
+    for tokens, rows, kv_begin, kv_end in _batches(host_plan(q, k_cache, metadata), q, k_cache):
         _attend_pieces(state, tokens, rows, kv_begin, kv_end, k_cache, v_cache, metadata, options)
     return state.result()
 
@@ -83,7 +93,7 @@ class _RunningSoftmax:
         return out.to(self.out_dtype), lse.float()
 
 
-def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor):
+def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield (tokens [X, n], table rows [X], kv begin [X], kv end [X]) of pieces, on the device of q.
 
     Query tiles are padded to the next power of two with token T, so at most half of a batch is padding.
@@ -133,28 +143,25 @@ def _attend_pieces(
     options: ScoreOptions,
 ) -> None:
     keys_at = kv_begin.unsqueeze(1) + torch.arange(_TILE_KEYS, device=tokens.device)
-    # Keys past the piece's end repeat its last one, which is safe to read, and are masked.
-    in_piece = keys_at < kv_end.unsqueeze(1)
-    readable = torch.minimum(keys_at, kv_end.unsqueeze(1) - 1)
     positions = torch.cat([metadata.positions, metadata.positions.new_full((1,), -1)])[tokens]
     distance = positions.unsqueeze(-1) - keys_at.unsqueeze(1)
-    visible = (distance >= 0) & in_piece.unsqueeze(1)
+    visible = (distance >= 0) & (keys_at < kv_end.unsqueeze(1)).unsqueeze(1)
     if options.window is not None:
         visible &= distance < options.window
-    keep = torch.nonzero(visible.flatten(1).any(dim=1)).squeeze(1)
-    if keep.shape[0] == 0:
-        return
-    tokens, rows, readable, visible, distance = (
-        part[keep] for part in (tokens, rows, readable, visible, distance)
-    )
-    _fold(state, tokens, rows, readable, visible, distance, k_cache, v_cache, metadata, options)
+    seen = visible.any(dim=1)
+    # A key that no token of the piece sees may be past the end, or hold anything: read a seen one instead.
+    keys_at = torch.where(seen, keys_at, kv_begin.unsqueeze(1) + seen.int().argmax(dim=1, keepdim=True))
+    keep = torch.nonzero(seen.any(dim=1)).squeeze(1)
+    if keep.shape[0] > 0:
+        parts = (part[keep] for part in (tokens, rows, keys_at, visible, distance))
+        _fold(state, *parts, k_cache, v_cache, metadata, options)
 
 
 def _fold(
     state: _RunningSoftmax,
     tokens: Tensor,
     rows: Tensor,
-    readable: Tensor,
+    keys_at: Tensor,
     visible: Tensor,
     distance: Tensor,
     k_cache: Tensor,
@@ -163,8 +170,11 @@ def _fold(
     options: ScoreOptions,
 ) -> None:
     block_size = k_cache.shape[1]
-    block_ids = metadata.block_table[rows.unsqueeze(1), readable // block_size].long()
-    offsets = readable % block_size
+    block_ids = metadata.block_table[rows.unsqueeze(1), keys_at // block_size].long()
+    # On a GPU a look at the ids would wait for the device, which then refuses them by itself.
+    if block_ids.device.type == "cpu" and not 0 <= block_ids.min() <= block_ids.max() < k_cache.shape[0]:
+        raise bad_block(k_cache.shape[0])
+    offsets = keys_at % block_size
     keys = k_cache[block_ids, offsets].to(state.q.dtype)
     values = v_cache[block_ids, offsets].to(state.q.dtype)
     num_pieces, width = tokens.shape

@@ -75,12 +75,17 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None
+        self,
+        config: EngineConfig,
+        *,
+        decoder: Decoder | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load the model and allocate the KV cache.
 
         Args:
             config: engine options.
+            decoder: weights already loaded for this model, to be shared with another engine.
             progress: called with (tensors loaded, tensors in all) while loading.
 
         Raises:
@@ -105,7 +110,7 @@ class Engine:
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
         self.runner = ModelRunner(
-            self._load_decoder(source, progress),
+            decoder or self._load_decoder(source, progress),
             self._allocate_kv_cache(),
             max_num_seqs=config.max_num_seqs,
             max_model_len=plan.max_model_len,

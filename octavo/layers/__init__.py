@@ -1,0 +1,27 @@
+"""The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
+
+from octavo.layers.activation import ACTIVATIONS
+from octavo.layers.attention import AttentionLayer
+from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
+from octavo.layers.feed_forward import FeedForward
+from octavo.layers.linear import make_linear
+from octavo.layers.norm import HeadRMSNorm, RMSNorm
+from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
+from octavo.layers.rotary import Rotary, interleave_halves, rotate_
+
+__all__ = [
+    "ACTIVATIONS",
+    "AttentionLayer",
+    "Embedding",
+    "FeedForward",
+    "HeadRMSNorm",
+    "LMHead",
+    "RMSNorm",
+    "RopeConfig",
+    "Rotary",
+    "interleave_halves",
+    "inverse_frequencies",
+    "make_linear",
+    "rotate_",
+    "vocabulary_shard",
+]

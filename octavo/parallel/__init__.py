@@ -1,0 +1,7 @@
+"""How the network is cut over ranks: the handle that layers ask for their share and for sums."""
+
+from octavo.parallel.gloo import connect_gloo
+from octavo.parallel.handle import Collectives, TensorParallel
+from octavo.parallel.shards import HeadShard, shard_heads, shard_range
+
+__all__ = ["Collectives", "HeadShard", "TensorParallel", "connect_gloo", "shard_heads", "shard_range"]

@@ -101,7 +101,9 @@ class TokenBytes:
         """
         known = self._known.get(token_id)
         if known is None:
-            known = self._known[token_id] = self._look_up(token_id)
+            known = self._look_up(token_id)
+            if known:  # ids outside the vocabulary are not kept, there are too many of them
+                self._known[token_id] = known
         return known
 
     def join(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:

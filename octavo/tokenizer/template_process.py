@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 
 import msgspec
 
@@ -44,7 +43,6 @@ def render_in_child(source: str, context: Mapping[str, object], *, fuel: int, no
             capture_output=True,
             timeout=WALL_SECONDS,
             check=False,
-            cwd=Path(sys.executable).parent,
         )
     except subprocess.TimeoutExpired as error:
         raise RenderError(f"it took longer than {WALL_SECONDS:g} s") from error

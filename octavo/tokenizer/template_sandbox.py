@@ -139,7 +139,7 @@ def _join(value: Iterable[object] | None, separator: object = "", attribute: str
     items = list(value or ())
     if attribute is not None:
         items = [item.get(attribute) if isinstance(item, Mapping) else None for item in items]
-    parts, separator = [_text(item) for item in items], _text(separator)
+    parts, separator = [str(item) for item in items], _text(separator)
     _bounded("", sum(map(len, parts)) + len(parts) * len(separator))
     return separator.join(parts)
 

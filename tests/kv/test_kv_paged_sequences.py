@@ -53,6 +53,7 @@ def test_trap_d_running_out_of_blocks_leaks_nothing() -> None:
     sequences.manager.check_invariants()
     with pytest.raises(OutOfBlocksError):
         sequences.alloc("a prefix hit that does not fit", [1, 2, 9])
+    assert sequences.manager.stats().num_shared == 0
     sequences.manager.check_invariants()
 
 

@@ -1,5 +1,6 @@
 """Mistakes other cache managers made, each as a test."""
 
+import subprocess
 import sys
 
 import pytest
@@ -18,8 +19,6 @@ def run(manager: KVCacheManager, token_ids: list[int], salt: bytes = b"") -> tup
 
 
 def test_kv_imports_no_torch() -> None:
-    import subprocess
-
     code = "import sys, octavo.kv.manager; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

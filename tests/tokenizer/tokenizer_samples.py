@@ -1,5 +1,6 @@
 """Small vocabularies and texts for the tokenizer tests, made on the spot."""
 
+import json
 import random
 from functools import cache
 
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? They're sure they've seen 12345 foxes.",
     "def main():\n    for index in range(1000):\n        print(index,  'spaces   and\ttabs')\n\n\n",
-    "你好，世界。这是一个测试。 日本語のテキスト。 한국어 텍스트입니다.",
+    "你好。世界。这是一个测试。 日本語のテキスト。 한국어 텍스트입니다.",
     "Café naïve résumé Straße Ελληνικά русский язык हिन्दी עברית العربية",
     "I'LL SAY IT'S 3.14159 OR 2,000,000! e=mc^2 <html> {json: [1, 2]} a_b-c/d\\e",
     "emoji 😀 👩‍👩‍👧‍👦 🇩🇪 👍🏽 combining e\u0301 n\u0303 zero\u200bwidth",
@@ -77,9 +78,10 @@ def sentencepiece_pieces() -> tuple[str, ...]:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=500))
     learned = _pieces(backend)
-    merged = [piece for piece in learned if len(piece) > 1] + ["▁▁", "▁▁▁▁"]
     # emoji and Hangul stay out, so that they fall back to bytes
-    characters = [piece for piece in learned if len(piece) == 1 and ord(piece) < 0xAC00]
+    learned = [piece for piece in learned if all(ord(character) < 0xAC00 for character in piece)]
+    merged = [piece for piece in learned if len(piece) > 1] + ["▁▁", "▁▁▁▁"]
+    characters = [piece for piece in learned if len(piece) == 1]
     return ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *characters)
 
 
@@ -102,6 +104,4 @@ def _pieces(backend: Tokenizer) -> tuple[str, ...]:
 
 
 def _merges(backend: Tokenizer) -> list[tuple[str, str]]:
-    import json
-
     return [tuple(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]

@@ -1,0 +1,30 @@
+"""Gated activations on a fused gate and up projection."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up, [T, n], of [T, 2 n] = [gate | up]."""
+    gate, up = gate_up.chunk(2, -1)
+    return silu(gate).mul_(up)
+
+
+def gelu_and_multiply(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up with the exact (erf) gelu; shapes as silu_and_multiply."""
+    gate, up = gate_up.chunk(2, -1)
+    return gelu(gate).mul_(up)
+
+
+def gelu_tanh_and_multiply(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up with gelu's tanh approximation; shapes as silu_and_multiply."""
+    gate, up = gate_up.chunk(2, -1)
+    return gelu(gate, approximate="tanh").mul_(up)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"silu": silu_and_multiply, "gelu": gelu_and_multiply, "gelu_tanh": gelu_tanh_and_multiply}
+)

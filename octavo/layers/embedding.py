@@ -1,0 +1,75 @@
+"""Token embedding and LM head, each cut over ranks by rows of the vocabulary."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from octavo.layers.linear import Linear
+from octavo.parallel import TensorParallel
+
+
+def vocabulary_shard(vocab_size: int, parallel: TensorParallel) -> tuple[slice, int]:
+    """Return the rows a rank holds and the equal number of rows each rank computes.
+
+    The last ranks may hold fewer rows than they compute; the rest is padding.
+    """
+    share = -(-vocab_size // parallel.size)
+    start = min(parallel.rank * share, vocab_size)
+    return slice(start, min(start + share, vocab_size)), share
+
+
+class Embedding:
+    """Looks token ids up."""
+
+    def __init__(self, weight: Tensor, first_id: int, multiplier: float, parallel: TensorParallel) -> None:
+        """Keep a rank's rows.
+
+        Args:
+            weight: [rows, hidden], embeddings of the ids from first_id on.
+            first_id: id of row 0.
+            multiplier: factor of every embedding; 1 costs nothing.
+            parallel: this rank.
+        """
+        self._weight = weight
+        self._first_id = first_id
+        # Checkpoints are trained with the factor in the weights' dtype.
+        self._multiplier = float(torch.tensor(multiplier, dtype=weight.dtype))
+        self._parallel = parallel
+
+    def __call__(self, input_ids: Tensor) -> Tensor:
+        """[T] int32 or int64 ids of the whole vocabulary to a new [T, hidden]."""
+        if self._parallel.size == 1:
+            hidden = embedding(input_ids, self._weight)
+        else:
+            hidden = self._parallel.all_reduce(self._local(input_ids))
+        return hidden if self._multiplier == 1.0 else hidden.mul_(self._multiplier)
+
+    def _local(self, input_ids: Tensor) -> Tensor:
+        """This rank's share of the sum over ranks: zero for ids held elsewhere."""
+        num_rows = self._weight.shape[0]
+        row = input_ids - self._first_id
+        is_here = (row >= 0) & (row < num_rows)
+        return embedding(row.where(is_here, 0), self._weight).mul_(is_here[:, None])
+
+
+class LMHead:
+    """Turns hidden states into logits."""
+
+    def __init__(self, linear: Linear, vocab_size: int, softcap: float, parallel: TensorParallel) -> None:
+        """Keep a rank's head.
+
+        Args:
+            linear: [R, hidden] to [R, rows], this rank's (padded) rows of the vocabulary.
+            vocab_size: ids of the whole vocabulary.
+            softcap: logits become softcap * tanh(logit / softcap); 0: off.
+            parallel: this rank.
+        """
+        self._linear = linear
+        self._vocab_size = vocab_size
+        self._softcap = softcap
+        self._parallel = parallel
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] to [R, vocab size] float32, whole on every rank."""
+        logits = self._parallel.all_gather_last_dim(self._linear(hidden))[:, : self._vocab_size].float()
+        return logits.div_(self._softcap).tanh_().mul_(self._softcap) if self._softcap else logits

@@ -1,0 +1,262 @@
+"""What a network is: one frozen description for all families, read from a config.json."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.layers import RopeConfig
+from octavo.models.config_fields import ConfigFields
+from octavo.models.registry import Family, find_family
+from octavo.models.rope_fields import read_ropes
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+# Keys that change the network in ways Octavo does not have, with the values (besides null) that change nothing.
+_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "partial_rotary_factor": (1,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "clip_qkv": (),
+    "use_bidirectional_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "altup_num_inputs": (1,),
+    "num_kv_shared_layers": (0,),
+    "q_lora_rank": (),
+    "kv_lora_rank": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        architecture: name in config.json, such as "LlamaForCausalLM".
+        vocab_size: rows of the embedding.
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the feed-forward block.
+        num_layers: decoder layers.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides num_heads.
+        head_dim: dimension of a head; even.
+        max_position_embeddings: longest context in tokens, YaRN's stretching included.
+        rms_norm_eps: added to mean squares.
+        norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
+        activation: of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
+        has_qkv_bias: q, k and v projections have biases.
+        has_output_bias: the attention output projection has a bias.
+        has_mlp_bias: the feed-forward projections have biases.
+        has_qk_norm: query and key heads are normalised before the rotation.
+        has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
+        embedding_multiplier: factor of embeddings.
+        attention_scale: factor of q.k.
+        attention_softcap: bound of attention scores; 0: none.
+        final_softcap: bound of logits; 0: none.
+        layer_windows: per layer, how many last keys a token sees, itself included; None: all.
+        ropes: the rotary frequencies in use.
+        layer_ropes: per layer, index into ropes.
+        tie_word_embeddings: the LM head is the embedding.
+        bos_token_id: begin-of-text id, or None.
+        eos_token_ids: ids that end a text.
+        dtype: type the checkpoint was saved in, or None.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    norm_weight_offset: float
+    activation: str
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    has_post_norms: bool
+    embedding_multiplier: float
+    attention_scale: float
+    attention_softcap: float
+    final_softcap: float
+    layer_windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig, ...]
+    layer_ropes: tuple[int, ...]
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    dtype: str | None
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> "ModelConfig":
+        """Read a config.json as Hugging Face transformers 4 and 5 write it.
+
+        Args:
+            config: the parsed file.
+
+        Raises:
+            UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
+            FileFormatError: a field is missing or malformed.
+        """
+        family = find_family(config)
+        fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
+        fields.require_neutral(_NEUTRAL_VALUES)
+        num_heads = fields.integer("num_attention_heads", maximum=2**14)
+        hidden_size = fields.integer("hidden_size", maximum=2**20)
+        head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
+        num_layers = fields.integer("num_hidden_layers", maximum=2**14)
+        layer_types = _layer_types(fields, family, num_layers)
+        ropes = read_ropes(fields, family, head_dim)
+        used_ropes = tuple(dict.fromkeys(ropes[layer_type] for layer_type in layer_types))
+        attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
+        model = cls(
+            architecture=family.architecture,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size", maximum=2**24),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
+            head_dim=head_dim,
+            max_position_embeddings=_max_positions(fields, used_ropes),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            norm_weight_offset=1.0 if family.is_gemma else 0.0,
+            activation=_activation(fields, family),
+            has_qkv_bias=attention_bias or family.attention_bias == "qkv",
+            has_output_bias=attention_bias,
+            has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
+            has_qk_norm=family.has_qk_norm,
+            has_post_norms=family.is_gemma,
+            embedding_multiplier=math.sqrt(hidden_size) if family.is_gemma else 1.0,
+            attention_scale=_attention_scale(fields, family, head_dim),
+            attention_softcap=_softcap(fields, "attn_logit_softcapping", allowed=family.has_attention_softcap),
+            final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.is_gemma),
+            layer_windows=_windows(fields, layer_types),
+            ropes=used_ropes,
+            layer_ropes=tuple(used_ropes.index(ropes[layer_type]) for layer_type in layer_types),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings"),
+            bos_token_id=_token_id(fields, "bos_token_id"),
+            eos_token_ids=_eos_token_ids(fields),
+            dtype=_dtype(fields),
+        )
+        model._check_sizes()
+        return model
+
+    def _check_sizes(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise FileFormatError(
+                f"config.json: num_key_value_heads must divide num_attention_heads = {self.num_heads}, "
+                f"got {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
+
+
+def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """A text-only checkpoint may keep its fields one level down."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
+        raise UnsupportedModelError("config.json: text_config is supported for model_type gemma3_text only")
+    return {**config, **text}
+
+
+def _layer_types(fields: ConfigFields, family: Family, num_layers: int) -> list[str]:
+    by_rule = [_slides(fields, family, index) for index in range(num_layers)]
+    names = ["sliding_attention" if slides else "full_attention" for slides in by_rule]
+    given = fields.get("layer_types")
+    if given is None:
+        return names
+    if not isinstance(given, list) or len(given) != num_layers:
+        raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", given)
+    for name in given:
+        if name not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(f"{fields.where}: layer type {name!r} is not supported")
+    if family.window_rule in ("never", "always") and given != names:
+        raise UnsupportedModelError(f"{fields.where}: layer_types that differ from {names[0]!r} are not supported")
+    return given
+
+
+def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
+    if fields.get("sliding_window") is None:
+        return False
+    if family.window_rule == "all_but_every_nth":
+        return (index + 1) % fields.integer("sliding_window_pattern") != 0
+    if family.window_rule == "after_max_window_layers":
+        return fields.boolean("use_sliding_window") and index >= fields.integer("max_window_layers", minimum=0)
+    if family.window_rule == "never":
+        raise UnsupportedModelError(f"{fields.where}: {family.architecture} with a sliding_window is not supported")
+    return True
+
+
+def _windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | None, ...]:
+    return tuple(
+        fields.integer("sliding_window") if layer_type == "sliding_attention" else None
+        for layer_type in layer_types
+    )
+
+
+def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
+    stretched = [int(rope.factor * rope.original_max_positions) for rope in ropes if rope.rope_type == "yarn"]
+    return max(fields.integer("max_position_embeddings"), *stretched, 1)
+
+
+def _activation(fields: ConfigFields, family: Family) -> str:
+    # Gemma's hidden_act is a left-over that hidden_activation overrules.
+    key = "hidden_activation" if family.is_gemma else "hidden_act"
+    name = fields.get(key) or "silu"
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[str(name)]
+
+
+def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
+    return (fields.number("query_pre_attn_scalar") if family.is_gemma else head_dim) ** -0.5
+
+
+def _softcap(fields: ConfigFields, name: str, *, allowed: bool) -> float:
+    if not allowed:
+        fields.require_neutral({name: ()})
+        return 0.0
+    return fields.optional_number(name) or 0.0
+
+
+def _token_id(fields: ConfigFields, name: str) -> int | None:
+    return None if fields.get(name) is None else fields.integer(name, minimum=0)
+
+
+def _eos_token_ids(fields: ConfigFields) -> frozenset[int]:
+    value = fields.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
+        raise fields.error("eos_token_id", "a token id or a list of them", value)
+    return frozenset(ids)
+
+
+def _dtype(fields: ConfigFields) -> str | None:
+    value = fields.get("dtype") or fields.get("torch_dtype")
+    return str(value).removeprefix("torch.") if value is not None else None

@@ -1,0 +1,146 @@
+"""What each family of decoders is, as data: where families differ, and what their configs leave out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from octavo.errors import UnsupportedModelError, suggest
+
+# How a family decides which layers slide when its config has no layer_types.
+WindowRule = Literal["never", "always", "after_max_window_layers", "all_but_every_nth"]
+# Which of the q, k, v and output projections have a bias.
+BiasRule = Literal["never", "qkv", "by_config"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        architecture: its name in config.json.
+        model_type: model_type of its config.json.
+        window_rule: which layers have a sliding window.
+        attention_bias: which attention projections have a bias.
+        has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
+        has_qk_norm: queries and keys are normalised per head.
+        is_gemma: norm weights are stored minus one, embeddings are scaled by sqrt(hidden size), the
+            attention scale is query_pre_attn_scalar, attention and feed-forward outputs are normalised.
+        has_attention_softcap: config.json may bound attention scores.
+        has_local_rope: sliding layers have rotary frequencies of their own.
+        defaults: values of keys that its config.json may leave out.
+    """
+
+    architecture: str
+    model_type: str
+    window_rule: WindowRule = "never"
+    attention_bias: BiasRule = "by_config"
+    has_mlp_bias_option: bool = False
+    has_qk_norm: bool = False
+    is_gemma: bool = False
+    has_attention_softcap: bool = False
+    has_local_rope: bool = False
+    defaults: Mapping[str, object]
+
+
+_QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}
+_GEMMA_DEFAULTS = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.architecture: family
+        for family in (
+            Family(
+                architecture="LlamaForCausalLM",
+                model_type="llama",
+                has_mlp_bias_option=True,
+                defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+            ),
+            Family(
+                architecture="MistralForCausalLM",
+                model_type="mistral",
+                window_rule="always",
+                attention_bias="never",
+                defaults={
+                    "sliding_window": 4096,
+                    "num_key_value_heads": 8,
+                    "max_position_embeddings": 131072,
+                    "bos_token_id": 1,
+                    "eos_token_id": 2,
+                },
+            ),
+            Family(
+                architecture="Qwen2ForCausalLM",
+                model_type="qwen2",
+                window_rule="after_max_window_layers",
+                attention_bias="qkv",
+                defaults=_QWEN_DEFAULTS,
+            ),
+            Family(
+                architecture="Qwen3ForCausalLM",
+                model_type="qwen3",
+                window_rule="after_max_window_layers",
+                has_qk_norm=True,
+                defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+            ),
+            Family(
+                architecture="Gemma2ForCausalLM",
+                model_type="gemma2",
+                window_rule="all_but_every_nth",
+                is_gemma=True,
+                has_attention_softcap=True,
+                defaults=_GEMMA_DEFAULTS
+                | {
+                    "sliding_window_pattern": 2,
+                    "max_position_embeddings": 8192,
+                    "final_logit_softcapping": 30.0,
+                    "attn_logit_softcapping": 50.0,
+                },
+            ),
+            Family(
+                architecture="Gemma3ForCausalLM",
+                model_type="gemma3_text",
+                window_rule="all_but_every_nth",
+                has_qk_norm=True,
+                is_gemma=True,
+                has_local_rope=True,
+                defaults=_GEMMA_DEFAULTS
+                | {
+                    "sliding_window_pattern": 6,
+                    "max_position_embeddings": 131072,
+                    "rope_theta": 1_000_000.0,
+                    "rope_local_base_freq": 10_000.0,
+                },
+            ),
+        )
+    }
+)
+
+
+def find_family(config: Mapping[str, object]) -> Family:
+    """Return the family of a config.json, by its architectures or, if it names none, its model_type.
+
+    Raises:
+        UnsupportedModelError: none of them is supported; the message lists what is.
+    """
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures:
+        return _pick("architecture", architectures[0], lambda family: family.architecture)
+    return _pick("model_type", config.get("model_type"), lambda family: family.model_type)
+
+
+def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
+    families = {name_of(family): family for family in FAMILIES.values()}
+    if isinstance(value, str) and value in families:
+        return families[value]
+    raise UnsupportedModelError(
+        f"{what} {value!r} is not supported{suggest(str(value), families)}; supported: {', '.join(families)}"
+    )

@@ -1,0 +1,120 @@
+"""Rotary settings of a config.json in all their spellings, old and new."""
+
+from collections.abc import Mapping
+from typing import get_args
+
+from octavo.errors import FileFormatError, UnsupportedModelError, suggest
+from octavo.layers import RopeConfig
+from octavo.layers.rope_scaling import RopeType
+from octavo.models.config_fields import ConfigFields
+from octavo.models.registry import Family
+
+_DEFAULT_THETA = 10_000.0
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# "finetuned" is a remark that early YaRN checkpoints carry.
+_KNOWN_KEYS = frozenset(
+    "rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow "
+    "mscale mscale_all_dim truncate low_freq_factor high_freq_factor factors partial_rotary_factor "
+    "finetuned".split()
+)
+
+
+def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str, RopeConfig]:
+    """Return the rotary frequencies of each layer type.
+
+    Accepted: rope_theta and rope_scaling (with "type" or "rope_type") side by side; rope_parameters with
+    everything in one; rope_parameters by layer type; rope_local_base_freq for sliding layers.
+
+    Returns:
+        "full_attention" and "sliding_attention", equal unless the family keeps them apart.
+
+    Raises:
+        UnsupportedModelError: a type or key that Octavo does not have.
+        FileFormatError: a value is malformed.
+    """
+    parameters = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+    nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
+    if nested and len(nested) != len(parameters):
+        raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
+    full = nested.get("full_attention") if nested else parameters
+    theta = fields.number("rope_theta", _DEFAULT_THETA, minimum=1.0)
+    ropes = {"full_attention": _read_rope(fields, full, theta, head_dim)}
+    ropes["sliding_attention"] = ropes["full_attention"]
+    if family.has_local_rope:
+        theta = fields.number("rope_local_base_freq", _DEFAULT_THETA, minimum=1.0)
+    if family.has_local_rope or nested:
+        # A scaling without layer types is meant for the full layers alone.
+        ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, head_dim)
+    return ropes
+
+
+def _read_rope(config: ConfigFields, parameters: object, theta: float, head_dim: int) -> RopeConfig:
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, Mapping):
+        raise config.error("rope_parameters", "an object", parameters)
+    for name in parameters:
+        if name not in _KNOWN_KEYS:
+            raise UnsupportedModelError(
+                f"{config.where}: rope parameter {name!r} is not supported{suggest(name, _KNOWN_KEYS)}"
+            )
+    fields = ConfigFields(parameters, {}, where=f"{config.where}: rope_parameters")
+    fields.require_neutral({"partial_rotary_factor": (1,)})
+    theta = fields.number("rope_theta", theta, minimum=1.0)
+    rope_type = _read_type(fields)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    if rope_type == "factors":
+        return RopeConfig(theta=theta, rope_type=rope_type, factors=_read_factors(fields, head_dim))
+    return _read_stretched(config, fields, theta, rope_type)
+
+
+def _read_type(fields: ConfigFields) -> RopeType:
+    name = fields.get("rope_type") or fields.get("type") or "default"
+    for rope_type in get_args(RopeType):
+        if name == rope_type:
+            return rope_type
+    raise UnsupportedModelError(
+        f"{fields.where}: rope_type {name!r} is not supported{suggest(str(name), get_args(RopeType))}; "
+        f"supported: {', '.join(get_args(RopeType))}"
+    )
+
+
+def _read_factors(fields: ConfigFields, head_dim: int) -> tuple[float, ...]:
+    factors = fields.get("factors")
+    if not isinstance(factors, list | tuple) or len(factors) != head_dim // 2:
+        raise fields.error("factors", f"a list of {head_dim // 2} numbers, one per frequency", factors)
+    by_index = {str(index): factor for index, factor in enumerate(factors)}
+    checked = ConfigFields(by_index, {}, where=f"{fields.where}: factors")
+    return tuple(checked.number(index) for index in by_index)
+
+
+def _read_stretched(config: ConfigFields, fields: ConfigFields, theta: float, rope_type: RopeType) -> RopeConfig:
+    positions = config.integer("max_position_embeddings")
+    original = positions
+    if rope_type in ("llama3", "yarn"):
+        # Some checkpoints keep it beside the rotary settings.
+        original = config.integer("original_max_position_embeddings", positions)
+        original = fields.integer("original_max_position_embeddings", original)
+    rope = RopeConfig(
+        theta=theta,
+        rope_type=rope_type,
+        factor=_read_factor(fields, rope_type, positions / original),
+        original_max_positions=original,
+        low_freq_factor=fields.number("low_freq_factor", 1.0),
+        high_freq_factor=fields.number("high_freq_factor", 4.0),
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        truncate=fields.boolean("truncate", True),
+        attention_factor=fields.optional_number("attention_factor"),
+        mscale=fields.optional_number("mscale") or 0.0,
+        mscale_all_dim=fields.optional_number("mscale_all_dim") or 0.0,
+    )
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        raise FileFormatError(f"{fields.where}: high_freq_factor must be above low_freq_factor")
+    return rope
+
+
+def _read_factor(fields: ConfigFields, rope_type: RopeType, stretch: float) -> float:
+    """YaRN's factor may be left to the ratio of the two contexts."""
+    return fields.number("factor", stretch if rope_type == "yarn" else None)

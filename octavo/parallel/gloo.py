@@ -1,0 +1,67 @@
+"""Ranks on one machine that talk through gloo: tensor parallelism on CPUs, and its test bed."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo.errors import EngineError, UnsupportedModelError
+from octavo.parallel.handle import TensorParallel
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class GlooCollectives:
+    """Collectives over a torch process group object; torch's global default group is never touched."""
+
+    def __init__(self, group: "ProcessGroup", size: int) -> None:
+        self._group = group
+        self._size = size
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over all ranks in place and return it."""
+        self._group.allreduce([tensor]).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order."""
+        parts = [torch.empty_like(tensor) for _ in range(self._size)]
+        self._group.allgather([parts], [tensor]).wait()
+        return parts
+
+
+def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 60.0) -> TensorParallel:
+    """Meet the other ranks of this machine and return the handle.
+
+    Args:
+        rank: this process' rank.
+        size: number of ranks; 1 needs no meeting.
+        rendezvous: path of a file that does not exist yet, the same for all ranks. gloo chooses free
+            ports itself and exchanges them through the file.
+        timeout_s: how long to wait for the others, here and in each exchange.
+
+    Raises:
+        UnsupportedModelError: this torch is built without gloo.
+        EngineError: the ranks did not meet in time.
+    """
+    if size == 1:
+        return TensorParallel()
+    # Imported here: a single rank never pays for torch.distributed.
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise UnsupportedModelError("tensor parallelism on a CPU needs a torch built with gloo")
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = distributed.FileStore(str(rendezvous), size)
+        store.set_timeout(timeout)
+        device = distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices, options._timeout = [device], timeout
+        group = distributed.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise EngineError(f"rank {rank} of {size} did not meet the others at {rendezvous}: {error}") from error
+    return TensorParallel(rank, size, GlooCollectives(group, size))

@@ -1,0 +1,58 @@
+"""The tensor-parallel handle: passed explicitly to every layer that needs it, never looked up."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.errors import ConfigError
+
+
+class Collectives(Protocol):
+    """What a group of ranks must be able to do; all ranks call in the same order."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over all ranks in place and return it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """One rank of a tensor-parallel group; the default is the only rank, and costs nothing.
+
+    Attributes:
+        rank: 0 <= rank < size.
+        size: number of ranks.
+        group: how ranks talk; None exactly when size is 1.
+
+    Raises:
+        ConfigError: rank, size and group contradict one another.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Collectives | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank must be in [0, size), got rank={self.rank}, size={self.size}")
+        if (self.group is None) != (self.size == 1):
+            raise ConfigError(f"a group is needed exactly when size > 1, got size={self.size}")
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
+        return tensor if self.group is None else self.group.all_reduce(tensor)
+
+    def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
+        """Join every rank's [..., n] tensor to [..., size * n], in rank order."""
+        if self.group is None:
+            return tensor
+        parts = self.group.all_gather(tensor.contiguous())
+        gathered = tensor.new_empty(*tensor.shape[:-1], self.size, tensor.shape[-1])
+        for rank, part in enumerate(parts):
+            gathered[..., rank, :] = part
+        return gathered.flatten(-2)

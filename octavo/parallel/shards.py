@@ -1,0 +1,58 @@
+"""Which part of a dimension a rank holds."""
+
+from dataclasses import dataclass
+
+from octavo.errors import ConfigError
+from octavo.parallel.handle import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShard:
+    """The attention heads of one rank.
+
+    Attributes:
+        query: range of query heads.
+        kv: range of kv heads; several ranks may hold the same one.
+    """
+
+    query: range
+    kv: range
+
+
+def shard_range(length: int, parallel: TensorParallel, *, what: str) -> range:
+    """Return this rank's equal, consecutive part of `length` things.
+
+    Raises:
+        ConfigError: `length` is not divisible; the message names `what`.
+    """
+    if length % parallel.size:
+        raise ConfigError(f"{parallel.size} ranks must divide the model's {length} {what}; use fewer ranks")
+    share = length // parallel.size
+    return range(parallel.rank * share, (parallel.rank + 1) * share)
+
+
+def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> HeadShard:
+    """Return this rank's query heads and the kv heads they read.
+
+        4 query heads, 2 kv heads, 4 ranks:   rank    0    1    2    3
+                                              query   0    1    2    3
+                                              kv      0    0    1    1      (replicated)
+
+    Args:
+        num_heads: query heads of the model.
+        num_kv_heads: kv heads of the model; divides num_heads.
+        parallel: this rank.
+
+    Raises:
+        ConfigError: the ranks do not divide the query heads, or neither the number of ranks nor that of
+            kv heads divides the other.
+    """
+    query = shard_range(num_heads, parallel, what="attention heads")
+    if num_kv_heads % parallel.size == 0:
+        return HeadShard(query, shard_range(num_kv_heads, parallel, what="kv heads"))
+    if parallel.size % num_kv_heads:
+        raise ConfigError(
+            f"{parallel.size} ranks must divide the model's {num_kv_heads} kv heads or be a multiple of them"
+        )
+    kv_head = query.start // (num_heads // num_kv_heads)
+    return HeadShard(query, range(kv_head, kv_head + 1))

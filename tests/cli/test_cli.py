@@ -1,0 +1,138 @@
+"""The command line: flags from the dataclasses, one-line errors with exit code 2, real output."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import main
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def run(*arguments: str, stdin: str | None = None, **keywords: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, **keywords)  # type: ignore[call-overload]
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run in this process; return the one error line."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("octavo: error: ")
+    return captured.err
+
+
+def test_errors_are_one_line_with_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tiny: str, tmp_path: Path
+) -> None:
+    assert "block_size must be a positive integer, got 0" in fails(capsys, "generate", "a", "--block-size", "0")
+    assert "Did you mean" in fails(capsys, "generate", "a", "--blok-size", "4")
+    assert "temperature" in fails(capsys, "generate", "a", "--temperature", "-1")
+    assert "nowhere" in fails(capsys, "generate", "a", "--model", str(tmp_path / "nowhere"))
+    assert "dtype" in fails(capsys, "inspect", tiny, "--dtype", "float8")
+    assert "--json" in fails(capsys, "generate", "a", "--logprobs", "2")
+    assert "num_prompts" in fails(capsys, "bench", "--num-prompts", "0")
+    assert "tokenizer" in fails(capsys, "generate", "a", "--model", tiny, "--load-format", "dummy")
+    assert "frobnicate" in fails(capsys, "frobnicate")
+
+
+def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
+    done = run("chat", "hi", "--model", str(tmp_path / "missing.gguf"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
+    main(["inspect", tiny, "--load-format", "dummy", "--num-blocks", "7", "--block-size", "5"])
+    shown = capsys.readouterr().out
+    assert "LlamaForCausalLM" in shown
+    assert "7 blocks x 5 tokens" in shown
+    assert "256 bytes" in shown  # 2 (k, v) x 2 layers x 2 kv heads x 8 dim x 4 bytes
+
+
+def test_bench_ends_with_json(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
+    main(
+        ["bench", "--model", tiny, "--load-format", "dummy", "--num-prompts", "3", "--input-len", "20"]
+        + ["--output-len", "5", "--shared-prefix-len", "16", "--num-blocks", "64"]
+    )
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result["num_prompt_tokens"] == 60
+    assert result["num_output_tokens"] == 15
+    assert result["num_cached_tokens"] == 32
+    assert result["output_tokens_per_s"] > 0
+
+
+def test_environment_and_config_file(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "octavo.toml").write_text("[inspect]\nnum_blocks = 9\n")
+    environment = {"PATH": "", "OCTAVO_BLOCK_SIZE": "3", "OMP_NUM_THREADS": "1"}
+    done = run("inspect", ".", "--load-format", "dummy", cwd=tmp_path, env=environment)
+    assert "9 blocks x 3 tokens" in done.stdout, done.stderr
+    done = run("inspect", ".", "--load-format", "dummy", "--block-size", "4", cwd=tmp_path, env=environment)
+    assert "9 blocks x 4 tokens" in done.stdout, "a flag outranks the environment"
+
+
+def test_seed_is_the_engines(tiny: str) -> None:
+    """--seed belongs to the engine, which seeds every request; the sampler's own seed stays unset."""
+    from octavo.cli.app import app
+
+    _, bound, *_ = app.parse_args(["generate", "a", "--seed", "5"], exit_on_error=False, print_error=False)
+    assert bound.arguments["engine"].seed == 5
+
+
+def test_generate_streams_the_real_model() -> None:
+    done = run("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "6")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The capital of France is Paris")
+
+
+def test_generate_reads_standard_input_and_prints_json() -> None:
+    done = run("generate", "--json", "--logprobs", "1", "--temperature", "0", "--max-tokens", "2", stdin="One\nTwo\n")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["prompt"] for row in rows] == ["One", "Two"]
+    assert all(len(row["outputs"][0]["logprobs"]) == 2 for row in rows)
+
+
+def test_chat_answers_messages_with_a_summary_line() -> None:
+    done = run("chat", "What is gravity?", "Why?", "--temperature", "0", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert "> What is gravity?\nGravity is a fundamental force" in done.stdout
+    summaries = done.stderr.strip().splitlines()
+    assert len(summaries) == 2
+    assert "tokens/s" in summaries[0]
+    assert "first token after" in summaries[0]
+    assert "prefix cache hit 32 of" in summaries[1]
+
+
+def test_interactive_chat() -> None:
+    done = run("chat", "--temperature", "0", "--max-tokens", "6", stdin="Hi\n/nonsense\n/reset\n\nHi\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    assert "unknown command '/nonsense'" in done.stdout
+    assert len(done.stderr.strip().splitlines()) == 2

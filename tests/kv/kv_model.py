@@ -1,0 +1,292 @@
+"""A manager next to a model of the cells: every sequence must read back exactly its own tokens.
+
+A cell holds what keys and values depend on: the salt and all tokens up to its position. Reading a block
+that is right in its own tokens, but not in those before them, is therefore an error too.
+"""
+
+from collections import Counter
+
+import pytest
+from kv_helpers import Model, Prefix, colliding_hash
+
+from octavo.errors import InvalidArgumentError
+from octavo.kv import BlockTables, KVCacheManager, SequenceBlocks, hash_block, slot_mapping
+
+MAX_SEQUENCES = 6
+
+
+class ModelledManager:
+    """Operations on a manager, each with what must come of it.
+
+    Attributes:
+        seen: how often something worth testing happened.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool, colliding: bool) -> None:
+        self.seen: Counter[str] = Counter()
+        self.colliding = colliding
+        self.manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            hash_block=colliding_hash if colliding else hash_block,
+        )
+        self.size = block_size
+        self.models: list[Model] = []
+        self.cells: dict[int, Prefix] = {}
+        self.tables = BlockTables(MAX_SEQUENCES, num_blocks)
+        for _ in range(2):
+            self.models.append(Model(self.manager.new_sequence(), b"", [0] * 8, self.free_row()))
+
+    # ---- sequences come ----
+
+    def add(self, tokens: list[int], salt: bytes, serve: bool) -> None:
+        if len(self.models) < MAX_SEQUENCES:
+            model = Model(self.manager.new_sequence(salt), salt, list(tokens), self.free_row())
+            self.models.append(model)
+            if serve:
+                self.serve(model)
+
+    def match(self, pick: int) -> None:
+        model = self.pick(pick)
+        if model.blocks.block_ids:
+            with pytest.raises(InvalidArgumentError):
+                self.manager.match_prefix(model.blocks, model.tokens, 0)
+        else:
+            self.attach(model)
+
+    def fork(self, pick: int, length: int) -> None:
+        parent = self.pick(pick)
+        if len(self.models) < MAX_SEQUENCES:
+            self.fork_at(parent, length % (parent.filled + 1))
+
+    # ---- sequences grow ----
+
+    def append(self, pick: int, tokens: list[int], serve: bool) -> None:
+        model = self.pick(pick)
+        if len(model.tokens) < 24:
+            model.tokens.extend(tokens)
+        if serve:
+            self.serve(model)
+
+    def compute(self, pick: int, chunk: int, reserve: int, commit: bool) -> None:
+        model = self.pick(pick)
+        stop = min(model.written + chunk, len(model.tokens))
+        if self.allocate(model.blocks, stop + reserve):
+            self.write(model, stop)
+            if commit:
+                self.commit_written(model)
+
+    def commit(self, pick: int) -> None:
+        self.commit_written(self.pick(pick))
+
+    def announce(self, pick: int) -> None:
+        model = self.pick(pick)
+        self.manager.announce(model.blocks, model.tokens)
+        if self.manager.enable_prefix_caching:
+            model.announced |= model.full_prefixes(model.filled // self.size, len(model.tokens) // self.size)
+
+    def ask_whether_in_flight(self, pick: int) -> None:
+        model = self.pick(pick)
+        max_tokens = len(model.tokens) - 1
+        if model.blocks.block_ids or max_tokens < 0:
+            return
+        before = self.snapshot()
+        answer = self.manager.is_prefix_in_flight(model.blocks, model.tokens, max_tokens)
+        assert self.snapshot() == before
+        if not self.colliding:
+            assert answer == self.expect_in_flight(model, max_tokens)
+            self.seen["in flight"] += answer
+
+    # ---- sequences shrink and go ----
+
+    def truncate(self, pick: int, length: int) -> None:
+        model = self.pick(pick)
+        num_tokens = length % (min(len(model.tokens), model.blocks.capacity) + 1)
+        before = self.snapshot()
+        try:
+            self.manager.truncate(model.blocks, num_tokens)
+        except InvalidArgumentError:
+            self.seen["truncate refused"] += 1
+            assert num_tokens % self.size
+            assert num_tokens < model.filled
+            assert self.snapshot() == before
+            if self.fork_at(model, num_tokens):  # the way out that the message names
+                self.drop(model)
+            return
+        if num_tokens < model.written:
+            del model.tokens[num_tokens:]
+        model.written = min(model.written, num_tokens)
+        model.filled = min(model.filled, num_tokens)
+        num_full = num_tokens // self.size * self.size
+        model.announced = {prefix for prefix in model.announced if len(prefix[1]) <= num_full}
+
+    def preempt(self, pick: int) -> None:
+        self.release(self.pick(pick))
+
+    def finish_or_abort(self, pick: int) -> None:
+        if len(self.models) > 1:
+            self.drop(self.pick(pick))
+
+    def evict(self, share: int) -> None:
+        hog = self.manager.new_sequence()
+        num_blocks = self.manager.num_free_blocks // share
+        assert self.allocate(hog, num_blocks * self.size)
+        if share == 1:
+            assert self.manager.stats().num_cached == 0
+        assert not self.allocate(hog, (num_blocks + self.manager.num_free_blocks + 1) * self.size)
+        self.manager.free(hog)
+
+    def reset(self) -> None:
+        num_cached = self.manager.stats().num_cached
+        assert self.manager.reset_prefix_cache() == num_cached
+
+    # ---- what must hold after every step ----
+
+    def check(self) -> None:
+        """Assert that the bookkeeping agrees, all tokens read back, and the batch's rows follow."""
+        self.seen["steps"] += 1
+        self.manager.check_invariants()
+        for model in self.models:
+            self.check_contents(model)
+            if self.seen["steps"] % 4 == 0:  # rows may be several operations behind
+                self.tables.update(model.row, model.blocks.block_ids)
+                row = self.tables.rows([model.row], self.tables.length(model.row))
+                assert row[0].tolist() == model.blocks.block_ids
+
+    def check_contents(self, model: Model) -> None:
+        slots = slot_mapping(model.blocks.block_ids, 0, model.written, self.size).tolist()
+        for position, slot in enumerate(slots):
+            assert self.cells[slot] == model.prefix(position + 1)
+        assert model.blocks.num_filled_tokens == model.filled
+
+    def finish_all(self) -> None:
+        """Free everything: the pool must be full again."""
+        self.seen["evictions"] += self.manager.stats().num_evictions
+        for model in list(self.models):
+            self.drop(model)
+        self.manager.check_invariants()
+        assert self.manager.num_free_blocks == self.manager.num_blocks
+        self.manager.reset_prefix_cache()
+        stats = self.manager.stats()
+        assert stats.num_free == self.manager.num_blocks
+        assert stats.reserved_unfilled_tokens == stats.num_shared == 0
+
+    # ---- helpers ----
+
+    def attach(self, model: Model) -> None:
+        max_tokens = len(model.tokens) - 1
+        num_tokens = self.manager.match_prefix(model.blocks, model.tokens, max_tokens)
+        assert num_tokens % self.size == 0
+        assert num_tokens <= max(0, max_tokens)
+        assert self.colliding or num_tokens >= self.num_committed_elsewhere(model, max_tokens)
+        self.seen["hit"] += num_tokens > 0
+        model.written = num_tokens
+        self.set_filled(model, num_tokens)
+
+    def num_committed_elsewhere(self, model: Model, max_tokens: int) -> int:
+        """Tokens of the longest prefix of full blocks that a live sequence has committed."""
+        caching = self.manager.enable_prefix_caching
+        found = [
+            num_tokens
+            for num_tokens in range(self.size, max_tokens + 1, self.size)
+            for other in self.models
+            if caching and num_tokens <= other.filled and other.prefix(num_tokens) == model.prefix(num_tokens)
+        ]
+        return max(found, default=0)
+
+    def serve(self, model: Model) -> None:
+        """Compute everything a sequence knows, as an engine would; preempt it when it does not fit."""
+        if not model.blocks.block_ids:
+            self.attach(model)
+        if self.allocate(model.blocks, len(model.tokens)):
+            self.write(model, len(model.tokens))
+            self.commit_written(model)
+        else:
+            self.release(model)
+
+    def pick(self, number: int) -> Model:
+        return self.models[number % len(self.models)]
+
+    def free_row(self) -> int:
+        return min(set(range(MAX_SEQUENCES)) - {model.row for model in self.models})
+
+    def snapshot(self) -> tuple[object, ...]:
+        pool = self.manager._store.pool
+        tables = [list(model.blocks.block_ids) for model in self.models]
+        return list(pool.ref_counts), pool.free_ids, pool.cached_ids, tables
+
+    def allocate(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
+        enough = num_tokens <= blocks.capacity + self.manager.num_free_blocks * self.size
+        before = self.snapshot()
+        assert self.manager.allocate(blocks, num_tokens) is enough
+        assert enough or self.snapshot() == before
+        self.seen["not now"] += not enough
+        return enough
+
+    def write(self, model: Model, stop: int) -> None:
+        """Compute tokens: nobody else may have the blocks they go to."""
+        others = {b for other in self.models if other is not model for b in other.blocks.block_ids}
+        if stop > model.written:
+            assert not others & set(model.blocks.block_ids[model.written // self.size :])
+        slots = slot_mapping(model.blocks.block_ids, model.written, stop, self.size).tolist()
+        for position, slot in enumerate(slots, start=model.written):
+            self.cells[slot] = model.prefix(position + 1)
+        model.written = max(model.written, stop)
+
+    def commit_written(self, model: Model) -> None:
+        before, ids = model.blocks.block_ids, list(model.blocks.block_ids)
+        changed = self.manager.commit(model.blocks, model.tokens, model.written)
+        assert changed == (model.blocks.block_ids != ids) == (model.blocks.block_ids is not before)
+        self.seen["de-duplicated"] += changed
+        num_full = model.written // self.size
+        assert self.colliding or model.blocks.num_committed == num_full
+        self.seen["collided"] += model.blocks.num_committed < num_full
+        self.set_filled(model, model.written)
+
+    def set_filled(self, model: Model, num_tokens: int) -> None:
+        model.filled = max(model.filled, num_tokens)
+        model.announced -= model.full_prefixes(0, model.filled // self.size)
+
+    def fork_at(self, parent: Model, num_tokens: int) -> bool:
+        before = self.snapshot()
+        num_free = self.manager.num_free_blocks
+        forked = self.manager.fork(parent.blocks, num_tokens)
+        if forked is None:
+            assert num_tokens % self.size
+            assert num_free == 0
+            assert self.snapshot() == before
+            return False
+        blocks, copies = forked
+        self.seen["copy on write"] += len(copies)
+        assert len(copies) == (num_tokens % self.size > 0)
+        for source, destination in copies:
+            for offset in range(self.size):
+                cell = self.cells.get(source * self.size + offset, (b"garbage", ()))
+                self.cells[destination * self.size + offset] = cell
+        # With all rows in use, the child is going to replace its parent.
+        row = parent.row if len(self.models) == MAX_SEQUENCES else self.free_row()
+        self.models.append(
+            Model(blocks, parent.salt, parent.tokens[:num_tokens], row, num_tokens, num_tokens)
+        )
+        return True
+
+    def release(self, model: Model) -> None:
+        self.manager.free(model.blocks)
+        assert model.blocks.block_ids == []
+        model.written = model.filled = 0
+        model.announced = set()
+
+    def drop(self, model: Model) -> None:
+        self.manager.free(model.blocks)
+        self.manager.free(model.blocks)
+        self.models.remove(model)
+
+    def expect_in_flight(self, model: Model, max_tokens: int) -> bool:
+        probe = self.manager.new_sequence(model.salt)
+        num_matched = self.manager.match_prefix(probe, model.tokens, max_tokens)
+        self.manager.free(probe)
+        wanted = model.prefix(num_matched + self.size)
+        if num_matched + self.size > max_tokens:
+            return False
+        return any(wanted in other.announced for other in self.models if other is not model)

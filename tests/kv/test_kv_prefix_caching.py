@@ -1,0 +1,240 @@
+"""The manager's memory: match, commit, announcements, eviction."""
+
+import pytest
+from kv_helpers import TEN, Managers, computed, num_matched
+
+from octavo.errors import InvalidArgumentError
+
+
+def test_match_attaches_full_blocks_and_shares_them(make: Managers) -> None:
+    manager = make()
+    first = computed(manager, TEN)
+    second = manager.new_sequence()
+    assert manager.match_prefix(second, TEN, 9) == 8
+    assert second.block_ids == first.block_ids[:2]
+    assert second.num_committed == 2
+    assert second.num_filled_tokens == 8
+    assert manager.stats().num_shared == 2
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(-1, 0), (0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (10, 8)]
+)
+def test_match_covers_at_most_max_tokens(make: Managers, max_tokens: int, expected: int) -> None:
+    manager = make()
+    computed(manager, TEN)
+    assert manager.match_prefix(manager.new_sequence(), TEN, max_tokens) == expected
+
+
+def test_match_refuses_a_sequence_with_blocks_and_unknown_tokens(make: Managers) -> None:
+    manager = make()
+    sequence = computed(manager, TEN)
+    with pytest.raises(InvalidArgumentError, match="empty sequence"):
+        manager.match_prefix(sequence, TEN, 9)
+    with pytest.raises(InvalidArgumentError, match="at least 11 token ids, got 10"):
+        manager.match_prefix(manager.new_sequence(), TEN, 11)
+
+
+def test_other_tokens_than_before_are_refused_until_the_sequence_is_freed(make: Managers) -> None:
+    manager = make()
+    computed(manager, TEN)
+    sequence = manager.new_sequence(b"salt")
+    other = [*TEN[:3], 77, *TEN[4:]]
+    manager.is_prefix_in_flight(sequence, TEN, 9)
+    manager.announce(sequence, TEN)
+    with pytest.raises(InvalidArgumentError, match="token ids of earlier calls"):
+        manager.match_prefix(sequence, other, 9)
+    assert manager.match_prefix(sequence, TEN, 9) == 0
+    manager.allocate(sequence, 10)
+    with pytest.raises(InvalidArgumentError, match="token ids of earlier calls"):
+        manager.commit(sequence, other, 10)
+    assert sequence.num_filled_tokens == 0
+    manager.free(sequence)
+    assert manager.match_prefix(sequence, other, 9) == 0
+
+
+def test_only_computed_tokens_are_registered(make: Managers) -> None:
+    manager = make()
+    sequence = manager.new_sequence()
+    manager.allocate(sequence, 10)
+    manager.commit(sequence, TEN, 7)
+    assert sequence.num_committed == 1
+    assert num_matched(manager, TEN) == 4
+    manager.commit(sequence, TEN, 8)
+    assert num_matched(manager, TEN) == 8
+
+
+def test_salts_separate_sequences(make: Managers) -> None:
+    manager = make()
+    computed(manager, TEN, salt=b"a")
+    assert num_matched(manager, TEN, salt=b"a") == 8
+    assert num_matched(manager, TEN, salt=b"b") == 0
+    assert num_matched(manager, TEN) == 0
+
+
+def test_commit_deduplicates_blocks_computed_twice(make: Managers) -> None:
+    manager = make()
+    first, second = manager.new_sequence(), manager.new_sequence()
+    manager.allocate(first, 10)
+    manager.allocate(second, 10)
+    assert manager.commit(first, TEN, 10) is False
+    own = second.block_ids
+    assert manager.commit(second, TEN, 10) is True
+    assert second.block_ids is not own
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert second.block_ids[2] != first.block_ids[2]
+    assert manager.stats().num_referenced == 4
+    assert manager.stats().num_shared == 2
+    assert manager.commit(second, TEN, 10) is False
+
+
+def test_commit_refuses_more_tokens_than_known_or_allocated(make: Managers) -> None:
+    manager = make()
+    sequence = manager.new_sequence()
+    manager.allocate(sequence, 4)
+    with pytest.raises(InvalidArgumentError, match="at least 11 token ids"):
+        manager.commit(sequence, TEN, 11)
+    with pytest.raises(InvalidArgumentError, match=r"expected 0 \.\. 4 tokens"):
+        manager.commit(sequence, TEN, 5)
+    assert sequence.num_filled_tokens == 0
+
+
+def test_without_prefix_caching_nothing_is_kept(make: Managers) -> None:
+    manager = make(enable_prefix_caching=False)
+    sequence = computed(manager, TEN)
+    assert sequence.num_committed == 2
+    assert sequence.block_keys == []
+    manager.announce(sequence, TEN)
+    probe = manager.new_sequence()
+    assert not manager.is_prefix_in_flight(probe, TEN, 9)
+    assert manager.match_prefix(probe, TEN, 9) == 0
+    manager.free(sequence)
+    assert manager.stats().num_free == 8
+
+
+def test_free_keeps_full_blocks_and_evicts_the_tail_first(make: Managers) -> None:
+    manager = make(num_blocks=3)
+    manager.free(computed(manager, list(range(12))))
+    assert manager.stats().num_cached == 3
+    for expected in (8, 4, 0):
+        hog = manager.new_sequence()
+        manager.allocate(hog, 12 - expected)
+        assert num_matched(manager, [*range(12), 0]) == expected
+        manager.free(hog)
+    assert manager.stats().num_evictions == 3
+
+
+def test_token_ids_must_be_integers_of_32_bits(make: Managers) -> None:
+    for bad in ([2**31, 0, 0, 0, 0], [0.5, 0, 0, 0, 0]):
+        with pytest.raises(InvalidArgumentError, match="32 bits"):
+            make().match_prefix(make().new_sequence(), bad, 4)  # type: ignore[arg-type]
+
+
+def test_prefix_in_flight_from_announcement_to_commit(make: Managers) -> None:
+    manager = make()
+    first, second = manager.new_sequence(), manager.new_sequence()
+    assert not manager.is_prefix_in_flight(second, TEN, 9)
+    manager.allocate(first, 10)
+    manager.announce(first, TEN)
+    assert manager.is_prefix_in_flight(second, TEN, 9)
+    assert manager.is_prefix_in_flight(second, TEN, 4)
+    assert not manager.is_prefix_in_flight(second, TEN, 3)
+    assert not manager.is_prefix_in_flight(manager.new_sequence(), [*TEN[:3], 9, *TEN[4:]], 9)
+    manager.commit(first, TEN, 4)
+    assert manager.is_prefix_in_flight(second, TEN, 9)  # its second block still is
+    manager.commit(first, TEN, 8)
+    assert not manager.is_prefix_in_flight(second, TEN, 9)
+
+
+def test_announcements_end_with_free_and_survive_one_of_two(make: Managers) -> None:
+    manager = make()
+    first, second, third = (manager.new_sequence() for _ in range(3))
+    for sequence in (first, second):
+        manager.announce(sequence, TEN)
+        manager.announce(sequence, TEN)
+        manager.check_invariants()
+    manager.free(first)
+    assert manager.is_prefix_in_flight(third, TEN, 9)
+    assert not manager.is_prefix_in_flight(second, TEN, 9)  # nobody but itself
+    manager.free(second)
+    assert not manager.is_prefix_in_flight(third, TEN, 9)
+
+
+def test_computed_blocks_are_not_in_flight_even_if_they_cannot_be_registered(make: Managers) -> None:
+    manager = make(block_size=2, hash_block=lambda parent_digest, content: content[-4:])
+    computed(manager, [1, 7])
+    collided, waiting = manager.new_sequence(), manager.new_sequence()
+    manager.allocate(collided, 3)
+    manager.announce(collided, [2, 7, 0])
+    assert manager.is_prefix_in_flight(waiting, [2, 7, 0], 2)
+    manager.commit(collided, [2, 7, 0], 3)
+    assert collided.num_committed == 0
+    assert not manager.is_prefix_in_flight(waiting, [2, 7, 0], 2)
+
+
+def test_committing_fewer_tokens_than_before_changes_nothing(make: Managers) -> None:
+    manager = make()
+    sequence = computed(manager, TEN)
+    assert manager.commit(sequence, TEN, 3) is False
+    assert sequence.num_filled_tokens == 10
+    assert sequence.num_committed == 2
+
+
+def test_truncate_withdraws_announcements_and_they_can_be_made_again(make: Managers) -> None:
+    manager = make()
+    first, second = manager.new_sequence(), manager.new_sequence()
+    manager.allocate(first, 10)
+    manager.announce(first, TEN)
+    manager.truncate(first, 4)
+    manager.check_invariants()
+    manager.commit(first, TEN, 4)
+    assert not manager.is_prefix_in_flight(second, TEN, 9)
+    manager.announce(first, TEN)
+    assert manager.is_prefix_in_flight(second, TEN, 9)
+
+
+def test_reset_forgets_what_nobody_uses(make: Managers) -> None:
+    manager = make()
+    kept = computed(manager, TEN)
+    manager.free(computed(manager, [9] * 10))
+    assert manager.reset_prefix_cache() == 2
+    assert num_matched(manager, [9] * 10) == 0
+    assert num_matched(manager, TEN) == 8
+    manager.free(kept)
+    assert manager.reset_prefix_cache() == 2
+    assert manager.stats().num_free == 8
+    assert manager.stats().num_evictions == 0
+
+
+def test_hit_rate(make: Managers) -> None:
+    manager = make()
+    assert manager.stats().hit_rate == 0.0
+    manager.free(computed(manager, TEN))
+    assert num_matched(manager, TEN) == 8
+    assert num_matched(manager, [7] * 8) == 0
+    assert manager.stats().prefix_query_tokens == 9 + 7
+    assert manager.stats().prefix_hit_tokens == 8
+    assert manager.stats().hit_rate == 0.5
+
+
+def test_evicting_a_parent_drops_children_that_only_uncommitted_forks_hold(make: Managers) -> None:
+    manager = make(num_blocks=5)
+    eight = list(range(8))
+    original = computed(manager, eight[:4])  # registers the first block
+    parent = manager.new_sequence()
+    manager.allocate(parent, 8)
+    manager.commit(parent, eight, 3)
+    parent.num_filled_tokens = 8  # computed, but not registered yet, when it forks
+    forked = manager.fork(parent, 8)
+    assert forked is not None
+    child = forked[0]
+    assert manager.commit(parent, eight, 8)  # repointed to the original's block; the second is its child
+    manager.free(original)
+    manager.free(parent)
+    manager.check_invariants()
+    hog = manager.new_sequence()
+    assert manager.allocate(hog, 12)  # evicts the original's block below which the child's block was
+    manager.check_invariants()
+    assert num_matched(manager, [*eight, 0]) == 0
+    manager.commit(child, eight, 8)
+    assert num_matched(manager, [*eight, 0]) == 8

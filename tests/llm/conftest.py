@@ -1,0 +1,43 @@
+"""The real model, loaded once per test process, and small dummy models."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_helpers import TINY_LLAMA, assert_drained
+
+from octavo import LLM
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy_fp32.json"
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict]:
+    """Greedy float32 completions of the embedded model by Hugging Face transformers."""
+    return json.loads(GOLDEN.read_text())["rows"]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LLM:
+    return LLM("smollm2", dtype="float32", num_blocks=1024)
+
+
+@pytest.fixture
+def idle(smollm2: LLM) -> Iterator[LLM]:
+    """The real model with an empty prefix cache; afterwards the pool must be back to full."""
+    smollm2.reset_prefix_cache()
+    yield smollm2
+    assert_drained(smollm2)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., LLM]:
+    """Make a tiny random model with the given engine options."""
+
+    def make(config: dict | None = None, **options: object) -> LLM:
+        (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, **(config or {})}))
+        return LLM(str(tmp_path), load_format="dummy", **{"num_blocks": 64, "block_size": 4, **options})
+
+    return make

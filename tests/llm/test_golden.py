@@ -1,0 +1,84 @@
+"""The real model gives the reference's greedy tokens, whatever the schedule: all 64 of every prompt."""
+
+import pytest
+
+from octavo import LLM, EngineConfig, SamplingParams
+from octavo.engine.engine import Engine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+def completions(llm: LLM, golden: list[dict]) -> list[list[int]]:
+    outputs = llm.generate([row["prompt_ids"] for row in golden], GREEDY)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def expected(golden: list[dict]) -> list[list[int]]:
+    return [row["output_ids"] for row in golden]
+
+
+def test_the_tokenizer_agrees(smollm2: LLM, golden: list[dict]) -> None:
+    assert smollm2.engine.tokenizer is not None
+    for row in golden:
+        assert smollm2.engine.tokenizer.encode(row["prompt"]) == row["prompt_ids"]
+
+
+def test_alone(idle: LLM, golden: list[dict]) -> None:
+    for row in golden:
+        output = idle.generate(row["prompt_ids"], GREEDY)[0]
+        assert output.outputs[0].token_ids == row["output_ids"], row["prompt"]
+        assert output.outputs[0].text == row["text"]
+
+
+def test_all_together_cold_and_warm(idle: LLM, golden: list[dict]) -> None:
+    assert completions(idle, golden) == expected(golden)
+    outputs = idle.generate([row["prompt_ids"] for row in golden], GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == expected(golden)
+    hits = [output.num_cached_tokens for output in outputs if len(output.prompt_token_ids) > 16]
+    assert hits
+    assert all(num_cached > 0 for num_cached in hits), "the second run was meant to be warm"
+
+
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_every_attention_implementation(golden: list[dict], impl: str) -> None:
+    llm = LLM("smollm2", dtype="float32", num_blocks=1024, attention_impl=impl)
+    assert completions(llm, golden[:3]) == expected(golden)[:3]
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_block_sizes_chunks_and_a_pool_that_is_too_small(
+    golden: list[dict], block_size: int, budget: int, smollm2: LLM
+) -> None:
+    """A pool that holds about a third of what the prompts want together, so that requests are preempted."""
+    longest = max(len(row["prompt_ids"]) for row in golden) + 64
+    num_blocks = -(-2 * longest // block_size)
+    llm = resized(smollm2, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget)
+    assert completions(llm, golden) == expected(golden)
+    if budget == 512:
+        assert llm.stats.num_preemptions > 0
+    assert completions(llm, golden) == expected(golden)  # warm
+    assert llm.stats.kv.num_referenced == 0
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize("block_size", [1, 64])
+def test_block_sizes_and_chunks_without_caching(
+    golden: list[dict], block_size: int, budget: int, smollm2: LLM
+) -> None:
+    llm = resized(
+        smollm2,
+        num_blocks=4096 // block_size,
+        block_size=block_size,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=False,
+    )
+    assert completions(llm, golden) == expected(golden)
+    assert llm.stats.num_preemptions == 0
+    assert llm.stats.kv.num_cached == 0
+
+
+def resized(llm: LLM, **options: object) -> LLM:
+    """The same loaded weights behind an engine with other options."""
+    config = EngineConfig.from_dict({"model": "smollm2", "dtype": "float32", **options})
+    return LLM.from_engine(Engine(config, decoder=llm.engine.runner.decoder))

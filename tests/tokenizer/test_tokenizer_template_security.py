@@ -1,0 +1,125 @@
+"""Hostile chat templates end quickly, in bounded memory, in an error or in harmless text."""
+
+import resource
+import time
+
+import pytest
+
+from octavo.errors import ChatTemplateError
+from octavo.tokenizer import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "x"}]
+HUGE = "{% set x = 'a' * 1000000 %}"
+NAMESPACE = (
+    "{% set ns = namespace(x=FIRST) %}{% for i in range(COUNT) %}{% set ns.x = NEXT %}{% endfor %}{{ ns.x }}"
+)
+
+
+def grown(first: str, count: int, following: str) -> str:
+    """A template that builds a value up in a loop and writes it."""
+    return NAMESPACE.replace("FIRST", first).replace("COUNT", str(count)).replace("NEXT", following)
+
+
+# refused or stopped by the bounds of the template engine and of the filters
+IN_PROCESS = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+    "long repetition": "{{ 'a' * 10**9 }}",
+    "repeated repetition": "{{ ('a' * 100000) * 100000 }}",
+    "long list": "{{ [1] * 10**9 }}",
+    "long range": "{{ range(10**9) }}",
+    "large power": "{{ 10 ** 10 ** 10 }}",
+    "replace amplification": HUGE + "{{ x|replace('a', x)|replace('a', x) }}",
+    "replace of nothing": HUGE + "{{ x|replace('', x) }}",
+    "huge join": HUGE + "{{ range(1000)|join(x) }}",
+    "huge indent": "{{ ('a\n' * 10000)|indent(10**9) }}",
+    "indent by text": HUGE + "{{ ('a\n' * 10000)|indent(x) }}",
+    "huge json indent": "{{ range(10000)|tojson(indent=10**9) }}",
+    "format width": "{{ '%1000000000d'|format(1) }}",
+    "batch filling": "{{ range(3)|batch(1000000000, 'x')|list }}",
+    "slice filling": "{{ range(3)|slice(1000000000, 'x')|list }}",
+    "infinite macro": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "infinite recursive loop": "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "deep parentheses": "{{ " + "(" * 90000 + "1" + ")" * 90000 + " }}",
+    "deep blocks": "{% if 1 %}" * 9000 + "{% endif %}" * 9000,
+    "operator chain": "{{ " + "1+" * 90000 + "1 }}",
+    "operator chain after a dictionary": "{{ {'a': {'b': 1}} ~ " + "1+" * 90000 + "1 }}",
+    "operator chain after a string": "{{ '}}' ~ " + "1+" * 90000 + "1 }}",
+    "negation chain": "{{ " + "not " * 50000 + "1 }}",
+    "filter chain": "{{ 1" + "|string" * 30000 + " }}",
+    "long source": "a" * 10**6,
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import 'os' as os %}{{ os.system('true') }}",
+    "extends": "{% extends 'base.html' %}",
+    "class walk": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals walk": "{{ raise_exception.__globals__['__builtins__']['eval']('1') }}",
+    "method walk": "{{ strftime_now.__self__.__class__.__init__ }}{{ strftime_now.__self__ is defined }}",
+    "filter walk": "{{ messages|map(attribute='__class__')|list|tojson }}",
+    "joined class": "{{ [messages]|join(attribute='__class__') }}",
+}
+# what plain operators can do needs the limits of a process of its own
+ISOLATED_ONLY = {
+    "doubling": grown("'a' * 1000", 60, "ns.x ~ ns.x"),
+    "adding": grown("'a' * 1000", 60, "ns.x + ns.x"),
+    "lists": grown("[1]", 60, "ns.x + ns.x"),
+    "captured block": "{% set x %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}{{ x }}",
+    "growing macro": "{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a' * 1000) }}",
+    "format method": "{{ '{:>1000000000}'.format(1) }}",
+    "namespace in itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+    "deep list": grown("[]", 99999, "[ns.x]"),
+    "slow filters": "{% for i in range(9999) %}{% set x = range(99999)|sort|unique|list %}{% endfor %}",
+    "output": "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
+}
+HARMLESS = {"filter walk", "joined class", "method walk"}
+
+
+def seconds_of(source: str, *, isolated: bool) -> float:
+    """Render; anything but short text or the typed error fails."""
+    start = time.perf_counter()
+    try:
+        text = ChatTemplate(source, isolated=isolated).render(MESSAGES)
+        assert len(text) < 100, text[:200]
+        assert not any(word in text for word in ("class '", "module", "function")), text
+    except ChatTemplateError:
+        pass
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("name", list(IN_PROCESS))
+def test_bounded_templates(name, isolated):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert seconds_of(IN_PROCESS[name], isolated=isolated) < 1.5
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 200 * 1024
+
+
+@pytest.mark.parametrize("name", list(IN_PROCESS.keys() - HARMLESS))
+def test_bounded_templates_are_errors(name):
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(IN_PROCESS[name]).render(MESSAGES)
+
+
+@pytest.mark.parametrize("name", list(ISOLATED_ONLY))
+def test_isolated_templates_cannot_harm_this_process(name):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ChatTemplateError, match=r"processor time|memory|fuel|too large|characters"):
+        ChatTemplate(ISOLATED_ONLY[name], isolated=True).render(MESSAGES)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_processor_time_is_limited():
+    start = time.perf_counter()
+    with pytest.raises(ChatTemplateError, match="processor time"):
+        ChatTemplate(ISOLATED_ONLY["slow filters"], isolated=True).render(MESSAGES)
+    assert time.perf_counter() - start < 5
+
+
+def test_message_text_is_never_a_template():
+    text = "{{ 7 * 7 }}{% for i in range(10) %}x{% endfor %}"
+    rendered = ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": text}])
+    assert rendered == text
+
+
+def test_long_prompts_are_bounded():
+    with pytest.raises(ChatTemplateError, match="characters"):
+        ChatTemplate("{{ messages[0].content }}" * 9).render([{"role": "user", "content": "a" * 10**6}])
