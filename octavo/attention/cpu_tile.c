@@ -120,7 +120,7 @@ static void weigh_scores(Scratch *s, int i, int count) {
     vec top = s->maximum[i];
     for (int t = 0; t < count; t++) top = max_vec(s->scores[t][v], top);
     // A row that has seen nothing keeps -inf; from 0 its weights are exp(-inf) = 0, not NaN.
-    vec base = select_vec(top == -INFINITY, (vec){0}, top);
+    vec base = select_vec(top == -1e38f, (vec){0}, top);
     vec correction = exp_vec(s->maximum[i] - base), total = s->sum[i] * correction;
     for (int t = 0; t < count; t++) {
         vec weight = exp_vec(s->scores[t][v] - base);

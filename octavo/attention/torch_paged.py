@@ -1,6 +1,7 @@
 """Paged attention in vectorised PyTorch, for any device and dtype: the path where no kernel is compiled."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,7 +52,9 @@ def paged_attention_with_lse(
     """
     state = _RunningSoftmax(q)
     for tokens, rows, kv_begin, kv_end in _batches(host_plan(q, k_cache, metadata), q, k_cache):
-        _attend_pieces(state, tokens, rows, kv_begin, kv_end, k_cache, v_cache, metadata, options)
+        pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
+        if pieces.rows.shape[0] > 0:
+            _fold(state, pieces, k_cache, v_cache, metadata.block_table, options)
     return state.result()
 
 
@@ -131,17 +134,34 @@ def _padded_tokens(plan: ForestPlan, items: np.ndarray, width: int, padding: int
     return np.where(index < end, tokens, padding)
 
 
-def _attend_pieces(
-    state: _RunningSoftmax,
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """X pieces of work: query tokens tokens[x] see keys keys_at[x] of the sequence rows[x].
+
+    Attributes:
+        tokens: [X, n], padded with T.
+        rows: [X] block-table rows.
+        keys_at: [X, keys] token positions, all of them safe to read.
+        distance: [X, n, keys] query position less key position.
+        visible: [X, n, keys] bool.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    keys_at: Tensor
+    distance: Tensor
+    visible: Tensor
+
+
+def _see(
     tokens: Tensor,
     rows: Tensor,
     kv_begin: Tensor,
     kv_end: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
     metadata: AttentionMetadata,
     options: ScoreOptions,
-) -> None:
+) -> _Pieces:
+    """Work out who sees what; pieces of which nothing is seen drop out."""
     keys_at = kv_begin.unsqueeze(1) + torch.arange(_TILE_KEYS, device=tokens.device)
     positions = torch.cat([metadata.positions, metadata.positions.new_full((1,), -1)])[tokens]
     distance = positions.unsqueeze(-1) - keys_at.unsqueeze(1)
@@ -152,42 +172,36 @@ def _attend_pieces(
     # A key that no token of the piece sees may be past the end, or hold anything: read a seen one instead.
     keys_at = torch.where(seen, keys_at, kv_begin.unsqueeze(1) + seen.int().argmax(dim=1, keepdim=True))
     keep = torch.nonzero(seen.any(dim=1)).squeeze(1)
-    if keep.shape[0] > 0:
-        parts = (part[keep] for part in (tokens, rows, keys_at, visible, distance))
-        _fold(state, *parts, k_cache, v_cache, metadata, options)
+    return _Pieces(tokens[keep], rows[keep], keys_at[keep], distance[keep], visible[keep])
 
 
 def _fold(
     state: _RunningSoftmax,
-    tokens: Tensor,
-    rows: Tensor,
-    keys_at: Tensor,
-    visible: Tensor,
-    distance: Tensor,
+    pieces: _Pieces,
     k_cache: Tensor,
     v_cache: Tensor,
-    metadata: AttentionMetadata,
+    block_table: Tensor,
     options: ScoreOptions,
 ) -> None:
+    """Attend each piece's tokens to its keys and fold the result into the tokens' running softmax."""
     block_size = k_cache.shape[1]
-    block_ids = metadata.block_table[rows.unsqueeze(1), keys_at // block_size].long()
+    block_ids = block_table[pieces.rows.unsqueeze(1), pieces.keys_at // block_size].long()
     # On a GPU a look at the ids would wait for the device, which then refuses them by itself.
     if block_ids.device.type == "cpu" and not 0 <= block_ids.min() <= block_ids.max() < k_cache.shape[0]:
         raise bad_block(k_cache.shape[0])
-    offsets = keys_at % block_size
+    offsets = pieces.keys_at % block_size
     keys = k_cache[block_ids, offsets].to(state.q.dtype)
     values = v_cache[block_ids, offsets].to(state.q.dtype)
-    num_pieces, width = tokens.shape
+    num_pieces, width = pieces.tokens.shape
     num_kv_heads, head_dim = k_cache.shape[2:]
     # [X, KH, n * G, D]: the query heads of one kv head become rows of one product.
-    q = state.q[tokens].view(num_pieces, width, num_kv_heads, -1, head_dim)
+    q = state.q[pieces.tokens].view(num_pieces, width, num_kv_heads, -1, head_dim)
     q = q.transpose(1, 2).reshape(num_pieces, num_kv_heads, -1, head_dim)
-    scores = q @ keys.permute(0, 2, 3, 1) * options.scale
-    scores = _to_token_major(scores, width)
-    scores = _apply_options(scores, visible, distance, options)
-    weights = state.raise_maximum(tokens, scores)
+    scores = _to_token_major(q @ keys.permute(0, 2, 3, 1) * options.scale, width)
+    scores = _apply_options(scores, pieces.visible, pieces.distance, options)
+    weights = state.raise_maximum(pieces.tokens, scores)
     weighted = _to_head_major(weights, num_kv_heads) @ values.transpose(1, 2)
-    state.add(tokens, weights, _to_token_major(weighted, width))
+    state.add(pieces.tokens, weights, _to_token_major(weighted, width))
 
 
 def _apply_options(scores: Tensor, visible: Tensor, distance: Tensor, options: ScoreOptions) -> Tensor:
@@ -195,7 +209,7 @@ def _apply_options(scores: Tensor, visible: Tensor, distance: Tensor, options: S
     if options.softcap > 0:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.unsqueeze(1) * distance.unsqueeze(2)
+        scores = scores - options.alibi_slopes.to(scores.dtype).unsqueeze(1) * distance.unsqueeze(2)
     return scores.masked_fill(~visible.unsqueeze(2), -torch.inf)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.models import ModelConfig, num_parameters
+from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
@@ -68,7 +68,7 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     device = _device(config.device)
     dtype = _dtype(config, model, device)
     weight_bytes = _weight_bytes(config, model, dtype)
-    kv_bytes_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    token_bytes = kv_bytes_per_token(model, dtype.itemsize)
     max_model_len = _max_model_len(config, model)
     free_bytes = free_memory_bytes(device)
     plan = ExecutionPlan(
@@ -78,10 +78,10 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=token_bytes,
         block_size=config.block_size,
         num_blocks=config.num_blocks
-        or _num_blocks(config, device, max_model_len, kv_bytes_per_token, free_bytes - weight_bytes),
+        or _num_blocks(config, device, max_model_len, token_bytes, free_bytes - weight_bytes),
         free_bytes=free_bytes,
     )
     if weight_bytes + plan.kv_bytes > free_bytes:
@@ -162,15 +162,15 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _num_blocks(
-    config: EngineConfig, device: torch.device, max_model_len: int, kv_bytes_per_token: int, free_bytes: int
+    config: EngineConfig, device: torch.device, max_model_len: int, token_bytes: int, free_bytes: int
 ) -> int:
     budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device.type]))
     if device.type == "cpu" and config.memory_fraction is None:
         budget = min(budget, _CPU_DEFAULT_KV_BYTES)
-    num_blocks = budget // (config.block_size * kv_bytes_per_token)
+    num_blocks = budget // (config.block_size * token_bytes)
     if num_blocks < 1:
         raise OutOfMemoryError(
             f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, a block takes "
-            f"{gib(config.block_size * kv_bytes_per_token)}"
+            f"{gib(config.block_size * token_bytes)}"
         )
     return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))

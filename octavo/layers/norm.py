@@ -26,15 +26,16 @@ class RMSNorm:
         self._size = weight.shape[-1]
         self._eps = eps
         self._weight = weight
-        self._is_short = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if self._is_short:
+        self._floor: Tensor | None = None
+        if weight.dtype == torch.float32 and weight.device.type == "cpu":
             self._weight, self._floor = _fold(weight, eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise [T, n]; returns a new tensor of the same dtype."""
-        if self._is_short and x.dtype == torch.float32:
-            return x.div(_lengths(x, self._floor)).mul_(self._weight)
-        return rms_norm(x.to(self._weight.dtype), (self._size,), self._weight, self._eps).to(x.dtype)
+        exact = x.to(self._weight.dtype)
+        if self._floor is None:
+            return rms_norm(exact, (self._size,), self._weight, self._eps).to(x.dtype)
+        return exact.div(_lengths(exact, self._floor)).mul_(self._weight).to(x.dtype)
 
 
 class HeadRMSNorm:

@@ -91,7 +91,9 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 def _yarn(rope: RopeConfig, plain: Tensor) -> Tensor:
     """Keep dimensions that rotate often over the original context, stretch the slow ones, blend between."""
     num_pairs = plain.shape[0]
-    low, high = (_yarn_dimension(rope, rotations, num_pairs) for rotations in (rope.beta_fast, rope.beta_slow))
+    low, high = (
+        _yarn_dimension(rope, rotations, num_pairs) for rotations in (rope.beta_fast, rope.beta_slow)
+    )
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * num_pairs - 1)

@@ -18,7 +18,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 
-# Keys that change the network in ways Octavo does not have, with the values (besides null) that change nothing.
+# Keys that change the network in ways Octavo does not have; besides null, these values change nothing.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -150,7 +150,9 @@ class ModelConfig:
             has_post_norms=family.is_gemma,
             embedding_multiplier=math.sqrt(hidden_size) if family.is_gemma else 1.0,
             attention_scale=_attention_scale(fields, family, head_dim),
-            attention_softcap=_softcap(fields, "attn_logit_softcapping", allowed=family.has_attention_softcap),
+            attention_softcap=_softcap(
+                fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
+            ),
             final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.is_gemma),
             layer_windows=_windows(fields, layer_types),
             ropes=used_ropes,
@@ -195,7 +197,9 @@ def _layer_types(fields: ConfigFields, family: Family, num_layers: int) -> list[
         if name not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(f"{fields.where}: layer type {name!r} is not supported")
     if family.window_rule in ("never", "always") and given != names:
-        raise UnsupportedModelError(f"{fields.where}: layer_types that differ from {names[0]!r} are not supported")
+        raise UnsupportedModelError(
+            f"{fields.where}: layer_types that differ from {names[0]!r} are not supported"
+        )
     return given
 
 
@@ -205,17 +209,23 @@ def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
     if family.window_rule == "all_but_every_nth":
         return (index + 1) % fields.integer("sliding_window_pattern") != 0
     if family.window_rule == "after_max_window_layers":
-        return fields.boolean("use_sliding_window") and index >= fields.integer("max_window_layers", minimum=0)
+        return fields.boolean("use_sliding_window") and index >= fields.integer(
+            "max_window_layers", minimum=0
+        )
     if family.window_rule == "never":
-        raise UnsupportedModelError(f"{fields.where}: {family.architecture} with a sliding_window is not supported")
+        raise UnsupportedModelError(
+            f"{fields.where}: {family.architecture} with a sliding_window is not supported"
+        )
     return True
 
 
 def _windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | None, ...]:
-    return tuple(
-        fields.integer("sliding_window") if layer_type == "sliding_attention" else None
-        for layer_type in layer_types
-    )
+    if "sliding_attention" not in layer_types:
+        return (None,) * len(layer_types)
+    if fields.get("sliding_window") is None:
+        raise fields.error("sliding_window", "a number of tokens, as layer_types has sliding layers", None)
+    window = fields.integer("sliding_window")
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
 def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
@@ -226,8 +236,8 @@ def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
 def _activation(fields: ConfigFields, family: Family) -> str:
     # Gemma's hidden_act is a left-over that hidden_activation overrules.
     key = "hidden_activation" if family.is_gemma else "hidden_act"
-    name = fields.get(key) or "silu"
-    if name not in _ACTIVATIONS:
+    name = fields.get(key) or family.defaults.get(key, "silu")
+    if str(name) not in _ACTIVATIONS:
         raise UnsupportedModelError(
             f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
         )
@@ -251,8 +261,9 @@ def _token_id(fields: ConfigFields, name: str) -> int | None:
 
 def _eos_token_ids(fields: ConfigFields) -> frozenset[int]:
     value = fields.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [entry for entry in found if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
+    if len(ids) != len(found):
         raise fields.error("eos_token_id", "a token id or a list of them", value)
     return frozenset(ids)
 

@@ -27,7 +27,7 @@ class ConfigFields:
         self.where = where
 
     def get(self, name: str, default: object = None) -> object:
-        """Return the raw value: the field if present (even null), else the family's default, else `default`."""
+        """Return the field as it is if present (even null), else its family's default, else `default`."""
         return self._fields.get(name, self._defaults.get(name, default))
 
     def integer(

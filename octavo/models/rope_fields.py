@@ -13,9 +13,24 @@ _DEFAULT_THETA = 10_000.0
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
 _KNOWN_KEYS = frozenset(
-    "rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow "
-    "mscale mscale_all_dim truncate low_freq_factor high_freq_factor factors partial_rotary_factor "
-    "finetuned".split()
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "low_freq_factor",
+        "high_freq_factor",
+        "factors",
+        "partial_rotary_factor",
+        "finetuned",
+    }
 )
 
 
@@ -89,7 +104,9 @@ def _read_factors(fields: ConfigFields, head_dim: int) -> tuple[float, ...]:
     return tuple(checked.number(index) for index in by_index)
 
 
-def _read_stretched(config: ConfigFields, fields: ConfigFields, theta: float, rope_type: RopeType) -> RopeConfig:
+def _read_stretched(
+    config: ConfigFields, fields: ConfigFields, theta: float, rope_type: RopeType
+) -> RopeConfig:
     positions = config.integer("max_position_embeddings")
     original = positions
     if rope_type in ("llama3", "yarn"):

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +10,11 @@ from torch import Tensor
 from octavo.errors import EngineError, UnsupportedModelError
 from octavo.parallel.handle import TensorParallel
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 
 class GlooCollectives:
     """Collectives over a torch process group object; torch's global default group is never touched."""
 
-    def __init__(self, group: "ProcessGroup", size: int) -> None:
+    def __init__(self, group: Any, size: int) -> None:
         self._group = group
         self._size = size
 
@@ -54,14 +51,24 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
 
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise UnsupportedModelError("tensor parallelism on a CPU needs a torch built with gloo")
-    timeout = timedelta(seconds=timeout_s)
     try:
-        store = distributed.FileStore(str(rendezvous), size)
-        store.set_timeout(timeout)
-        device = distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices, options._timeout = [device], timeout
-        group = distributed.ProcessGroupGloo(store, rank, size, options)
+        group = _meet(rank, size, rendezvous, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise EngineError(f"rank {rank} of {size} did not meet the others at {rendezvous}: {error}") from error
+        raise EngineError(
+            f"rank {rank} of {size} did not meet the others at {rendezvous}: {error}"
+        ) from error
     return TensorParallel(rank, size, GlooCollectives(group, size))
+
+
+def _meet(rank: int, size: int, rendezvous: Path, timeout: timedelta) -> Any:
+    """Build the process group; torch's type stubs leave most of this out, hence Any."""
+    from torch import distributed
+
+    api: Any = distributed
+    store = api.FileStore(str(rendezvous), size)
+    store.set_timeout(timeout)
+    options = api.ProcessGroupGloo._Options()
+    # Loopback only: ranks share a machine, and nobody else has business with them.
+    options._devices = [api.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timeout
+    return api.ProcessGroupGloo(store, rank, size, options)

@@ -1,0 +1,101 @@
+"""Checks a checkpoint against the network, then hands out its tensors: whole, or a rank's part."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo.errors import WeightsError, suggest
+
+if TYPE_CHECKING:
+    from octavo.models.weights import WeightSource
+
+# Recomputed from the config: some checkpoints carry them.
+_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+_NUM_NAMED = 5
+
+
+def check_tensors(weights: "WeightSource", shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a checkpoint has exactly the network's tensors.
+
+    Rotary tables are ignored, and so is an LM head beside tied embeddings.
+
+    Raises:
+        WeightsError: tensors are missing, unexpected or of the wrong shape; the first few are named.
+    """
+    names = weights.names()
+    missing = [name for name in shapes if name not in names]
+    extra = sorted(name for name in names if name not in shapes and not _is_harmless(name))
+    if missing:
+        nearest = suggest(missing[0], extra)
+        raise WeightsError(f"the checkpoint lacks {_listed(missing)}, which config.json calls for{nearest}")
+    if extra:
+        nearest = suggest(extra[0], shapes)
+        raise WeightsError(f"the checkpoint has {_listed(extra)}, which config.json has no use for{nearest}")
+    wrong = [
+        f"{name} is {list(weights.shape(name))}, expected {list(shape)}"
+        for name, shape in shapes.items()
+        if tuple(weights.shape(name)) != shape
+    ]
+    if wrong:
+        raise WeightsError(f"the checkpoint does not fit config.json: {_listed(wrong)}")
+
+
+class Checkpoint:
+    """Reads tensors to a device and counts them."""
+
+    def __init__(
+        self,
+        weights: "WeightSource",
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_tensors: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """Wrap a source.
+
+        Args:
+            weights: the source; closed by its owner.
+            dtype: type of tensors read.
+            device: where they go.
+            num_tensors: how many will be read in all.
+            progress: called with (tensors read, num_tensors) after each.
+        """
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._num_tensors = num_tensors
+        self._num_read = 0
+        self._progress = progress
+
+    def read(
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return a tensor, or only its rows (dimension 0) or columns (dimension 1)."""
+        tensor = self._weights.read(name, rows=rows, columns=columns, dtype=dtype or self._dtype)
+        self._num_read += 1
+        if self._progress:
+            self._progress(self._num_read, self._num_tensors)
+        return tensor.to(self._device)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return an uninitialised tensor of the device and dtype."""
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def _is_harmless(name: str) -> bool:
+    return name == "lm_head.weight" or _HARMLESS.fullmatch(name) is not None
+
+
+def _listed(items: Iterable[str]) -> str:
+    items = list(items)
+    rest = f" and {len(items) - _NUM_NAMED} more" if len(items) > _NUM_NAMED else ""
+    return ", ".join(items[:_NUM_NAMED]) + rest

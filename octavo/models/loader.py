@@ -1,0 +1,231 @@
+"""Builds a decoder from a checkpoint: each weight is read, cut, fused and packed before the next one."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from octavo.layers import (
+    ACTIVATIONS,
+    AttentionLayer,
+    Embedding,
+    FeedForward,
+    HeadRMSNorm,
+    LMHead,
+    RMSNorm,
+    Rotary,
+    interleave_halves,
+    inverse_frequencies,
+    make_linear,
+    vocabulary_shard,
+)
+from octavo.layers.linear import Linear
+from octavo.models.checkpoint import Checkpoint, check_tensors
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import Decoder, DecoderLayer
+from octavo.models.parameters import parameter_shapes
+from octavo.parallel import TensorParallel, shard_heads, shard_range
+
+if TYPE_CHECKING:
+    from octavo.models.weights import WeightSource
+
+
+def load_decoder(
+    config: ModelConfig,
+    weights: "WeightSource",
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    parallel: TensorParallel,
+    max_model_len: int | None = None,
+    attention_impl: str = "auto",
+    quantization: str = "none",
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoder:
+    """Load this rank's share of a model; memory peaks at the weights plus one fused tensor.
+
+    Args:
+        config: the network.
+        weights: its checkpoint; read, not closed.
+        dtype: of weights and activations.
+        device: where they live.
+        parallel: this rank.
+        max_model_len: longest text of the run, tokens; default: the model's own context. Decides the
+            rotary frequencies of "dynamic" models and nothing else.
+        attention_impl: see octavo.attention.available_impls.
+        quantization: "none", or "int8" for all linear layers, the LM head included (CPU, float32).
+        progress: called with (tensors read, tensors in all).
+
+    Raises:
+        WeightsError: tensors are missing, unexpected or of the wrong shape.
+        ConfigError: the ranks do not divide the model, or quantization cannot run here.
+    """
+    shapes = parameter_shapes(config)
+    check_tensors(weights, shapes)
+    checkpoint = Checkpoint(
+        weights, dtype=dtype, device=torch.device(device), num_tensors=len(shapes), progress=progress
+    )
+    builder = _Builder(config, checkpoint, parallel, attention_impl, quantization)
+    embedding, embedding_weight = builder.embedding()
+    return Decoder(
+        config=config,
+        num_kv_heads=len(builder.heads.kv),
+        embed_tokens=embedding,
+        ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
+        layers=tuple(builder.layer(index) for index in range(config.num_layers)),
+        norm=builder.norm("model.norm"),
+        lm_head=builder.lm_head(embedding_weight),
+    )
+
+
+def _ropes(config: ModelConfig, max_model_len: int, device: torch.device | str) -> tuple[Rotary, ...]:
+    tables = (inverse_frequencies(rope, config.head_dim, max_model_len) for rope in config.ropes)
+    return tuple(Rotary(frequencies.to(device), factor) for frequencies, factor in tables)
+
+
+class _Builder:
+    """Makes a rank's modules, in the order of the checkpoint."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        parallel: TensorParallel,
+        attention_impl: str,
+        quantization: str,
+    ) -> None:
+        self.heads = shard_heads(config.num_heads, config.num_kv_heads, parallel)
+        self._config = config
+        self._checkpoint = checkpoint
+        self._parallel = parallel
+        self._attention_impl = attention_impl
+        self._quantization = quantization
+
+    def embedding(self) -> tuple[Embedding, Tensor]:
+        """The embedding, and its weight for an LM head that is tied to it."""
+        weight, first_id = self._vocabulary_rows("model.embed_tokens.weight")
+        return Embedding(weight, first_id, self._config.embedding_multiplier, self._parallel), weight
+
+    def lm_head(self, embedding_weight: Tensor) -> LMHead:
+        config = self._config
+        if config.tie_word_embeddings:
+            # Packing a tied weight would keep the vocabulary twice.
+            linear = make_linear(embedding_weight, quantization=self._quantization, pack=False)
+        else:
+            weight, _ = self._vocabulary_rows("lm_head.weight")
+            linear = make_linear(weight, quantization=self._quantization)
+        return LMHead(linear, config.vocab_size, config.final_softcap, self._parallel)
+
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps)
+
+    def layer(self, index: int) -> DecoderLayer:
+        prefix = f"model.layers.{index}"
+        attention = self._attention(f"{prefix}.self_attn", self._config.layer_windows[index])
+        feed_forward = self._feed_forward(f"{prefix}.mlp")
+        input_norm, second_norm = (
+            self.norm(f"{prefix}.{name}") for name in ("input_layernorm", "post_attention_layernorm")
+        )
+        if not self._config.has_post_norms:
+            return DecoderLayer(input_norm, attention, None, second_norm, feed_forward, None)
+        third_norm, fourth_norm = (
+            self.norm(f"{prefix}.{name}")
+            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+        )
+        return DecoderLayer(input_norm, attention, second_norm, third_norm, feed_forward, fourth_norm)
+
+    def _attention(self, prefix: str, window: int | None) -> AttentionLayer:
+        config = self._config
+        return AttentionLayer(
+            qkv_proj=self._qkv(prefix),
+            o_proj=self._row_parallel(
+                f"{prefix}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
+            ),
+            qk_norm=self._qk_norm(prefix) if config.has_qk_norm else None,
+            num_heads=len(self.heads.query),
+            num_kv_heads=len(self.heads.kv),
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            window=window,
+            softcap=config.attention_softcap,
+            impl=self._attention_impl,
+            parallel=self._parallel,
+        )
+
+    def _feed_forward(self, prefix: str) -> FeedForward:
+        config = self._config
+        inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
+        rows = slice(inner.start, inner.stop)
+        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        return FeedForward(
+            self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0),
+            self._row_parallel(f"{prefix}.down_proj", rows, config.has_mlp_bias),
+            ACTIVATIONS[config.activation],
+            self._parallel,
+        )
+
+    def _qkv(self, prefix: str) -> Linear:
+        q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
+        names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+        return self._fused(names, [q_rows, kv_rows, kv_rows], self._config.has_qkv_bias, num_interleaved=2)
+
+    def _qk_norm(self, prefix: str) -> HeadRMSNorm:
+        q, k = (
+            interleave_halves(self._norm_weight(f"{prefix}.{name}", torch.float32), self._config.head_dim)
+            for name in ("q_norm", "k_norm")
+        )
+        weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
+        return HeadRMSNorm(weight, self._config.rms_norm_eps)
+
+    def _fused(
+        self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int
+    ) -> Linear:
+        """One product for several projections of the same input; the first ones are for rotate_."""
+        size = sum(part.stop - part.start for part in rows)
+        weight = self._checkpoint.empty(size, self._config.hidden_size)
+        self._fill(weight, [f"{name}.weight" for name in names], rows, num_interleaved)
+        bias = None
+        if has_bias:
+            bias = self._checkpoint.empty(size)
+            self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
+        return make_linear(weight, bias, quantization=self._quantization)
+
+    def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
+        start = 0
+        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
+            tensor = self._checkpoint.read(name, rows=self._part(part))
+            if index < num_interleaved:
+                tensor = interleave_halves(tensor, self._config.head_dim)
+            fused[start : start + tensor.shape[0]] = tensor
+            start += tensor.shape[0]
+
+    def _row_parallel(self, name: str, columns: slice, has_bias: bool) -> Linear:
+        """A projection whose results are summed over ranks: only rank 0 adds the bias."""
+        weight = self._checkpoint.read(f"{name}.weight", columns=self._part(columns))
+        bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
+        return make_linear(
+            weight, bias if self._parallel.rank == 0 else None, quantization=self._quantization
+        )
+
+    def _norm_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Weights with an offset are kept in float32: weight - 1 is stored for its precision near 0."""
+        offset = self._config.norm_weight_offset
+        weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
+        return weight + offset if offset else weight
+
+    def _vocabulary_rows(self, name: str) -> tuple[Tensor, int]:
+        """This rank's rows, padded to the equal share of every rank, and the id of the first one."""
+        rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
+        weight = self._checkpoint.read(name, rows=self._part(rows))
+        return pad(weight, (0, 0, 0, share - weight.shape[0])) if weight.shape[
+            0
+        ] < share else weight, rows.start
+
+    def _head_rows(self, heads: range) -> slice:
+        return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)
+
+    def _part(self, part: slice) -> slice | None:
+        """The slice to read; a single rank reads whole tensors."""
+        return None if self._parallel.size == 1 else part

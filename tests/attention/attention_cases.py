@@ -1,0 +1,163 @@
+"""Random ragged batches over a paged cache, and a dense float64 oracle that shares no code with Octavo."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from octavo.attention import AttentionMetadata, ForestPlan, KVCache, paged_attention_with_lse, store_kv
+from octavo.attention.prefix_forest import Costs
+
+KERNELS = ("reference", "torch", "c")
+ALWAYS_SHARE = Costs(partial_tokens=0.0, node_tokens=0.0)
+
+
+@dataclass
+class Case:
+    """A step whose cache holds NaN wherever no sequence's token lies."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: AttentionMetadata
+
+    def run(self, impl, plan=None, **options):
+        metadata = replace(self.metadata, plan=plan)
+        options.setdefault("scale", self.q.shape[-1] ** -0.5)
+        return paged_attention_with_lse(self.q, self.k_cache, self.v_cache, metadata, impl=impl, **options)
+
+    def oracle(self, **options):
+        return dense_oracle(self, **options)
+
+    def forest(self, costs=ALWAYS_SHARE, **options):
+        metadata = self.metadata
+        return ForestPlan.from_block_tables(
+            metadata.block_table.numpy(),
+            metadata.seq_lens.numpy(),
+            metadata.cu_seqlens_q.numpy(),
+            self.k_cache.shape[1],
+            costs=costs,
+            **options,
+        )
+
+
+def make_case(
+    seq_lens,
+    query_lens,
+    *,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    block_size=16,
+    dtype=torch.float32,
+    rows=None,
+    seed=0,
+):
+    """Fill a NaN cache through store_kv. rows: block ids by sequence (equal = shared); default: disjoint."""
+    generator = torch.Generator().manual_seed(seed)
+    table, num_blocks = _block_table(seq_lens, block_size, rows, generator)
+    cache = KVCache.allocate(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+    cache.data.fill_(torch.nan)
+    k_cache, v_cache = cache.layer(0)
+    for row, seq_len in zip(table, seq_lens, strict=True):
+        slots = (
+            row.long()[torch.arange(seq_len) // block_size] * block_size + torch.arange(seq_len) % block_size
+        )
+        # Shared blocks are written again by each sharer, the first time only.
+        fresh = k_cache[slots // block_size, slots % block_size, 0, 0].isnan()
+        k, v = torch.randn(2, seq_len, kv_heads, head_dim, generator=generator).to(dtype)
+        store_kv(k, v, k_cache, v_cache, torch.where(fresh, slots, -1), impl="torch")
+    positions = [torch.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)]
+    cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    num_tokens = int(cu_seqlens_q[-1])
+    metadata = AttentionMetadata(
+        cu_seqlens_q=torch.from_numpy(cu_seqlens_q),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        positions=torch.cat([*positions, torch.zeros(0)]).int(),
+        slot_mapping=torch.full((num_tokens,), -1),
+        block_table=table,
+        max_query_len=max(query_lens, default=0),
+        max_seq_len=max(seq_lens, default=0),
+    )
+    q = torch.randn(num_tokens, heads, head_dim, generator=generator).to(dtype)
+    return Case(q, k_cache, v_cache, metadata)
+
+
+def _block_table(seq_lens, block_size, rows, generator):
+    """Entries past a sequence's end are -1, or an id far outside of the pool."""
+    counts = [-(-n // block_size) for n in seq_lens]
+    if rows is None:
+        ids = torch.randperm(sum(counts) + 2, generator=generator).tolist()
+        rows = [[ids.pop() for _ in range(count)] for count in counts]
+        num_blocks = sum(counts) + 2
+    else:
+        num_blocks = max((max(row, default=0) for row in rows), default=0) + 1
+    table = torch.full((len(rows), max(counts, default=0) + 2), -1, dtype=torch.int32)
+    table[:, -1] = 1 << 30
+    for row, ids in zip(table, rows, strict=True):
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return table, num_blocks
+
+
+def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=None):
+    """Every (token, head) on its own, in NumPy float64. Returns (out [T, H, D], lse [T, H])."""
+    q = case.q.double().numpy()
+    k_cache, v_cache = case.k_cache.double().numpy(), case.v_cache.double().numpy()
+    num_heads, head_dim = q.shape[1:]
+    scale = head_dim**-0.5 if scale is None else scale
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    metadata = case.metadata
+    for s in range(metadata.seq_lens.shape[0]):
+        for token in range(int(metadata.cu_seqlens_q[s]), int(metadata.cu_seqlens_q[s + 1])):
+            p = int(metadata.positions[token])
+            first = 0 if window is None else max(0, p - window + 1)
+            at = np.arange(first, min(p + 1, int(metadata.seq_lens[s])))
+            if at.size == 0:
+                continue
+            blocks = metadata.block_table[s].numpy()[at // block_size]
+            for head in range(num_heads):
+                kv_head = head // (num_heads // num_kv_heads)
+                scores = k_cache[blocks, at % block_size, kv_head] @ q[token, head] * scale
+                if softcap:
+                    scores = softcap * np.tanh(scores / softcap)
+                if alibi_slopes is not None:
+                    scores = scores - float(alibi_slopes[head]) * (p - at)
+                weights = np.exp(scores - scores.max())
+                out[token, head] = weights @ v_cache[blocks, at % block_size, kv_head] / weights.sum()
+                lse[token, head] = scores.max() + np.log(weights.sum())
+    return torch.from_numpy(out), torch.from_numpy(lse)
+
+
+def assert_accurate(case, impl, plan=None, **options):
+    """err(kernel) <= 2 x err(plain torch in the same dtype) + eps, against the float64 oracle; no NaN."""
+    out, lse = case.run(impl, plan, **options)
+    exact_out, exact_lse = case.oracle(**options)
+    plain_out, plain_lse = case.run("reference", **options)
+    eps = 4 * torch.finfo(case.q.dtype).eps
+    assert not out.isnan().any()
+    assert not lse.isnan().any()
+    assert out.dtype == case.q.dtype
+    assert lse.dtype == torch.float32
+    assert_error(out, exact_out, plain_out, eps)
+    assert_error(lse, exact_lse, plain_lse, 4 * torch.finfo(torch.float32).eps * (1 + finite_max(exact_lse)))
+
+
+def assert_error(actual, exact, plain, eps):
+    empty = exact == -torch.inf
+    assert torch.equal(actual == -torch.inf, empty)
+    error = (actual.double() - exact).masked_fill(empty, 0).abs().max() if actual.numel() else 0.0
+    bound = (plain.double() - exact).masked_fill(empty, 0).abs().max() if actual.numel() else 0.0
+    assert error <= 2 * bound + eps, f"error {error:.2e}, plain torch {bound:.2e}"
+
+
+def finite_max(x):
+    finite = x[x > -torch.inf]
+    return float(finite.abs().max()) if finite.numel() else 0.0

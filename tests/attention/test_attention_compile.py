@@ -1,0 +1,152 @@
+"""The compile cache: what is trusted, what is refused, and what a machine without a compiler is told."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.attention import cpu_compile
+from octavo.attention.cpu_compile import KernelUnavailableError, cache_folder, load_library, openmp_library
+
+
+@pytest.fixture
+def cache_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "octavo"
+
+
+@pytest.fixture
+def instant_compiler(monkeypatch):
+    """Instead of compiling, write what the fake compiler was asked for; loading is recorded."""
+    commands, loaded = [], []
+
+    def run(command):
+        commands.append(command)
+        if "-o" in command:
+            Path(command[-1]).write_bytes(b"library")
+        return "#define __VERSION__ 1"
+
+    monkeypatch.setattr(cpu_compile, "_run", run)
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    return commands, loaded
+
+
+def test_a_private_folder_is_made_and_the_library_is_reused(cache_home, instant_compiler):
+    commands, loaded = instant_compiler
+    load_library()
+    assert cache_home.stat().st_mode & 0o777 == 0o700
+    compilations = len(commands)
+    load_library()
+    assert len(commands) == compilations + 1, "only the fingerprint is asked for again"
+    assert loaded[0] == loaded[1]
+    assert os.listdir(cache_home) == [Path(loaded[0]).name], "no work folder stays behind"
+
+
+def test_another_compiler_or_cpu_is_another_library(cache_home, instant_compiler, monkeypatch):
+    _, loaded = instant_compiler
+    load_library()
+    monkeypatch.setenv("CC", "another-compiler")
+    load_library()
+    assert loaded[0] != loaded[1]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_folder_that_others_can_write_to_is_refused(cache_home, instant_compiler, mode):
+    cache_home.mkdir()
+    cache_home.chmod(mode)
+    with pytest.raises(KernelUnavailableError, match="can be changed by other users; run: chmod go-w"):
+        load_library()
+    assert instant_compiler[1] == []
+
+
+def test_a_folder_of_another_user_is_refused(cache_home, instant_compiler, monkeypatch):
+    cache_home.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(KernelUnavailableError, match="belongs to user"):
+        load_library()
+    assert instant_compiler[1] == []
+
+
+def test_a_linked_folder_is_refused(cache_home, instant_compiler, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache_home.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KernelUnavailableError, match="is a link or a file; remove it"):
+        load_library()
+
+
+@pytest.mark.parametrize("planted", ["writable", "link"])
+def test_a_library_that_others_can_change_is_refused(cache_home, instant_compiler, planted):
+    load_library()
+    library = cache_home / os.listdir(cache_home)[0]
+    if planted == "writable":
+        library.chmod(0o722)
+    else:
+        library.rename(cache_home / "moved")
+        library.symlink_to(cache_home / "moved")
+    with pytest.raises(KernelUnavailableError, match="can be changed by other users"):
+        load_library()
+    assert len(instant_compiler[1]) == 1
+
+
+def test_a_damaged_library_says_what_to_do(cache_home, instant_compiler, monkeypatch):
+    load_library()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home.parent))
+    monkeypatch.setattr(cpu_compile, "_fingerprint", lambda compiler: os.listdir(cache_home)[0][10:-3])
+    with pytest.raises(KernelUnavailableError, match=r"does not load .*; delete it to compile again"):
+        load_library()
+
+
+def test_a_relative_cache_home_is_ignored(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_folder() == Path("/home/somebody/.cache/octavo")
+
+
+def test_a_failed_compilation_shows_the_compiler_message(cache_home, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(KernelUnavailableError, match="the C compiler failed: false"):
+        load_library()
+
+
+SCRIPT = """
+import logging, torch
+logging.basicConfig(format="%(levelname)s %(message)s")
+from octavo.attention import KVCache, available_impls, store_kv
+from octavo.errors import ConfigError
+cache = KVCache.allocate(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=1, head_dim=8)
+k = torch.ones(1, 1, 8)
+for _ in range(3):
+    store_kv(k, k, *cache.layer(0), torch.tensor([5]))
+assert torch.equal(cache.layer(0)[0][1, 1], k[0])
+print(available_impls("cpu", torch.float32)["c"])
+try:
+    store_kv(k, k, *cache.layer(0), torch.tensor([5]), impl="c")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_without_a_compiler_torch_takes_over_with_one_warning(tmp_path):
+    environment = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "CC": "cc"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
+    reason, refusal = done.stdout.splitlines()
+    assert reason == "no C compiler 'cc' found; install gcc or clang, or name one in $CC"
+    assert refusal.startswith(f'attention impl "c" cannot run: {reason}')
+    assert done.stderr.count("WARNING attention runs in PyTorch") == 1
+    assert done.stderr.count("WARNING") == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_one_openmp_runtime_in_the_process():
+    """Two would spin against each other for the cores."""
+    if openmp_library() is None:
+        pytest.skip("torch brings no OpenMP runtime along")
+    load_library()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert len({line.split()[-1] for line in maps if "omp" in Path(line.split()[-1]).name}) == 1

@@ -1,0 +1,186 @@
+"""Every family against transformers: same config dict, same weights, through the paged cache."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from decoder_harness import (
+    PagedSequences,
+    greedy,
+    hugging_face_greedy,
+    hugging_face_logits,
+    hugging_face_model,
+    hugging_face_weights,
+    make_decoder,
+    quiet_transformers,
+    run_chunked,
+)
+
+from octavo.models import ModelConfig, parameter_shapes
+
+transformers = pytest.importorskip("transformers")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+# Nothing here is a power of two or a multiple of a vector register.
+ODD = (
+    SMALL
+    | {"vocab_size": 61, "hidden_size": 54, "intermediate_size": 37, "num_attention_heads": 9}
+    | {
+        "num_key_value_heads": 3,
+        "head_dim": 6,
+    }
+)
+GEMMA2 = SMALL | {"sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
+GEMMA3 = GEMMA2 | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": parameters}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", SMALL),
+    "llama-odd-sizes-tied": ("LlamaConfig", ODD | {"tie_word_embeddings": True}),
+    "llama-biases": ("LlamaConfig", SMALL | {"attention_bias": True, "mlp_bias": True}),
+    "llama-multi-head-gelu": ("LlamaConfig", SMALL | {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "llama-multi-query": ("LlamaConfig", SMALL | {"num_key_value_heads": 1}),
+    "llama-linear": ("LlamaConfig", SMALL | rope({"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0})),
+    "llama-llama3": ("LlamaConfig", SMALL | rope(LLAMA3)),
+    "llama-yarn": ("LlamaConfig", SMALL | rope(YARN)),
+    "llama-yarn-attention-factor": ("LlamaConfig", SMALL | rope(YARN | {"attention_factor": 1.7})),
+    "llama-yarn-mscale": (
+        "LlamaConfig",
+        SMALL | rope(YARN | {"mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 8.0}),
+    ),
+    "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
+    "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", SMALL),
+    "qwen2-window-tied": (
+        "Qwen2Config",
+        SMALL
+        | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+        | {"tie_word_embeddings": True},
+    ),
+    "qwen3": ("Qwen3Config", SMALL | {"head_dim": 24}),
+    "qwen3-bias-odd": ("Qwen3Config", ODD | {"attention_bias": True, "head_dim": 10}),
+    "gemma2": ("Gemma2Config", GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-tied-bias": ("Gemma2Config", GEMMA2 | {"tie_word_embeddings": True, "attention_bias": True}),
+    "gemma3": ("Gemma3TextConfig", GEMMA3 | {"tie_word_embeddings": True}),
+    "gemma3-scaled-softcap": (
+        "Gemma3TextConfig",
+        GEMMA3
+        | {"final_logit_softcapping": 4.0}
+        | rope(
+            {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        ),
+    ),
+}
+
+
+def make_config(case: str) -> Any:
+    class_name, fields = CASES[case]
+    with quiet_transformers():
+        return getattr(transformers, class_name)(**fields)
+
+
+def config_json(model: Any) -> dict[str, Any]:
+    """What save_pretrained would write."""
+    return json.loads(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
+
+
+def make_prompts(vocab_size: int) -> dict[str, list[int]]:
+    pick = random.Random(1)
+    return {
+        name: [pick.randrange(vocab_size) for _ in range(length)]
+        for name, length in (("a", 13), ("b", 1), ("c", 41), ("d", 7))
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(case: str) -> None:
+    model = hugging_face_model(make_config(case))
+    config = ModelConfig.from_hf(config_json(model))
+    decoder = make_decoder(config, hugging_face_weights(model))
+    prompts = make_prompts(config.vocab_size)
+    sequences = PagedSequences(decoder, block_size=3)
+
+    logits = run_chunked(sequences, prompts)
+
+    for name, tokens in prompts.items():
+        expected = hugging_face_logits(model, tokens)
+        torch.testing.assert_close(logits[name], expected, atol=1e-4, rtol=1e-4)
+    continued = greedy(sequences, logits, 12)
+    for name, tokens in prompts.items():
+        assert continued[name] == hugging_face_greedy(model, tokens, 12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
+    model = hugging_face_model(make_config(case))
+    expected = {name: tuple(tensor.shape) for name, tensor in hugging_face_weights(model).tensors.items()}
+    assert parameter_shapes(ModelConfig.from_hf(config_json(model))) == expected
+
+
+def test_dynamic_scaling_equals_transformers_at_the_length_it_is_computed_for() -> None:
+    fields = SMALL | {"max_position_embeddings": 16}
+    fields |= rope({"rope_type": "dynamic", "rope_theta": 50.0, "factor": 2.0})
+    with quiet_transformers():
+        model = hugging_face_model(transformers.LlamaConfig(**fields))
+    config = ModelConfig.from_hf(config_json(model))
+    tokens = make_prompts(config.vocab_size)["c"]
+    long = make_decoder(config, hugging_face_weights(model), max_model_len=len(tokens))
+    short = make_decoder(config, hugging_face_weights(model), max_model_len=16)
+
+    expected_short = hugging_face_logits(model, tokens[:16])
+    expected_long = hugging_face_logits(model, tokens)
+
+    got_short = run_chunked(PagedSequences(short, block_size=4), {"a": tokens[:16]})["a"]
+    got_long = run_chunked(PagedSequences(long, block_size=4), {"a": tokens})["a"]
+    torch.testing.assert_close(got_short, expected_short, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got_long, expected_long, atol=1e-4, rtol=1e-4)
+    assert (expected_long[:16] - expected_short).abs().max() > 1e-2
+
+
+def test_windows_and_softcaps_of_these_cases_do_cut() -> None:
+    """The equalities above would not notice an ignored window or softcap that changes nothing."""
+    for case, neutral in (
+        ("mistral-window", {"sliding_window": None}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+    ):
+        model = hugging_face_model(make_config(case))
+        prompts = make_prompts(97)
+        with_it, without = (
+            run_chunked(
+                PagedSequences(make_decoder(config, hugging_face_weights(model)), block_size=3), prompts
+            )
+            for config in (
+                ModelConfig.from_hf(config_json(model)),
+                ModelConfig.from_hf(config_json(model) | neutral),
+            )
+        )
+        assert (with_it["c"] - without["c"]).abs().max() > 1e-2

@@ -1,0 +1,135 @@
+"""Building a decoder: what is refused, what is kept, what each option does."""
+
+from typing import Any
+
+import pytest
+import torch
+from decoder_harness import (
+    DictWeights,
+    PagedSequences,
+    greedy,
+    make_decoder,
+    random_weights,
+    run_chunked,
+)
+
+from octavo.errors import ConfigError, WeightsError
+from octavo.models import ModelConfig, parameter_shapes
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+PROMPTS = {"a": list(range(11)), "b": [3, 1, 4, 1, 5]}
+
+
+def config_of(**fields: Any) -> ModelConfig:
+    return ModelConfig.from_hf(TINY | fields)
+
+
+def logits_of(config: ModelConfig, weights: DictWeights, **options: Any) -> dict[str, torch.Tensor]:
+    return run_chunked(PagedSequences(make_decoder(config, weights, **options), block_size=4), PROMPTS)
+
+
+def test_missing_tensors_are_named_with_the_nearest() -> None:
+    config, weights = config_of(), random_weights(config_of())
+    weights.tensors["model.layers.0.self_attn.q_prj.weight"] = weights.tensors.pop(
+        "model.layers.0.self_attn.q_proj.weight"
+    )
+    with pytest.raises(WeightsError, match=r"lacks model\.layers\.0\.self_attn\.q_proj\.weight.*q_prj"):
+        make_decoder(config, weights)
+
+
+def test_many_missing_tensors_are_counted() -> None:
+    with pytest.raises(WeightsError, match=r"lacks .* and 15 more"):
+        make_decoder(config_of(), DictWeights({}))
+
+
+def test_unexpected_tensors_are_refused() -> None:
+    weights = random_weights(config_of())
+    weights.tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(32)
+    with pytest.raises(WeightsError, match=r"has model\.layers\.0\.self_attn\.q_proj\.bias.*no use for"):
+        make_decoder(config_of(), weights)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    weights = random_weights(config_of())
+    weights.tensors["model.norm.weight"] = torch.ones(31)
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is \[31\], expected \[32\]"):
+        make_decoder(config_of(), weights)
+
+
+def test_harmless_extras_are_ignored() -> None:
+    weights = random_weights(config_of())
+    expected = logits_of(config_of(), weights)
+    weights.tensors["lm_head.weight"] = weights.tensors["model.embed_tokens.weight"]
+    weights.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    weights.tensors["model.rotary_emb.inv_freq"] = torch.ones(4)
+    assert logits_of(config_of(), weights)["a"].equal(expected["a"])
+
+
+def test_progress_counts_every_tensor_once() -> None:
+    config, calls = config_of(tie_word_embeddings=False), []
+    make_decoder(config, random_weights(config), progress=lambda done, total: calls.append((done, total)))
+    num_tensors = len(parameter_shapes(config))
+    assert calls == [(done, num_tensors) for done in range(1, num_tensors + 1)]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+def test_bfloat16_is_near_float32(architecture: str) -> None:
+    config = config_of(architectures=[architecture], head_dim=8)
+    weights = random_weights(config)
+    exact = logits_of(config, weights)["a"]
+    decoder = make_decoder(config, weights, dtype=torch.bfloat16)
+    sequences = PagedSequences(decoder, block_size=4)
+    object.__setattr__(sequences.cache, "data", sequences.cache.data.bfloat16())
+    got = run_chunked(sequences, PROMPTS)["a"]
+    assert got.dtype == torch.float32
+    assert 0 < (got - exact).norm() / exact.norm() < 0.05
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_int8_is_near_float32(tied: bool) -> None:
+    config = config_of(tie_word_embeddings=tied, attention_bias=True, mlp_bias=True)
+    weights = random_weights(config)
+    exact, got = logits_of(config, weights), logits_of(config, weights, quantization="int8")
+    assert 0 < (got["a"] - exact["a"]).norm() / exact["a"].norm() < 0.05
+
+
+def test_int8_batched_equals_int8_alone() -> None:
+    decoder = make_decoder(config_of(), random_weights(config_of()), quantization="int8")
+    together = PagedSequences(decoder, block_size=4)
+    continued = greedy(together, run_chunked(together, PROMPTS), 8)
+    for name, prompt in PROMPTS.items():
+        alone = PagedSequences(decoder, block_size=4)
+        assert greedy(alone, alone.step({name: prompt}), 8)[name] == continued[name]
+
+
+def test_int8_in_half_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="int8"):
+        make_decoder(config_of(), random_weights(config_of()), quantization="int8", dtype=torch.bfloat16)
+
+
+def test_attention_implementations_agree_and_unknown_ones_are_refused() -> None:
+    weights = random_weights(config_of())
+    reference = logits_of(config_of(), weights, attention_impl="reference")
+    torch.testing.assert_close(logits_of(config_of(), weights), reference, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match="cuneiform"):
+        logits_of(config_of(), weights, attention_impl="cuneiform")
+
+
+def test_weights_are_copied_so_that_their_source_can_be_closed() -> None:
+    config = config_of(tie_word_embeddings=False)
+    weights = random_weights(config)
+    expected = logits_of(config, weights)["a"]
+    decoder = make_decoder(config, weights)
+    for tensor in weights.tensors.values():
+        tensor.fill_(float("nan"))
+    assert run_chunked(PagedSequences(decoder, block_size=4), PROMPTS)["a"].equal(expected)

@@ -1,0 +1,253 @@
+"""config.json in all its spellings, and what is refused."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from octavo.errors import FileFormatError, OctavoError, UnsupportedModelError
+from octavo.layers import RopeConfig
+from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def of(architecture: str, **fields: Any) -> dict[str, Any]:
+    base = {name: value for name, value in LLAMA.items() if name not in ("model_type", "rope_theta")}
+    return base | {"architectures": [architecture], "num_hidden_layers": 6, "head_dim": 64} | fields
+
+
+def read(config: dict[str, Any]) -> ModelConfig:
+    return ModelConfig.from_hf(config)
+
+
+def test_smollm2() -> None:
+    config = read(LLAMA)
+    assert (config.head_dim, config.num_kv_heads, config.layer_windows) == (64, 3, (None,) * 30)
+    assert config.ropes == (RopeConfig(theta=100_000.0),)
+    assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, frozenset({2}))
+    assert config.attention_scale == 64**-0.5
+    assert num_parameters(config) == 134_515_008
+    assert kv_bytes_per_token(config, 4) == 2 * 30 * 3 * 64 * 4
+    assert "lm_head.weight" not in parameter_shapes(config)
+
+
+def test_old_and_new_spellings_say_the_same() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 4096}
+    plain = {name: value for name, value in LLAMA.items() if name not in ("rope_theta", "torch_dtype")}
+    spellings = [
+        LLAMA | {"rope_scaling": scaling | {"rope_type": "llama3"}},
+        LLAMA | {"rope_scaling": scaling | {"type": "llama3"}},
+        plain
+        | {"dtype": "bfloat16"}
+        | {"rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 100000.0}},
+        LLAMA | {"rope_scaling": None, "rope_parameters": scaling | {"rope_type": "llama3"}},
+    ]
+    configs = [read(spelling) for spelling in spellings]
+    assert len(set(configs)) == 1
+    assert configs[0].ropes[0].original_max_positions == 4096
+
+
+def test_eos_may_be_one_id_several_or_none() -> None:
+    assert read(LLAMA | {"eos_token_id": [2, 5, 2]}).eos_token_ids == {2, 5}
+    assert read(of("Qwen2ForCausalLM", eos_token_id=None)).eos_token_ids == frozenset()
+    for wrong in ("2", [2, "x"], -1, [True]):
+        with pytest.raises(FileFormatError, match="eos_token_id"):
+            read(LLAMA | {"eos_token_id": wrong})
+
+
+def test_architecture_is_found_by_model_type_when_none_is_named() -> None:
+    config = {name: value for name, value in LLAMA.items() if name != "architectures"}
+    assert read(config).architecture == "LlamaForCausalLM"
+
+
+def test_mistral_slides_in_every_layer() -> None:
+    assert read(of("MistralForCausalLM", sliding_window=512)).layer_windows == (512,) * 6
+    assert read(of("MistralForCausalLM", sliding_window=None)).layer_windows == (None,) * 6
+    assert read(of("MistralForCausalLM")).layer_windows == (4096,) * 6
+
+
+def test_qwen_slides_only_when_told_and_after_max_window_layers() -> None:
+    fields = {"sliding_window": 100, "max_window_layers": 4}
+    assert read(of("Qwen2ForCausalLM", **fields, use_sliding_window=False)).layer_windows == (None,) * 6
+    sliding = read(of("Qwen3ForCausalLM", **fields, use_sliding_window=True))
+    assert sliding.layer_windows == (None, None, None, None, 100, 100)
+
+
+def test_gemma_slides_by_pattern_or_by_layer_types() -> None:
+    assert read(of("Gemma2ForCausalLM", sliding_window=8)).layer_windows == (8, None) * 3
+    gemma3 = read(of("Gemma3ForCausalLM", sliding_window=8))
+    assert gemma3.layer_windows == (8, 8, 8, 8, 8, None)
+    assert (
+        read(of("Gemma3ForCausalLM", sliding_window=8, sliding_window_pattern=2)).layer_windows
+        == (8, None) * 3
+    )
+    types = ["full_attention", "sliding_attention"] * 3
+    assert read(of("Gemma3ForCausalLM", sliding_window=8, layer_types=types)).layer_windows == (None, 8) * 3
+
+
+def test_gemma3_keeps_local_frequencies_apart_in_both_spellings() -> None:
+    old = of(
+        "Gemma3ForCausalLM",
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    new = of(
+        "Gemma3ForCausalLM",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
+    assert read(old) == read(new)
+    local, full = read(old).ropes
+    assert (local.theta, local.rope_type, full.theta, full.rope_type) == (1e4, "default", 1e6, "linear")
+    assert read(old).layer_ropes == (0, 0, 0, 0, 0, 1)
+
+
+def test_gemma_defaults_that_its_files_leave_out() -> None:
+    config = of("Gemma2ForCausalLM", hidden_activation=None)
+    for name in ("head_dim", "tie_word_embeddings", "hidden_act"):
+        del config[name]
+    gemma = read(config)
+    assert (gemma.head_dim, gemma.tie_word_embeddings, gemma.activation) == (256, True, "gelu_tanh")
+    assert (gemma.attention_softcap, gemma.final_softcap) == (50.0, 30.0)
+    assert gemma.attention_scale == 256**-0.5
+    assert gemma.embedding_multiplier == 24.0
+
+
+def test_text_only_gemma3_may_be_nested() -> None:
+    text = of("Gemma3ForCausalLM", model_type="gemma3_text")
+    nested = {"architectures": ["Gemma3ForCausalLM"], "text_config": text}
+    assert read(nested) == read(text)
+    with pytest.raises(UnsupportedModelError, match="text_config"):
+        read({"architectures": ["Gemma3ForCausalLM"], "text_config": text | {"model_type": "gemma3"}})
+    with pytest.raises(UnsupportedModelError, match="Gemma3ForConditionalGeneration"):
+        read({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+
+
+def test_yarn_stretches_the_context() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = read(of("Qwen2ForCausalLM", max_position_embeddings=32768, rope_scaling=scaling))
+    assert config.max_position_embeddings == 131072
+    derived = read(
+        of("Qwen2ForCausalLM", max_position_embeddings=32768)
+        | {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 8192}}
+    )
+    assert derived.ropes[0].factor == 4.0
+
+
+def test_explicit_frequency_factors() -> None:
+    factors = [1.0 + index for index in range(32)]
+    config = read(LLAMA | {"rope_scaling": {"rope_type": "factors", "factors": factors}})
+    assert config.ropes[0].factors == tuple(factors)
+    for wrong in (factors[:-1], "x", [*factors[:-1], 0.0], [*factors[:-1], None]):
+        with pytest.raises(FileFormatError, match="factors"):
+            read(LLAMA | {"rope_scaling": {"rope_type": "factors", "factors": wrong}})
+
+
+def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"MixtralForCausalLM.*did you mean.*LlamaForCausalLM"):
+        read(LLAMA | {"architectures": ["MixtralForCausalLM"]})
+    for nameless in ({}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}, {"model_type": 3}):
+        with pytest.raises(UnsupportedModelError, match="supported: llama"):
+            read(nameless)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"attention_multiplier": 0.01}, "attention_multiplier"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"sliding_window": 128}, "sliding_window"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"layer_types": ["sliding_attention"] * 30}, "layer_types"),
+        ({"layer_types": ["linear_attention"] * 30}, "linear_attention"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "linear", "facter": 2.0}}, r"facter.*did you mean 'factor'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
+    ],
+)
+def test_what_would_change_the_network_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        read(LLAMA | fields)
+
+
+def test_neutral_values_of_such_keys_are_accepted() -> None:
+    neutral = {
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+        "num_experts": 0,
+        "sliding_window": None,
+        "rope_interleaved": False,
+        "pretraining_tp": 1,
+        "transformers_version": "4.42.3",
+    }
+    assert read(LLAMA | neutral) == read(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 0}, r"hidden_size must be an integer in \[1, \d+\], got 0"),
+        ({"hidden_size": 576.0}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": 2**40}, "hidden_size"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_attention_heads": None}, "num_attention_heads is missing"),
+        ({"num_key_value_heads": 2}, "must divide num_attention_heads = 9, got 2"),
+        ({"num_key_value_heads": 10}, "num_key_value_heads"),
+        ({"head_dim": 63}, "head_dim must be even, got 63"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": 0.5}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
+        ({"rope_parameters": {"full_attention": {}, "other": {}}}, "rope_parameters"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
+        ({"attention_bias": "no"}, "attention_bias"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of 30 names"),
+        ({"bos_token_id": -1}, "bos_token_id"),
+    ],
+)
+def test_malformed_fields_are_refused_with_what_was_expected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        read(LLAMA | fields)
+
+
+def test_no_field_of_any_wrong_type_escapes_the_error_tree() -> None:
+    wrong: list[Any] = [None, True, -1, 0, 2**70, 1.5, float("nan"), "x", [], [1], {}, {"a": 1}]
+    for name in [*LLAMA, "head_dim", "rope_scaling", "rope_parameters", "layer_types", "sliding_window"]:
+        for value in wrong:
+            with contextlib.suppress(OctavoError):
+                read(LLAMA | {name: value})
