@@ -88,7 +88,7 @@ static void store_rows(const Call *c, Scratch *s, const int32_t *tokens, const i
     }
 }
 
-// Attend some rows of an item. Tiles end at multiples of TILE, so results do not depend on how items are cut.
+// Attend some rows of an item, tile by tile; the next tile is found early so that it can be prefetched.
 static int attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, int64_t head, int64_t first,
                        int rows) {
     const int32_t *tokens = p->tokens + p->token_begin[item], *slots = p->slots + p->token_begin[item];
@@ -122,13 +122,14 @@ static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t 
         for (int64_t i = begin; i < end; i++) top = fmaxf(top, c->partial_lse[i * c->num_heads + h]);
         float *out = c->out + (token * c->num_heads + h) * c->head_dim;
         memset(out, 0, sizeof(float) * (size_t)c->head_dim);
-        for (int64_t i = begin; i < end && top > -INFINITY; i++) {
-            float weight = expf(c->partial_lse[i * c->num_heads + h] - top);
+        for (int64_t i = begin; i < end; i++) {
+            float lse = c->partial_lse[i * c->num_heads + h], weight = expf(lse - top);
+            if (lse == -INFINITY) continue;
             const float *partial = c->partial_out + (i * c->num_heads + h) * c->head_dim;
             total += weight;
             for (int64_t d = 0; d < c->head_dim; d++) out[d] += weight * partial[d];
         }
-        for (int64_t d = 0; d < c->head_dim && total > 0; d++) out[d] /= total;
+        for (int64_t d = 0; d < c->head_dim && total != 0; d++) out[d] /= total;
         c->lse[token * c->num_heads + h] = top + logf(total);
     }
 }

@@ -18,7 +18,7 @@
 #define CHUNK_ROWS (CHUNK_BLOCKS * BLOCK_ROWS) // rows that one pass over the keys serves
 #define TILE 64                                // keys per tile
 #define PREFETCH_LEVEL 2                       // into the second-level cache
-#define FEW_ROWS 3                             // up to here, dot products along D are faster
+#define FEW_ROWS 4                             // up to here, dot products along D are faster
 
 // Strides are in elements. lse and partials are contiguous: [T, H], [slots, H, D], [slots, H].
 typedef struct {
@@ -88,7 +88,8 @@ static void score_tile(Scratch *s, const Tile *tile, const Tile *next, const flo
         for (int k = t; few && k < t + KEYS && k < tile->count; k++) {
             if (few == 1) score_few(s->scores[k], query, tile->keys[k], dim, 1);
             else if (few == 2) score_few(s->scores[k], query, tile->keys[k], dim, 2);
-            else score_few(s->scores[k], query, tile->keys[k], dim, 3);
+            else if (few == 3) score_few(s->scores[k], query, tile->keys[k], dim, 3);
+            else score_few(s->scores[k], query, tile->keys[k], dim, 4);
         }
         if (few) continue;
         if (num_vectors == 1) score_block(s->scores + t, query, tile->keys + t, dim, 1);
@@ -120,7 +121,7 @@ static void weigh_scores(Scratch *s, int i, int count) {
     vec top = s->maximum[i];
     for (int t = 0; t < count; t++) top = max_vec(s->scores[t][v], top);
     // A row that has seen nothing keeps -inf; from 0 its weights are exp(-inf) = 0, not NaN.
-    vec base = select_vec(top == -1e38f, (vec){0}, top);
+    vec base = select_vec(top == -INFINITY, (vec){0}, top);
     vec correction = exp_vec(s->maximum[i] - base), total = s->sum[i] * correction;
     for (int t = 0; t < count; t++) {
         vec weight = exp_vec(s->scores[t][v] - base);

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__AVX512F__)                       // 32 registers of 16 lanes
 #define LANES 16
@@ -12,7 +13,9 @@
 
 typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
 typedef float loose_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float quad __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4), may_alias));
 
 INLINE vec splat(float x) { return x - (vec){0}; }
 INLINE ivec splat_int(int32_t x) { return x - (ivec){0}; }
@@ -21,10 +24,12 @@ INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
 
+// Quarters first: a loop over single lanes would be compiled to scalar code.
 INLINE float sum_lanes(vec x) {
-    float total = 0;
-    for (int i = 0; i < LANES / 4; i++) total += (x[4 * i] + x[4 * i + 1]) + (x[4 * i + 2] + x[4 * i + 3]);
-    return total;
+    quad sum = {0}, parts[LANES / 4];
+    memcpy(parts, &x, sizeof x);
+    for (int i = 0; i < LANES / 4; i++) sum += parts[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 // exp(x) for x <= 88, relative error 1e-7; below -87 (and at -inf) exactly 0.
@@ -32,7 +37,7 @@ INLINE float sum_lanes(vec x) {
 INLINE vec exp_vec(vec x) {
     const vec magic = splat(12582912.0f);      // 1.5 * 2^23: adding it rounds to an integer
     vec n = x * 1.44269504f + magic;
-    ivec exponent = (ivec)n << 23;
+    uvec exponent = (uvec)n << 23;             // unsigned: may wrap for the x that give 0
     n -= magic;
     vec r = x - n * 0.693145752f;
     r -= n * 1.42860677e-6f;
@@ -41,7 +46,7 @@ INLINE vec exp_vec(vec x) {
     p = p * r + 0.16666577f;
     p = p * r + 0.500000001f;
     p = p * (r * r) + r + 1.0f;
-    p *= (vec)(exponent + splat_int(127 << 23));
+    p *= (vec)(exponent + (127u << 23));
     return select_vec(x < -87.0f, (vec){0}, p);
 }
 

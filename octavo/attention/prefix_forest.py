@@ -17,8 +17,8 @@ class Costs:
         tile_tokens: query tokens that read a segment together; more of them read it again.
     """
 
-    partial_tokens: float = 6.0
-    node_tokens: float = 32.0
+    partial_tokens: float = 15.0
+    node_tokens: float = 24.0
     tile_tokens: int = TILE_TOKENS
 
 

@@ -91,8 +91,8 @@ class _RunningSoftmax:
     def result(self) -> tuple[Tensor, Tensor]:
         """Return (out [T, H, D], lse [T, H] float32) without the padding row."""
         total, maximum = self.total[:-1], self.maximum[:-1]
-        out = self.values[:-1] / torch.where(total > 0, total, 1.0).unsqueeze(-1)
-        lse = torch.where(total > 0, maximum + torch.log(total), -torch.inf)
+        out = self.values[:-1] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
+        lse = torch.where(total == 0, -torch.inf, maximum + torch.log(total))
         return out.to(self.out_dtype), lse.float()
 
 

@@ -4,12 +4,20 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_decoder
 from octavo.models.parameters import kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models.source import ModelSource, load_tokenizer, open_weights, read_config, resolve_model
+from octavo.models.weights import WeightSource
 
 __all__ = [
     "Decoder",
     "ModelConfig",
+    "ModelSource",
+    "WeightSource",
     "kv_bytes_per_token",
     "load_decoder",
+    "load_tokenizer",
     "num_parameters",
+    "open_weights",
     "parameter_shapes",
+    "read_config",
+    "resolve_model",
 ]

@@ -2,22 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-
-if TYPE_CHECKING:
-    from octavo.models.weights import WeightSource
+from octavo.models.weights import WeightSource
 
 # Recomputed from the config: some checkpoints carry them.
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 _NUM_NAMED = 5
 
 
-def check_tensors(weights: "WeightSource", shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(weights: WeightSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a checkpoint has exactly the network's tensors.
 
     Rotary tables are ignored, and so is an LM head beside tied embeddings.
@@ -48,7 +45,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        weights: "WeightSource",
+        weights: WeightSource,
         *,
         dtype: torch.dtype,
         device: torch.device,

@@ -1,7 +1,6 @@
 """Builds a decoder from a checkpoint: each weight is read, cut, fused and packed before the next one."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,15 +25,13 @@ from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
 from octavo.models.parameters import parameter_shapes
+from octavo.models.weights import WeightSource
 from octavo.parallel import TensorParallel, shard_heads, shard_range
-
-if TYPE_CHECKING:
-    from octavo.models.weights import WeightSource
 
 
 def load_decoder(
     config: ModelConfig,
-    weights: "WeightSource",
+    weights: WeightSource,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -219,9 +216,9 @@ class _Builder:
         """This rank's rows, padded to the equal share of every rank, and the id of the first one."""
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
         weight = self._checkpoint.read(name, rows=self._part(rows))
-        return pad(weight, (0, 0, 0, share - weight.shape[0])) if weight.shape[
-            0
-        ] < share else weight, rows.start
+        if weight.shape[0] < share:
+            weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
+        return weight, rows.start
 
     def _head_rows(self, heads: range) -> slice:
         return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)

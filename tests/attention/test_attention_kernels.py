@@ -87,6 +87,26 @@ def test_rows_that_see_nothing_are_zero(impl):
     assert_accurate(case, impl)
 
 
+def test_all_partials_absent_are_zero(impl):
+    """A token whose every partial is empty: 0 and -inf, not NaN, and not the query."""
+    case = make_case([1300], [3], head_dim=8)
+    case.metadata.positions[1] = -1
+    out, lse = case.run(impl)
+    assert torch.equal(out[1], torch.zeros(4, 8))
+    assert (lse[1] == -torch.inf).all()
+    assert_accurate(case, impl)
+
+
+def test_nan_is_not_hidden(impl):
+    """A broken model must look broken, with one partial or several, and only where it is."""
+    case = make_case([1300, 40, 40], [1, 1, 1], head_dim=8)
+    case.q[:2] = torch.nan
+    out, lse = case.run(impl)
+    assert out[:2].isnan().all()
+    assert lse[:2].isnan().all()
+    assert not out[2].isnan().any()
+
+
 def test_query_tokens_past_the_last_sequence_are_zero(impl):
     """Padding rows belong to no sequence: 0 and -inf, and not what memory held."""
     case = make_case([40, 9], [3, 1])

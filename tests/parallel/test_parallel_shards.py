@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ def test_a_single_rank_returns_the_very_tensor() -> None:
     tensor, alone = torch.ones(2, 3), TensorParallel()
     assert alone.all_reduce(tensor) is tensor
     assert alone.all_gather_last_dim(tensor) is tensor
-    assert connect_gloo(0, 1, None) == alone  # type: ignore[arg-type]
+    assert connect_gloo(0, 1, Path("never-created")) == alone
+    assert not Path("never-created").exists()
 
 
 def test_gathering_joins_the_last_dimension_in_rank_order() -> None:

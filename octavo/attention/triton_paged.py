@@ -1,0 +1,113 @@
+"""Paged attention in Triton, for NVIDIA GPUs. Importing this module imports no Triton: laptops have none."""
+
+import importlib.util
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
+from octavo.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from octavo.attention.triton_plan import StepMap
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
+    """Say why the kernels cannot run on (device type, dtype); None: they can."""
+    if dtype not in _DTYPES:
+        return f"it is written for bfloat16, float16 and float32, not {dtype}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return "Triton's interpreter multiplies no bfloat16" if dtype == torch.bfloat16 else None
+    if device_type != "cuda":
+        return f"it is written for NVIDIA GPUs, not for {device_type}"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    return None
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
+
+    Slots are not checked against the size of the cache: it would wait for the device.
+    """
+    from octavo.attention import triton_store
+
+    triton_store.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
+
+def paged_attention_with_lse(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+) -> tuple[Tensor, Tensor]:
+    """Attend by a task map made for this call alone; see octavo.attention.paged_attention_with_lse.
+
+    Waits for nothing. metadata.plan is not used. Who calls once per layer makes the map once per step
+    with plan_step and calls attend_with_map.
+
+    Raises:
+        InvalidArgumentError: the scale is not positive.
+    """
+    return attend_with_map(
+        q, k_cache, v_cache, metadata, options, plan_step(q, k_cache, metadata, options.window)
+    )
+
+
+def plan_step(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int | None = None) -> "StepMap":
+    """Make a step's task map on the device, for every layer with these shapes and this window.
+
+    Args:
+        q: [T, H, D] queries of any layer; only shape and dtype count.
+        k_cache: [N, B, KH, D] of any layer, likewise.
+        metadata: the step.
+        window: the layers' window.
+    """
+    from octavo.attention import triton_plan
+
+    return triton_plan.plan_step(
+        metadata,
+        num_tokens=q.shape[0],
+        num_heads=q.shape[1],
+        num_kv_heads=k_cache.shape[2],
+        head_dim=q.shape[2],
+        dtype=q.dtype,
+        window=window,
+    )
+
+
+def attend_with_map(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+    step_map: "StepMap",
+) -> tuple[Tensor, Tensor]:
+    """Attend by a step's task map; arguments and results as of paged_attention_with_lse.
+
+    Raises:
+        InvalidArgumentError: the scale is not positive, or the map is for another window.
+    """
+    from octavo.attention import triton_decode, triton_prefill, triton_tiles
+
+    if not options.scale > 0:
+        raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
+    if options.window != step_map.window:
+        raise InvalidArgumentError(
+            f"the task map is for window {step_map.window}, this layer has {options.window}; "
+            f"make one map for each window"
+        )
+    results = triton_tiles.empty_results(q)
+    if step_map.thin is not None:
+        triton_decode.attend_thin(q, k_cache, v_cache, metadata, options, step_map.thin, results)
+    if step_map.fat is not None:
+        triton_prefill.attend_fat(
+            q, k_cache, v_cache, metadata, options, step_map.fat, results, clear=step_map.thin is None
+        )
+    return results

@@ -1,0 +1,269 @@
+"""The step's task map, made on the device: who attends to what, and how the work is cut.
+
+A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
+thin, the others fat; each class has its kernel, since one kernel for both would take the registers of the
+larger. Nothing here waits for the device, so a step's map can be remade inside a CUDA graph.
+
+    record   0 table row    1 token begin   2 tokens       3 kv begin
+             4 kv end       5 full begin    6 full end     7 end of its work (thin units)
+
+Keys kv begin : kv end are seen by some row of the unit, keys full begin : full end by every row.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.triton_tiles import padded_head_dim
+
+RECORD = tl.constexpr(8)
+# Fewer keys per part of a fat unit would not pay for the part's results.
+_MIN_SPLIT_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ThinWork:
+    """Work of the decode kernel: persistent programs, each with an equal number of key tiles.
+
+    Attributes:
+        shape: how the kernel is tiled.
+        units: [U, 8] int32 records.
+        schedule: [2 + P] int32: tiles per program, tiles in all, then each program's first unit.
+        arrivals: [U, KH] int32, 0 between calls: pieces of a (unit, kv head) that are done.
+        partial_out: [2P, rows, padded dim] float32, results of pieces.
+        partial_lse: [2P, rows] float32, in units of log 2.
+    """
+
+    shape: TileShape
+    units: Tensor
+    schedule: Tensor
+    arrivals: Tensor
+    partial_out: Tensor
+    partial_lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FatWork:
+    """Work of the prefill kernel: one program for each (unit, kv head, part of its keys).
+
+    Attributes:
+        shape: how the kernel is tiled.
+        units: [U, 8] int32 records, a sequence's heaviest unit first; the last ones may be empty.
+        num_parts: programs that share the keys of a unit.
+        partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
+        partial_lse: [parts, T, H] float32, in units of log 2.
+    """
+
+    shape: TileShape
+    units: Tensor
+    num_parts: int
+    partial_out: Tensor
+    partial_lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepMap:
+    """One step's work for every layer with the same heads and window; see plan_step.
+
+    Attributes:
+        thin: work of sequences with few query tokens, or None if there are none.
+        fat: work of the others, or None.
+        window: the window it was made for.
+    """
+
+    thin: ThinWork | None
+    fat: FatWork | None
+    window: int | None
+
+
+def plan_step(
+    metadata: AttentionMetadata,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    thin: TileShape | None = None,
+    fat: TileShape | None = None,
+) -> StepMap:
+    """Cut a step's attention into work, on the device and without waiting for it.
+
+    Args:
+        metadata: the step; its plan is not used.
+        num_tokens: T, rows of q; with max_query_len it bounds the number of units.
+        num_heads: H.
+        num_kv_heads: KH.
+        head_dim: D.
+        dtype: of queries and cache.
+        window: of the layers that will use the map.
+        thin, fat: tilings; None: what measured best.
+
+    Returns:
+        The map. Its buffers serve one kernel at a time: calls that use it must follow one another.
+    """
+    group = num_heads // num_kv_heads
+    thin = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
+    fat = fat or fat_shape(group, padded_head_dim(head_dim), dtype)
+    has_fat = metadata.max_query_len > thin.rows // group
+    # A lone long sequence needs no second launch that would find nothing to do.
+    has_thin = not has_fat or metadata.seq_lens.shape[0] > 1
+    max_thin_tokens = thin.rows // group if has_thin else 0
+    heads = (num_heads, num_kv_heads, head_dim)
+    return StepMap(
+        thin=_thin_work(thin, metadata, heads, window) if has_thin else None,
+        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, window) if has_fat else None,
+        window=window,
+    )
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has; 2 stand in where the interpreter runs on a CPU."""
+    if device.type == "cpu":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _thin_work(
+    shape: TileShape, metadata: AttentionMetadata, heads: tuple[int, int, int], window: int | None
+) -> ThinWork:
+    num_heads, num_kv_heads, head_dim = heads
+    num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
+    group = num_heads // num_kv_heads
+    units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, window)
+    num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
+    schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
+    _schedule_kernel[(num_programs,)](
+        units, schedule, num_units, num_kv_heads, shape.keys, triton.next_power_of_2(num_units)
+    )
+    partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
+    return ThinWork(
+        shape=shape,
+        units=units,
+        schedule=schedule,
+        arrivals=torch.zeros(num_units, num_kv_heads, dtype=torch.int32, device=device),
+        partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
+        partial_lse=torch.empty(partial_shape[:2], dtype=torch.float32, device=device),
+    )
+
+
+def _fat_work(
+    shape: TileShape,
+    metadata: AttentionMetadata,
+    heads: tuple[int, int, int],
+    num_tokens: int,
+    max_thin_tokens: int,
+    window: int | None,
+) -> FatWork:
+    num_heads, num_kv_heads, head_dim = heads
+    device = metadata.seq_lens.device
+    tile_tokens = shape.rows * num_kv_heads // num_heads
+    num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
+    units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, window)
+    num_slots = num_multiprocessors(device) * shape.programs_per_multiprocessor
+    num_parts = min(num_slots // (num_units * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
+    partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)
+    return FatWork(
+        shape=shape,
+        units=units,
+        num_parts=max(1, num_parts),
+        partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
+        partial_lse=torch.empty(partial_shape[:3], dtype=torch.float32, device=device),
+    )
+
+
+def _list_units(
+    metadata: AttentionMetadata,
+    num_units: int,
+    tile_tokens: int,
+    above_tokens: int,
+    max_tokens: int,
+    window: int | None,
+) -> Tensor:
+    """List the units of sequences with above_tokens < query length <= max_tokens: [num_units, 8] int32."""
+    num_sequences = metadata.seq_lens.shape[0]
+    units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=metadata.seq_lens.device)
+    _list_units_kernel[(num_sequences,)](
+        *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions),
+        *(num_sequences, num_units, above_tokens, max_tokens, window or 0),
+        *(tile_tokens, triton.next_power_of_2(tile_tokens), triton.next_power_of_2(num_sequences)),
+    )
+    return units
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window"])
+def _list_units_kernel(
+    units, cu_seqlens_q, seq_lens, positions, num_sequences, num_units, above_tokens, max_tokens, window,
+    TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """Program s lists the units of sequence s, from its end: there causal masks leave the most work."""
+    s = tl.program_id(0)
+    sequence = tl.arange(0, PADDED_SEQUENCES)
+    exists = sequence < num_sequences
+    lens = tl.load(cu_seqlens_q + sequence + 1, exists, 0) - tl.load(cu_seqlens_q + sequence, exists, 0)
+    wanted = (lens > above_tokens) & (lens <= max_tokens)
+    counts = tl.where(wanted, (lens + TILE_TOKENS - 1) // TILE_TOKENS, 0)
+    first = tl.sum(tl.where(sequence < s, counts, 0))
+    count = tl.sum(tl.where(sequence == s, counts, 0))
+    begin, end, seq_len = tl.load(cu_seqlens_q + s), tl.load(cu_seqlens_q + s + 1), tl.load(seq_lens + s)
+    at = tl.arange(0, PADDED_TOKENS)
+    for index in range(0, count):
+        token = begin + (count - 1 - index) * TILE_TOKENS
+        num_tokens = tl.minimum(TILE_TOKENS, end - token)
+        mine = at < num_tokens
+        highest = tl.max(tl.load(positions + token + at, mine, -1))
+        lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
+        kv_end = tl.minimum(seq_len, highest + 1)
+        full_end = tl.minimum(kv_end, lowest + 1)
+        kv_begin, full_begin = kv_end * 0, kv_end * 0
+        if window > 0:
+            kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))
+            full_begin = tl.maximum(0, highest - window + 1)
+        record = units + (first + index) * RECORD
+        tl.store(record, s)
+        tl.store(record + 1, token)
+        tl.store(record + 2, num_tokens)
+        tl.store(record + 3, kv_begin)
+        tl.store(record + 4, kv_end)
+        tl.store(record + 5, full_begin)
+        tl.store(record + 6, full_end)
+    if s == num_sequences - 1:
+        for index in range(first + count, num_units):
+            tl.store(units + index * RECORD + 2, 0)
+
+
+@triton.jit
+def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
+    """Tiles that keys kv_begin : kv_end touch; one if there are none, whose program writes the empty result."""
+    return tl.maximum(1, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS)
+
+
+@triton.jit(do_not_specialize=["num_units"])
+def _schedule_kernel(
+    units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr
+):
+    """Cut the key tiles of all (unit, kv head), in this order, into equal runs; find each run's first unit."""
+    unit = tl.arange(0, PADDED_UNITS)
+    exists = unit < num_units
+    record = units + unit * RECORD
+    exists = exists & (tl.load(record + 2, exists, 0) > 0)
+    tiles = num_key_tiles(tl.load(record + 3, exists, 0), tl.load(record + 4, exists, 0), KEYS)
+    work = tl.where(exists, tiles * num_kv_heads, 0)
+    work_end = tl.cumsum(work)
+    total = tl.sum(work)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    tiles_per_program = (total + num_programs - 1) // num_programs
+    done_before = (work_end <= program * tiles_per_program) & (unit < num_units)
+    tl.store(schedule + 2 + program, tl.sum(done_before.to(tl.int32)))
+    if program == 0:
+        tl.store(schedule, tiles_per_program)
+        tl.store(schedule + 1, total)
+        tl.store(record + 7, work_end, unit < num_units)

@@ -1,0 +1,168 @@
+"""Prefill and extend: tiles of many query rows; time is the matrix products."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_plan import RECORD, FatWork
+from octavo.attention.triton_tiles import (
+    Queries,
+    attend_tiles,
+    cache_argument,
+    clear_uncovered,
+    load_queries,
+    normalise,
+    score_argument,
+    shape_argument,
+    store_results,
+    tile_rows,
+)
+
+_MERGED_ROWS = 16
+
+
+def attend_fat(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+    work: FatWork,
+    results: tuple[Tensor, Tensor],
+    *,
+    clear: bool,
+) -> None:
+    """Attend the fat units and write their rows of the results.
+
+    Args:
+        q: [T, H, D] queries.
+        k_cache, v_cache: [N, B, KH, D].
+        metadata: the step.
+        options: how scores are made.
+        work: the step's fat work.
+        results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
+        clear: give rows that no sequence covers 0 and -inf.
+    """
+    shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
+    queries = Queries(q, q.stride(0), q.stride(1), metadata.positions, *results)
+    num_units, num_kv_heads = work.units.shape[0], k_cache.shape[2]
+    _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
+        queries,
+        cache_argument(k_cache, v_cache, metadata.block_table),
+        score_argument(options),
+        *(work.units, work.partial_out, work.partial_lse),
+        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
+        shape,
+        work.num_parts,
+        clear,
+        num_warps=work.shape.num_warps,
+        num_stages=work.shape.num_stages,
+    )
+    if work.num_parts > 1:
+        _merge_parts_kernel[(num_units, num_kv_heads, work.shape.rows // _MERGED_ROWS)](
+            *(queries, work.units, work.partial_out, work.partial_lse, q.shape[0], work.num_parts),
+            shape,
+            _MERGED_ROWS,
+        )
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_rows"])
+def _attend_fat_kernel(
+    queries, cache, score, units, partial_out, partial_lse, cu_seqlens_q, num_sequences, num_rows,
+    shape, NUM_PARTS: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
+    program = tl.program_id(0)
+    part = program % NUM_PARTS
+    kv_head = program // NUM_PARTS % shape.kv_heads
+    record = units + program // (NUM_PARTS * shape.kv_heads) * RECORD
+    if CLEAR:
+        num_covered = tl.load(cu_seqlens_q + num_sequences)
+        clear_uncovered(queries, num_covered, num_rows, program, tl.num_programs(0), shape)
+    num_tokens = tl.load(record + 2)
+    if num_tokens == 0:
+        return
+    kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
+    tile_begin, tile_end = kv_begin // shape.keys, tl.cdiv(kv_end, shape.keys)
+    if NUM_PARTS > 1:
+        part_tiles = tl.cdiv(tile_end - tile_begin, NUM_PARTS)
+        tile_begin = tl.minimum(tile_end, tile_begin + part * part_tiles)
+        tile_end = tl.minimum(tile_end, tile_begin + part_tiles)
+    token, head, valid = tile_rows(tl.load(record + 1), num_tokens, kv_head, shape)
+    top, total, values = _attend_range(
+        queries, cache, score, record, token, head, valid, kv_head, tile_begin, tile_end, shape
+    )
+    out, lse = normalise(top, total, values)
+    if NUM_PARTS > 1:
+        row = (part * num_rows + token) * (shape.group * shape.kv_heads) + head
+        d = tl.arange(0, shape.padded_dim)
+        mask = valid[:, None] & (d < shape.head_dim)[None, :]
+        tl.store(partial_out + (row * shape.head_dim)[:, None] + d[None, :], out, mask=mask)
+        tl.store(partial_lse + row, lse, mask=valid)
+    else:
+        store_results(queries, token, head, valid, out, lse, shape)
+
+
+@triton.jit
+def _attend_range(
+    queries, cache, score, record, token, head, valid, kv_head, tile_begin, tile_end, shape
+):
+    """Attend to key tiles tile_begin : tile_end, masking only those that some row sees in part."""
+    kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
+    full_begin, full_end = tl.load(record + 5), tl.load(record + 6)
+    full_tile_begin = tl.minimum(tile_end, tl.maximum(tile_begin, tl.cdiv(full_begin, shape.keys)))
+    full_tile_end = tl.minimum(tile_end, tl.maximum(full_tile_begin, full_end // shape.keys))
+    table_row = tl.load(record)
+    q = load_queries(queries, token, head, valid, shape)
+    position = tl.load(queries.positions + token, mask=valid, other=-1)
+    slope = position.to(tl.float32)
+    if shape.biased:
+        slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+    top = tl.full([shape.rows], float("-inf"), tl.float32)
+    total = tl.zeros([shape.rows], tl.float32)
+    values = tl.zeros([shape.rows, shape.padded_dim], tl.float32)
+    if shape.windowed:
+        top, total, values = attend_tiles(
+            top, total, values, q, position, slope, cache, table_row, kv_head,
+            tile_begin, full_tile_begin, kv_begin, kv_end, score, shape, True,
+        )  # fmt: skip
+    top, total, values = attend_tiles(
+        top, total, values, q, position, slope, cache, table_row, kv_head,
+        full_tile_begin, full_tile_end, kv_begin, kv_end, score, shape, False,
+    )  # fmt: skip
+    return attend_tiles(
+        top, total, values, q, position, slope, cache, table_row, kv_head,
+        full_tile_end, tile_end, kv_begin, kv_end, score, shape, True,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _merge_parts_kernel(
+    queries, units, partial_out, partial_lse, num_rows, NUM_PARTS: tl.constexpr, shape, ROWS: tl.constexpr
+):
+    """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results."""
+    record = units + tl.program_id(0) * RECORD
+    kv_head = tl.program_id(1)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    valid = row < tl.load(record + 2) * shape.group
+    token = (tl.load(record + 1) + row // shape.group).to(tl.int64)
+    head = kv_head * shape.group + row % shape.group
+    d = tl.arange(0, shape.padded_dim)
+    mask = valid[:, None] & (d < shape.head_dim)[None, :]
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
+    for part in range(NUM_PARTS):
+        at = (part * num_rows + token) * (shape.group * shape.kv_heads) + head
+        lse = tl.load(partial_lse + at, mask=valid, other=float("-inf"))
+        out = tl.load(partial_out + (at * shape.head_dim)[:, None] + d[None, :], mask=mask, other=0.0)
+        new_top = tl.maximum(top, lse)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight, shrink = tl.exp2(lse - base), tl.exp2(top - base)
+        total = total * shrink + weight
+        values = values * shrink[:, None] + weight[:, None] * out
+        top = new_top
+    out, lse = normalise(top, total, values)
+    store_results(queries, token, head, valid, out, lse, shape)

@@ -1,0 +1,66 @@
+"""Gated activations on a GPU, one launch each; imported only where Triton runs."""
+
+# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError, suggest
+
+_NAMES = ("silu", "gelu", "gelu_tanh")
+_BLOCK = 1024
+
+
+def gated_activation(gate_up: Tensor, name: str) -> Tensor:
+    """Return activation(gate) * up of a fused projection, computed in float32.
+
+    Args:
+        gate_up: [T, 2 F] = [gate | up], bfloat16, float16 or float32; rows any stride apart, last dimension
+            contiguous.
+        name: "silu", "gelu" (exact, with erf) or "gelu_tanh" (its tanh approximation).
+
+    Returns:
+        A new contiguous [T, F], dtype of gate_up.
+
+    Raises:
+        InvalidArgumentError: the name is unknown, or the shape or stride does not fit.
+    """
+    if name not in _NAMES:
+        raise InvalidArgumentError(
+            f"the activation must be one of {', '.join(_NAMES)}, got {name!r}{suggest(name, _NAMES)}"
+        )
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+        raise InvalidArgumentError(
+            "gate_up must be [T, 2 F] with a contiguous last dimension, "
+            f"got shape {list(gate_up.shape)}, strides {list(gate_up.stride())}"
+        )
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        grid = (num_rows, triton.cdiv(size, _BLOCK))
+        _gated_activation_kernel[grid](gate_up, out, gate_up.stride(0), size, NAME=name, BLOCK=_BLOCK)
+    return out
+
+
+@triton.jit
+def _gated_activation_kernel(
+    gate_up_ptr, out_ptr, stride_gate_up, size, NAME: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Grid: (T, ceil(F / BLOCK))."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    gate_at = gate_up_ptr + row * stride_gate_up + column
+    gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
+    if NAME == "silu":
+        active = gate * tl.sigmoid(gate)
+    elif NAME == "gelu":
+        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (g + 0.044715 g^3).
+        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    tl.store(out_ptr + row * size + column, (active * up).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,274 @@
+"""Head norms, rotation and the store of keys and values in one launch; imported only where Triton runs.
+
+At small batches a decode step is a chain of short kernels, so the whole way from the fused projection to
+the cache is one:
+
+    qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> q_out
+                           k heads   norm -> rotate -> k_cache[slot]
+                           v heads                     v_cache[slot]
+"""
+
+# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError
+
+# Values per program: eight heads of 128.
+_VALUES = 1024
+
+
+def rotary_table(
+    inverse_frequencies: Tensor, attention_factor: float, num_positions: int
+) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of every position, each [num_positions, D / 2] float32.
+
+    Args:
+        inverse_frequencies: [D / 2] float32, radians per position.
+        attention_factor: factor of rotated queries and keys, folded into the table.
+        num_positions: positions 0 to num_positions - 1 can be looked up.
+    """
+    positions = torch.arange(num_positions, device=inverse_frequencies.device)
+    angles = positions[:, None] * inverse_frequencies
+    return angles.cos().mul_(attention_factor), angles.sin().mul_(attention_factor)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    num_heads: int,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    interleaved: bool = True,
+    q_out: Tensor | None = None,
+) -> Tensor:
+    """Normalise and rotate query and key heads, and write keys and values to the paged cache.
+
+    All arithmetic is float32; rows of different tokens may not share a slot.
+
+    Args:
+        qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
+            contiguous. Its q part is overwritten with the result if q_out is None; its k and v parts never.
+        positions: [T] int32 or int64, rows of cos and sin; each below their length.
+        slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
+        cos: [num_positions, at least D / 2] float32; only the first D / 2 columns are read.
+        sin: like cos.
+        k_cache: [N, B, KH, D], any strides, last dimension contiguous; written.
+        v_cache: [N, B, KH, D], likewise; written.
+        num_heads: H.
+        norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
+        eps: added to the mean square of a head.
+        interleaved: pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights;
+            False: (i, i + D / 2), the order of checkpoints.
+        q_out: [T, H, D], any strides, last dimension contiguous; written.
+
+    Returns:
+        q_out, or the [T, H, D] view of qkv that holds the rotated queries.
+
+    Raises:
+        InvalidArgumentError: a shape or stride does not fit.
+    """
+    _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_all = num_heads + 2 * num_kv_heads
+    q = qkv.unflatten(1, (num_all, head_dim))[:, :num_heads] if q_out is None else q_out
+    if q.shape != (qkv.shape[0], num_heads, head_dim) or q.stride(2) != 1:
+        raise InvalidArgumentError(
+            f"q_out must be [T, H, D] = {[qkv.shape[0], num_heads, head_dim]} with a contiguous last "
+            f"dimension, got shape {list(q.shape)}, strides {list(q.stride())}"
+        )
+    if qkv.shape[0] == 0:
+        return q
+    num_pairs = triton.next_power_of_2(head_dim // 2)
+    heads_per_program = min(max(1, _VALUES // (2 * num_pairs)), triton.next_power_of_2(num_all))
+    _rotate_and_store_kernel[(qkv.shape[0], triton.cdiv(num_all, heads_per_program))](
+        qkv,
+        q,
+        k_cache,
+        v_cache,
+        positions,
+        slot_mapping,
+        cos,
+        sin,
+        cos if norm_weight is None else norm_weight,
+        eps,
+        k_cache.shape[1],
+        qkv.stride(0),
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *cos.stride(),
+        *sin.stride(),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAIRS=num_pairs,
+        HEADS=heads_per_program,
+        NORM=norm_weight is not None,
+        INTERLEAVED=interleaved,
+        num_warps=max(1, heads_per_program * num_pairs * 2 // 256),
+    )
+    return q
+
+
+def _check(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_heads: int,
+    norm_weight: Tensor | None,
+) -> None:
+    if (
+        k_cache.ndim != 4
+        or k_cache.shape != v_cache.shape
+        or k_cache.stride(3) != 1
+        or v_cache.stride(3) != 1
+    ):
+        raise InvalidArgumentError(
+            "k_cache and v_cache must both be [N, B, KH, D] with a contiguous last dimension, "
+            f"got {list(k_cache.shape)} and {list(v_cache.shape)}"
+        )
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    if qkv.ndim != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"qkv must be [T, (H + 2 KH) * D] = [T, {width}] with a contiguous last dimension, "
+            f"got shape {list(qkv.shape)}, strides {list(qkv.stride())}"
+        )
+    if head_dim % 2 or cos.ndim != 2 or cos.shape != sin.shape or cos.shape[1] < head_dim // 2:
+        raise InvalidArgumentError(
+            f"cos and sin must both be [positions, {head_dim // 2} or more] for even D = {head_dim}, "
+            f"got {list(cos.shape)} and {list(sin.shape)}"
+        )
+    expected = [num_heads + num_kv_heads, head_dim]
+    if norm_weight is not None and (list(norm_weight.shape) != expected or not norm_weight.is_contiguous()):
+        raise InvalidArgumentError(
+            f"norm_weight must be contiguous [H + KH, D] = {expected}, got {list(norm_weight.shape)}"
+        )
+
+
+@triton.jit
+def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
+    if INTERLEAVED:
+        # One contiguous load, then a split in registers.
+        dim = tl.arange(0, 2 * PAIRS)[None, :]
+        both = tl.load(row_at + dim, mask=is_row & (dim < HEAD_DIM), other=0.0).to(tl.float32)
+        first, second = tl.split(tl.reshape(both, [row_at.shape[0], PAIRS, 2]))
+    else:
+        pair = tl.arange(0, PAIRS)[None, :]
+        inside = is_row & (pair < HEAD_DIM // 2)
+        first = tl.load(row_at + pair, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(row_at + HEAD_DIM // 2 + pair, mask=inside, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _store_pairs(
+    row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Store what _load_pairs loads, rounded to the dtype of the destination."""
+    dtype = row_at.dtype.element_ty
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * PAIRS)[None, :]
+        both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
+        tl.store(row_at + dim, both.to(dtype), mask=is_row & (dim < HEAD_DIM))
+    else:
+        pair = tl.arange(0, PAIRS)[None, :]
+        inside = is_row & (pair < HEAD_DIM // 2)
+        tl.store(row_at + pair, first.to(dtype), mask=inside)
+        tl.store(row_at + HEAD_DIM // 2 + pair, second.to(dtype), mask=inside)
+
+
+@triton.jit
+def _rotate_and_store_kernel(
+    qkv_ptr,
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    cos_ptr,
+    sin_ptr,
+    norm_weight_ptr,
+    eps,
+    block_size,
+    stride_qkv,
+    stride_q_token,
+    stride_q_head,
+    stride_k_block,
+    stride_k_token,
+    stride_k_head,
+    stride_v_block,
+    stride_v_token,
+    stride_v_head,
+    stride_cos_row,
+    stride_cos_column,
+    stride_sin_row,
+    stride_sin_column,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
+    NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    is_rotated = head < NUM_ROTATED
+    row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
+    is_head = head < NUM_ROTATED + NUM_KV_HEADS
+    first, second = _load_pairs(row_at, is_head, HEAD_DIM, PAIRS, INTERLEAVED)
+    if NORM:
+        mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
+        scale = tl.rsqrt(mean_square + eps)
+        weight_at = norm_weight_ptr + head * HEAD_DIM
+        first_weight, second_weight = _load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS, INTERLEAVED)
+        first = tl.where(is_rotated, first * scale * first_weight, first)
+        second = tl.where(is_rotated, second * scale * second_weight, second)
+
+    pair = tl.arange(0, PAIRS)[None, :]
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    is_pair = is_rotated & (pair < HEAD_DIM // 2)
+    cos = tl.load(cos_ptr + position * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
+    sin = tl.load(sin_ptr + position * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
+
+    q_at = q_ptr + token * stride_q_token + head * stride_q_head
+    _store_pairs(q_at, head < NUM_HEADS, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot >= 0:
+        block = slot // block_size
+        offset = slot % block_size
+        is_k = is_rotated & (head >= NUM_HEADS)
+        k_at = (
+            k_cache_ptr
+            + block * stride_k_block
+            + offset * stride_k_token
+            + (head - NUM_HEADS) * stride_k_head
+        )
+        _store_pairs(k_at, is_k, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+        is_v = (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS)
+        v_at = (
+            v_cache_ptr
+            + block * stride_v_block
+            + offset * stride_v_token
+            + (head - NUM_ROTATED) * stride_v_head
+        )
+        _store_pairs(v_at, is_v, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)

@@ -1,0 +1,91 @@
+"""Seeded random weights of any shape, for tests and measurements without a checkpoint."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Set
+
+import torch
+from torch import Tensor
+
+from octavo.errors import UnsupportedModelError
+from octavo.models.weights import missing_tensor, slice_bounds
+
+_STANDARD_DEVIATION = 0.02
+# A prime: rows of a tensor start at different numbers, unless their length is a multiple of it.
+_POOL_SIZE = 2**21 - 9
+
+
+class DummyWeights:
+    """Normal random weights of deviation 0.02; norm weights are one.
+
+    One pool of random numbers serves all tensors, each from a start of its own. Drawing billions of
+    numbers one by one would take minutes; copying them takes seconds, and any slice costs only itself.
+
+        pool    [ r0 r1 r2 ............... rP ]  then from r0 again
+        tensor         ^ start = hash(seed, name), row after row
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> None:
+        """Draw the pool.
+
+        Args:
+            shapes: shape of each tensor by its Hugging Face name.
+            seed: equal seeds give equal weights.
+
+        Raises:
+            UnsupportedModelError: a row of a tensor is longer than the pool.
+        """
+        for name, shape in shapes.items():
+            if math.prod(shape[1:]) >= _POOL_SIZE:
+                raise UnsupportedModelError(
+                    f"dummy weights have rows of less than {_POOL_SIZE} numbers, got {name} of {list(shape)}"
+                )
+        self._shapes = dict(shapes)
+        self._seed = seed
+        pool = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * _STANDARD_DEVIATION
+        # Twice, so that no read wraps around.
+        self._pool = torch.cat((pool, pool))
+
+    def names(self) -> Set[str]:
+        """Return the names of `shapes`."""
+        return self._shapes.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; see WeightSource."""
+        if name not in self._shapes:
+            raise missing_tensor("dummy weights", name, self._shapes)
+        return self._shapes[name]
+
+    def read(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
+    ) -> Tensor:
+        """Return a tensor or a part of it, equal to that part of the whole; see WeightSource."""
+        first, *rest = self.shape(name)
+        start, stop = slice_bounds(rows, first)
+        kept = slice(None)
+        out_shape = [stop - start, *rest]
+        if columns is not None:
+            kept = slice(*slice_bounds(columns, rest[0]))
+            out_shape[1] = kept.stop - kept.start
+        if name.endswith("norm.weight"):
+            return torch.ones(out_shape, dtype=dtype)
+        out = torch.empty(out_shape, dtype=dtype)
+        self._fill(out, self._position(name) + start * math.prod(rest), rest, kept)
+        return out
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _fill(self, out: Tensor, position: int, row_shape: list[int], columns: slice) -> None:
+        """Copy rows of the pool from `position` on, as many at a time as it holds."""
+        row_size = math.prod(row_shape)
+        chunk = _POOL_SIZE // max(1, row_size)
+        for row in range(0, out.shape[0], chunk):
+            num_rows = min(chunk, out.shape[0] - row)
+            start = (position + row * row_size) % _POOL_SIZE
+            numbers = self._pool[start : start + num_rows * row_size].view(num_rows, *row_shape)
+            out[row : row + num_rows] = numbers[:, columns] if row_shape else numbers
+
+    def _position(self, name: str) -> int:
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % _POOL_SIZE

@@ -1,0 +1,114 @@
+"""A bounded reader over the header of a GGUF file: every length is checked before it is used.
+
+A file is untrusted. Sizes are Python integers, so that no product or sum can overflow, and every count has
+a bound of its own, so that a small file cannot ask for much memory.
+"""
+
+from mmap import mmap
+from struct import Struct
+
+import numpy as np
+
+from octavo.errors import FileFormatError
+
+MAX_STRING_BYTES = 2**24
+UINT32 = Struct("<I")
+UINT64 = Struct("<Q")
+
+
+class Cursor:
+    """A position in a file that moves forward and never beyond the end.
+
+    Attributes:
+        position: next byte to read.
+    """
+
+    def __init__(self, data: mmap, where: str) -> None:
+        """Start at byte 0.
+
+        Args:
+            data: the file.
+            where: its name, for messages.
+        """
+        self.position = 0
+        self._data = data
+        self._size = len(data)
+        self._where = where
+
+    def error(self, what: str, expected: str, got: object) -> FileFormatError:
+        """Return the error for a value that is not what was expected."""
+        return FileFormatError(f"{self._where}: expected {what} to be {expected}, got {got!r}")
+
+    def number(self, layout: Struct, what: str) -> int | float:
+        """Read one number.
+
+        Raises:
+            FileFormatError: the file ends before it.
+        """
+        return layout.unpack_from(self._data, self._advance(layout.size, what))[0]
+
+    def integer(self, layout: Struct, what: str, maximum: int) -> int:
+        """Read an unsigned integer of at most `maximum`.
+
+        Raises:
+            FileFormatError: it is larger, or the file ends before it.
+        """
+        value = self.number(layout, what)
+        if value > maximum:
+            raise self.error(what, f"at most {maximum}", value)
+        return int(value)
+
+    def string(self, what: str) -> str:
+        """Read a string: a 64-bit length in bytes, then UTF-8.
+
+        Raises:
+            FileFormatError: it is too long, not UTF-8, or the file ends within it.
+        """
+        return self.strings(1, what)[0]
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """Read `count` strings, one after the other; see `string`."""
+        # One loop without calls of our own: a vocabulary and its merges are 100,000 strings or more.
+        data, end, position = self._data, self._size, self.position
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                start = position + 8
+                position = start + int.from_bytes(data[position:start], "little")
+                if position - start > MAX_STRING_BYTES or position > end:
+                    raise self._string_too_long(what, start, position - start)
+                found.append(data[start:position].decode())
+        except UnicodeDecodeError as error:
+            raise self.error(what, "UTF-8", error.object[error.start : error.end]) from error
+        self.position = position
+        return found
+
+    def numbers(self, count: int, dtype: np.dtype, what: str) -> np.ndarray:
+        """Read `count` numbers into an array [count] of `dtype`, read-only.
+
+        Raises:
+            FileFormatError: the file ends before the last one.
+        """
+        start = self._advance(count * dtype.itemsize, what)
+        return np.frombuffer(self._data[start : self.position], dtype)
+
+    def _advance(self, num_bytes: int, what: str) -> int:
+        """Move on by `num_bytes`; return where they start."""
+        start = self.position
+        if num_bytes > self._size - start:
+            raise self._too_short(what, start, num_bytes)
+        self.position = start + num_bytes
+        return start
+
+    def _string_too_long(self, what: str, start: int, length: int) -> FileFormatError:
+        if start > self._size:
+            return self._too_short(what, start - 8, 8)
+        if length > MAX_STRING_BYTES:
+            return self.error(f"the length of {what}", f"at most {MAX_STRING_BYTES} bytes", length)
+        return self._too_short(what, start, length)
+
+    def _too_short(self, what: str, start: int, num_bytes: int) -> FileFormatError:
+        return FileFormatError(
+            f"{self._where}: {what} takes {num_bytes} bytes from byte {start}, but the file has only "
+            f"{self._size} bytes; it is truncated or damaged"
+        )

@@ -1,0 +1,156 @@
+"""Blocks of GGUF element types to float32.
+
+A block is a few numbers with a scale of their own. In the 32-number types the low halves of 16 bytes are
+the first 16 numbers and the high halves the last 16:
+
+    Q4_0  d  q[16]           d (q - 8)           Q5_0  d    h[4] q[16]   d (q + 16 h - 16)
+    Q4_1  d  m  q[16]        d q + m             Q5_1  d  m h[4] q[16]   d (q + 16 h) + m
+    Q8_0  d  q[32]           d q                 Q8_K  d (float32) q[256] sums[16]   d q
+
+d and m are float16; h has one bit per number. Source: ggml's block layouts.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+
+Decoder = Callable[[np.ndarray, np.ndarray], None]
+
+# Decoded by the gguf package, which is imported only for them.
+K_QUANTS = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+
+
+def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
+    """Decode whole blocks.
+
+    Args:
+        type_name: name of the element type, such as "Q4_1".
+        blocks: [n, block_bytes] uint8, contiguous.
+        out: [n, block_size] float32, contiguous, overwritten.
+
+    Raises:
+        UnsupportedModelError: Octavo cannot decode the type.
+    """
+    # A damaged or extreme scale may overflow to inf, just as it would elsewhere.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if type_name in K_QUANTS:
+            out[...] = _decode_with_gguf_package(type_name, blocks)
+        else:
+            require_decodable(type_name, "a tensor")
+            _DECODERS[type_name](blocks, out)
+
+
+def require_decodable(type_name: str, what: str) -> None:
+    """Refuse element types that `decode_blocks` does not know.
+
+    Args:
+        type_name: name of the element type.
+        what: what has it, for the message.
+
+    Raises:
+        UnsupportedModelError: names the type and those that are supported.
+    """
+    known = _DECODERS.keys() | K_QUANTS
+    if type_name not in known:
+        raise UnsupportedModelError(
+            f"{what} has the element type {type_name}, which is not supported; use a file with "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{type_name} weights need the gguf package; install it: pip install gguf"
+        ) from error
+    return dequantize(blocks, GGMLQuantizationType[type_name])
+
+
+def _halves(blocks: np.ndarray, start: int) -> np.ndarray:
+    """The float16 at a byte of each block: [n, 1] float32."""
+    return blocks[:, start : start + 2].view("<f2").astype(np.float32)
+
+
+def _put_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
+    """Unpack [n, 16] uint8 into [n, 32] of any type: low halves first."""
+    halves = out.reshape(-1, 2, 16)
+    np.bitwise_and(packed, 15, out=halves[:, 0], casting="unsafe")
+    np.right_shift(packed, 4, out=halves[:, 1], casting="unsafe")
+
+
+def _five_bits(packed: np.ndarray, high_bits: np.ndarray) -> np.ndarray:
+    """Join [n, 16] half bytes and [n, 4] bytes of fifth bits to [n, 32] uint8."""
+    values = np.unpackbits(high_bits, axis=1, bitorder="little")
+    values <<= 4
+    nibbles = np.empty_like(values)
+    _put_nibbles(packed, nibbles)
+    values |= nibbles
+    return values
+
+
+def _decode_f32(blocks: np.ndarray, out: np.ndarray) -> None:
+    out.reshape(-1)[...] = blocks.reshape(-1).view("<f4")
+
+
+def _decode_f16(blocks: np.ndarray, out: np.ndarray) -> None:
+    out.reshape(-1)[...] = blocks.reshape(-1).view("<f2")
+
+
+def _decode_bf16(blocks: np.ndarray, out: np.ndarray) -> None:
+    # A bfloat16 is the upper half of a float32.
+    np.left_shift(blocks.reshape(-1).view("<u2"), 16, out=out.reshape(-1).view("<u4"), dtype="<u4")
+
+
+def _decode_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _put_nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= _halves(blocks, 0)
+
+
+def _decode_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _put_nibbles(blocks[:, 4:], out)
+    out *= _halves(blocks, 0)
+    out += _halves(blocks, 2)
+
+
+def _decode_q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = _five_bits(blocks[:, 6:], blocks[:, 2:6])
+    out -= 16
+    out *= _halves(blocks, 0)
+
+
+def _decode_q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = _five_bits(blocks[:, 8:], blocks[:, 4:8])
+    out *= _halves(blocks, 0)
+    out += _halves(blocks, 2)
+
+
+def _decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = blocks[:, 2:].view(np.int8)
+    out *= _halves(blocks, 0)
+
+
+def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = blocks[:, 4:260].view(np.int8)
+    out *= blocks[:, :4].view("<f4")
+
+
+_DECODERS: Mapping[str, Decoder] = MappingProxyType(
+    {
+        "F32": _decode_f32,
+        "F16": _decode_f16,
+        "BF16": _decode_bf16,
+        "Q4_0": _decode_q4_0,
+        "Q4_1": _decode_q4_1,
+        "Q5_0": _decode_q5_0,
+        "Q5_1": _decode_q5_1,
+        "Q8_0": _decode_q8_0,
+        "Q8_K": _decode_q8_k,
+    }
+)

@@ -1,0 +1,132 @@
+"""Which architectures a GGUF file can hold, and what their tensors are called on Hugging Face."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from octavo.errors import FileFormatError, UnsupportedModelError, suggest
+
+# Divisors of the rotary frequencies; they become part of the config.
+ROPE_FACTORS = "rope_freqs.weight"
+
+_NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?([a-z_]+)\.(weight|bias)")
+_OUTER_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# With norms before and after each block, the one before the feed-forward has another name.
+_FOUR_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GGUFArchitecture:
+    """One value of general.architecture.
+
+    Attributes:
+        name: that value.
+        hf_name: "architectures" of the equivalent config.json.
+        model_type: its "model_type".
+        interleaves_heads: rows of q and k are stored in the order of pairs (0, D/2), (1, D/2 + 1)...
+        norm_offset: what the converter added to norm weights.
+        layer_names: tensor of a layer -> its name on Hugging Face.
+    """
+
+    name: str
+    hf_name: str
+    model_type: str
+    interleaves_heads: bool = False
+    norm_offset: float = 0.0
+    layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
+
+    @property
+    def is_gemma(self) -> bool:
+        """Whether it is of the Gemma family."""
+        return self.name.startswith("gemma")
+
+
+_GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
+ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
+    {
+        architecture.name: architecture
+        for architecture in (
+            # Mistral models are converted as llama.
+            GGUFArchitecture(
+                name="llama", hf_name="LlamaForCausalLM", model_type="llama", interleaves_heads=True
+            ),
+            GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
+            GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
+            GGUFArchitecture(
+                name="gemma2",
+                hf_name="Gemma2ForCausalLM",
+                model_type="gemma2",
+                norm_offset=1.0,
+                layer_names=_GEMMA_NAMES,
+            ),
+            GGUFArchitecture(
+                name="gemma3",
+                hf_name="Gemma3ForCausalLM",
+                model_type="gemma3_text",
+                norm_offset=1.0,
+                layer_names=_GEMMA_NAMES,
+            ),
+        )
+    }
+)
+
+
+def find_architecture(metadata: Mapping[str, object], where: str) -> GGUFArchitecture:
+    """Return the architecture that a file's metadata names.
+
+    Args:
+        metadata: the file's key-value pairs.
+        where: the file's name, for messages.
+
+    Raises:
+        FileFormatError: it names none.
+        UnsupportedModelError: it names one that Octavo does not have.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise FileFormatError(f"{where}: expected general.architecture to be a string, got {name!r}")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{where}: GGUF architecture {name!r} is not supported{suggest(name, ARCHITECTURES)}; "
+            f"supported: {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> str:
+    """Translate a tensor's name: "blk.0.attn_q.weight" is "model.layers.0.self_attn.q_proj.weight".
+
+    Raises:
+        UnsupportedModelError: the architecture has no such tensor.
+    """
+    parts = _NAME.fullmatch(name)
+    if parts is not None:
+        layer, stem, kind = parts.groups()
+        if layer is not None and stem in architecture.layer_names:
+            return f"model.layers.{layer}.{architecture.layer_names[stem]}.{kind}"
+        if layer is None and stem in _OUTER_NAMES:
+            return f"model.{_OUTER_NAMES[stem]}.{kind}"
+        if layer is None and stem == "output":
+            return f"lm_head.{kind}"
+    raise UnsupportedModelError(
+        f"{where}: tensor {name!r} has no place in a {architecture.name} model of Octavo; "
+        "mixtures of experts and other extensions are not supported"
+    )

@@ -1,0 +1,148 @@
+"""A folder of safetensors files, whole or in shards, memory-mapped."""
+
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError, suggest
+from octavo.models.json_file import read_json_object
+from octavo.models.weights import missing_tensor, slice_bounds
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+_MAX_INDEX_BYTES = 64 * 2**20
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
+
+
+class SafetensorsWeights:
+    """The tensors of a folder with model.safetensors, or with shards and their index."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open all files and check them against each other.
+
+        Args:
+            folder: a model folder in Hugging Face's layout.
+
+        Raises:
+            ModelNotFoundError: the folder has no safetensors files.
+            UnsupportedModelError: it has pickled weights only, or tensors that are not of a float type.
+            FileFormatError: a file is damaged, or the index and the shards disagree.
+        """
+        self._folder = folder
+        self._slices: dict[str, Any] = {}
+        if (folder / INDEX_NAME).is_file():
+            for file_name, names in _read_index(folder / INDEX_NAME).items():
+                self._add(folder / file_name, names)
+        elif (folder / SINGLE_NAME).is_file():
+            self._add(folder / SINGLE_NAME, None)
+        else:
+            raise _nothing_to_load(folder)
+
+    def names(self) -> Set[str]:
+        """Return the names of all tensors."""
+        return self._slices.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; see WeightSource."""
+        return tuple(self._slice(name).get_shape())
+
+    def read(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
+    ) -> Tensor:
+        """Read a tensor or a part of it; see WeightSource."""
+        shape = self.shape(name)
+        part: tuple[slice, ...] = (slice(*slice_bounds(rows, shape[0])),)
+        if columns is not None:
+            part += (slice(*slice_bounds(columns, shape[1])),)
+        try:
+            mapped = self._slice(name)[part]
+        except SafetensorError as error:
+            raise FileFormatError(f"{self._folder}: cannot read {name}: {error}") from error
+        # Always a copy: a mapped tensor would crash the process if the file were cut short later.
+        return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._slices.clear()
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._slices:
+            raise missing_tensor(str(self._folder), name, self._slices)
+        return self._slices[name]
+
+    def _add(self, path: Path, expected: Set[str] | None) -> None:
+        """Add a file's tensors, which must be those that the index puts there."""
+        try:
+            file = safe_open(path, framework="pt")
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(f"{path} is not a complete safetensors file: {error}") from error
+        if expected is not None:
+            _check_index(path, expected, slices.keys())
+        for name, found in slices.items():
+            _check_tensor(path, name, found.get_dtype(), found.get_shape())
+        self._slices |= slices
+
+
+def _check_index(path: Path, expected: Set[str], found: Set[str]) -> None:
+    """An index that is not of these shards means that files of two checkpoints were mixed."""
+    for name in sorted(expected - found):
+        raise FileFormatError(
+            f"{path}: no tensor {name!r}, which {INDEX_NAME} places there{suggest(name, found)}"
+        )
+    for name in sorted(found - expected):
+        raise FileFormatError(
+            f"{path}: has a tensor {name!r}, which {INDEX_NAME} does not place there{suggest(name, expected)}"
+        )
+
+
+def _check_tensor(path: Path, name: str, dtype: str, shape: list[int]) -> None:
+    if dtype not in _FLOAT_TYPES:
+        raise UnsupportedModelError(
+            f"{path}: tensor {name!r} has the type {dtype}, which is not supported; "
+            f"supported: {', '.join(_FLOAT_TYPES)}"
+        )
+    if not shape:
+        raise UnsupportedModelError(
+            f"{path}: tensor {name!r} is a single number; expected 1 dimension or more"
+        )
+
+
+def _nothing_to_load(folder: Path) -> ModelNotFoundError | UnsupportedModelError:
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+    if pickles:
+        return UnsupportedModelError(
+            f"{folder} has its weights as {pickles[0]} only: opening such files can run code, so they "
+            "are never read; convert them to safetensors"
+        )
+    return ModelNotFoundError(f"{folder}: expected {SINGLE_NAME} or {INDEX_NAME}, found neither")
+
+
+def _read_index(path: Path) -> Mapping[str, Set[str]]:
+    """Return the names of the tensors in each shard, by file name."""
+    weight_map = read_json_object(path, _MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FileFormatError(f"{path}: expected weight_map to be an object of tensor name -> file name")
+    shards: dict[str, set[str]] = {}
+    for name, file_name in weight_map.items():
+        if not _is_plain_name(file_name):
+            raise FileFormatError(
+                f"{path}: expected shards to be .safetensors files of the same folder, got {file_name!r}"
+            )
+        shards.setdefault(file_name, set()).add(name)
+    return shards
+
+
+def _is_plain_name(file_name: object) -> bool:
+    """Whether a name stays in its folder: an index is untrusted."""
+    return (
+        isinstance(file_name, str)
+        and file_name.endswith(".safetensors")
+        and not set("/\\:\0").intersection(file_name)
+    )

