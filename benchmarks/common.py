@@ -66,14 +66,17 @@ def commit() -> str:
     """Short id of the checked-out commit, with "-dirty" when product code differs from it."""
     root = Path(__file__).parent.parent
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=root)
-    dirty = subprocess.run(["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=root)
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=root
+    )
     return (head.stdout.strip() or "unknown") + ("-dirty" if dirty.stdout.strip() else "")
 
 
 def machine() -> dict[str, object]:
     """What the figures were measured on."""
     model = next(
-        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.processor(),
     )
     return {
         "cpu": model,

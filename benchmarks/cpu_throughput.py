@@ -3,7 +3,7 @@
 Each engine runs each workload in a process of its own, in turns, and the machine must be idle before each.
 Prints a table with the physical bound and the fraction reached; the last line is JSON.
 
-    python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single,batch16] [--save NAME]
+    python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single] [--save NAME]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common import float32_flops, machine, read_bandwidth, save, table, wait_until_idle
 from workloads import WORKLOADS, Job
@@ -23,7 +24,9 @@ ENGINES = ("octavo", "octavo-flat", "octavo-int8", "hf", "llama.cpp")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
@@ -153,12 +156,12 @@ def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:
 
 
 def run_hf(jobs: list[Job]) -> dict[str, float]:
-    """Hugging Face generate: one left-padded batch, as long as its longest output; only asked-for tokens count."""
+    """Hugging Face generate: one left-padded batch up to its longest output; only asked-for tokens count."""
     import torch
     from hf_model import load_smollm2
 
     start = time.perf_counter()
-    model = load_smollm2()
+    model: Any = load_smollm2()
     load_s = time.perf_counter() - start
     width = max(len(job.prompt) for job in jobs)
     ids = torch.zeros(len(jobs), width, dtype=torch.long)
@@ -169,7 +172,12 @@ def run_hf(jobs: list[Job]) -> dict[str, float]:
 
     def generate(num_new: int) -> None:
         model.generate(
-            ids, attention_mask=mask, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=mask,
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            do_sample=False,
+            pad_token_id=0,
         )
 
     generate(1)
@@ -183,7 +191,7 @@ def run_hf(jobs: list[Job]) -> dict[str, float]:
 
 def run_llama_cpp(jobs: list[Job]) -> dict[str, float]:
     """llama-cpp-python on the quantised file itself, one request after the other: its API batches none."""
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     from octavo.models import resolve_model
 

@@ -1,5 +1,7 @@
 """SmolLM2 as a Hugging Face model with the very weights Octavo reads, as the peer of benchmarks and tests."""
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -9,7 +11,9 @@ from octavo.models import open_weights, read_config, resolve_model
 def load_smollm2(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     """Build the Hugging Face model and copy the dequantised weights into it."""
     source = resolve_model("smollm2")
-    config = {key: value for key, value in read_config(source).items() if key != "architectures"}
+    config: dict[str, Any] = {
+        key: value for key, value in read_config(source).items() if key != "architectures"
+    }
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**config))
     weights = open_weights(source)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
-from octavo.outputs import CompletionDelta, CompletionOutput, Logprob, RequestMetrics, RequestOutput, ScoreOutput
+from octavo.outputs import (
+    CompletionDelta,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ScoreOutput,
+)
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

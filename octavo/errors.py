@@ -1,20 +1,20 @@
 """Every error a user can meet. A message says what was expected, what was got and what to do.
 
-    OctavoError
-    |-- InvalidArgumentError (ValueError)     an argument, field or flag is wrong
-    |   |-- SamplingParamsError               a sampling parameter is out of range
-    |   |-- ConfigError                       an engine option is wrong or contradicts another
-    |   |-- PromptError                       a prompt is empty, of the wrong type or holds unknown ids
-    |   |   `-- RequestTooLongError           a prompt can never fit the model or the KV cache
-    |   `-- ChatTemplateError                 a chat template is missing, fails or is too costly
-    |-- ModelError                            the model cannot be used
-    |   |-- ModelNotFoundError                no such folder, file, embedded model or hub id
-    |   |-- UnsupportedModelError             architecture, quantisation or option that Octavo does not have
-    |   |-- WeightsError                      tensors are missing, unexpected or of the wrong shape
-    |   `-- FileFormatError                   a GGUF, safetensors, JSON or tokenizer file is damaged
-    |-- OutOfBlocksError                      the block pool is exhausted (library use of octavo.kv)
-    |-- OutOfMemoryError                      weights or KV cache do not fit the device
-    `-- EngineError                           the engine failed; a bug or a broken device
+OctavoError
+|-- InvalidArgumentError (ValueError)     an argument, field or flag is wrong
+|   |-- SamplingParamsError               a sampling parameter is out of range
+|   |-- ConfigError                       an engine option is wrong or contradicts another
+|   |-- PromptError                       a prompt is empty, of the wrong type or holds unknown ids
+|   |   `-- RequestTooLongError           a prompt can never fit the model or the KV cache
+|   `-- ChatTemplateError                 a chat template is missing, fails or is too costly
+|-- ModelError                            the model cannot be used
+|   |-- ModelNotFoundError                no such folder, file, embedded model or hub id
+|   |-- UnsupportedModelError             architecture, quantisation or option that Octavo does not have
+|   |-- WeightsError                      tensors are missing, unexpected or of the wrong shape
+|   `-- FileFormatError                   a GGUF, safetensors, JSON or tokenizer file is damaged
+|-- OutOfBlocksError                      the block pool is exhausted (library use of octavo.kv)
+|-- OutOfMemoryError                      weights or KV cache do not fit the device
+`-- EngineError                           the engine failed; a bug or a broken device
 """
 
 import difflib

@@ -130,7 +130,11 @@ class LLM:
         conversations = _as_conversations(messages)
         prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
         return self.generate(
-            prompts, params or DEFAULT_CHAT_SAMPLING, on_error=on_error, cache_salt=cache_salt, progress=progress
+            prompts,
+            params or DEFAULT_CHAT_SAMPLING,
+            on_error=on_error,
+            cache_salt=cache_salt,
+            progress=progress,
         )
 
     def chat_stream(
@@ -312,7 +316,8 @@ def _as_params_list(
     params_list = list(params)
     if len(params_list) != num_prompts:
         raise InvalidArgumentError(
-            f"params must be one SamplingParams or one per prompt, got {len(params_list)} for {num_prompts} prompts"
+            f"params must be one SamplingParams or one per prompt, got {len(params_list)} "
+            f"for {num_prompts} prompts"
         )
     return params_list
 

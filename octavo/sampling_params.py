@@ -139,8 +139,13 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if open_low else low <= value) or value > high:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not low <= value <= high
+        or (open_low and value == low)
+    ):
         raise SamplingParamsError(
             f"{name} must be a number in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}"
         )

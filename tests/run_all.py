@@ -11,7 +11,9 @@ LINT = (
     ("import contracts", ["lint-imports", "--no-cache"]),
 )
 # Most tests are small and single-threaded: two processes of one thread each use two cores best.
-TESTS = (("tests", [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-m", "not gpu", "tests"]),)
+TESTS = (
+    ("tests", [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-m", "not gpu", "tests"]),
+)
 
 
 def main() -> int:

@@ -24,7 +24,9 @@ def test_examples_run(path: Path) -> None:
 
 @pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
 def test_readme_blocks_run(block: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -54,7 +54,9 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_no_code_from_files(path: Path) -> None:
     """No pickle, no torch.load, no eval: a model folder is data."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -56,6 +56,7 @@ def attend_thin(
         max(1, most_rows),
         num_warps=work.shape.num_warps,
         num_stages=work.shape.num_stages,
+        maxnreg=work.shape.max_registers,
     )
 
 
@@ -115,7 +116,7 @@ def _attend_piece(
         tl.full([shape.rows], float("-inf"), tl.float32),
         tl.zeros([shape.rows], tl.float32),
         tl.zeros([shape.rows, shape.padded_dim], tl.float32),
-        q, position, slope, cache, tl.load(record), kv_head,
+        q, position, slope, cache, None, None, None, tl.load(record), kv_head,
         tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
     out, lse = normalise(top, total, values)

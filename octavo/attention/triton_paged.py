@@ -54,18 +54,19 @@ def paged_attention_with_lse(
     Raises:
         InvalidArgumentError: the scale is not positive.
     """
-    return attend_with_map(
-        q, k_cache, v_cache, metadata, options, plan_step(q, k_cache, metadata, options.window)
-    )
+    if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
+        return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, device=q.device)
+    step_map = plan_step(q, k_cache, metadata, options.window)
+    return attend_with_map(q, k_cache, v_cache, metadata, options, step_map)
 
 
 def plan_step(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int | None = None) -> "StepMap":
     """Make a step's task map on the device, for every layer with these shapes and this window.
 
     Args:
-        q: [T, H, D] queries of any layer; only shape and dtype count.
+        q: [T, H, D] queries of any layer, T > 0; only shape and dtype count.
         k_cache: [N, B, KH, D] of any layer, likewise.
-        metadata: the step.
+        metadata: the step, of at least one sequence.
         window: the layers' window.
     """
     from octavo.attention import triton_plan

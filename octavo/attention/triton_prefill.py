@@ -1,19 +1,23 @@
 """Prefill and extend: tiles of many query rows; time is the matrix products."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD, FatWork
 from octavo.attention.triton_tiles import (
     Queries,
+    Tiles,
     attend_tiles,
     cache_argument,
     clear_uncovered,
     load_queries,
     normalise,
+    padded_head_dim,
     score_argument,
     shape_argument,
     store_results,
@@ -51,6 +55,7 @@ def attend_fat(
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
         queries,
         cache_argument(k_cache, v_cache, metadata.block_table),
+        *_matrices(k_cache, v_cache, shape.keys.value),
         score_argument(options),
         *(work.units, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
@@ -59,6 +64,7 @@ def attend_fat(
         clear,
         num_warps=work.shape.num_warps,
         num_stages=work.shape.num_stages,
+        maxnreg=work.shape.max_registers,
     )
     if work.num_parts > 1:
         _merge_parts_kernel[(num_units, num_kv_heads, work.shape.rows // _MERGED_ROWS)](
@@ -68,10 +74,37 @@ def attend_fat(
         )
 
 
+def _matrices(
+    k_cache: Tensor, v_cache: Tensor, keys: int
+) -> tuple[TensorDescriptor | None, TensorDescriptor | None, Tiles | None]:
+    """Describe the caches to the copy engine, or nothing where it cannot fetch their tiles."""
+    num_blocks, block_size, num_heads, head_dim = k_cache.shape
+    block, token, head, _ = k_cache.stride()
+    head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
+    fits = (
+        k_cache.is_cuda
+        and torch.cuda.get_device_capability(k_cache.device) >= (9, 0)
+        and k_cache.stride() == v_cache.stride()
+        and block % token == 0
+        and head_columns < token
+        and token * k_cache.itemsize % 16 == 0
+        and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
+        and block_size % keys == 0
+        and head_dim == padded_head_dim(head_dim)
+    )
+    if not fits:
+        return None, None, None
+    tiles = Tiles(block // token, head_rows, head_columns)
+    num_rows = (num_blocks - 1) * tiles.block_rows + (num_heads - 1) * head_rows + block_size
+    size = [num_rows, (num_heads - 1) * head_columns + head_dim]
+    k, v = (TensorDescriptor(c, size, [token, 1], [keys, head_dim]) for c in (k_cache, v_cache))
+    return k, v, tiles
+
+
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_fat_kernel(
-    queries, cache, score, units, partial_out, partial_lse, cu_seqlens_q, num_sequences, num_rows,
-    shape, NUM_PARTS: tl.constexpr, CLEAR: tl.constexpr,
+    queries, cache, k_matrix, v_matrix, tiles, score, units, partial_out, partial_lse,
+    cu_seqlens_q, num_sequences, num_rows, shape, NUM_PARTS: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
     """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
     program = tl.program_id(0)
@@ -92,8 +125,9 @@ def _attend_fat_kernel(
         tile_end = tl.minimum(tile_end, tile_begin + part_tiles)
     token, head, valid = tile_rows(tl.load(record + 1), num_tokens, kv_head, shape)
     top, total, values = _attend_range(
-        queries, cache, score, record, token, head, valid, kv_head, tile_begin, tile_end, shape
-    )
+        queries, cache, k_matrix, v_matrix, tiles, score, record, token, head, valid, kv_head,
+        tile_begin, tile_end, shape,
+    )  # fmt: skip
     out, lse = normalise(top, total, values)
     if NUM_PARTS > 1:
         row = (part * num_rows + token) * (shape.group * shape.kv_heads) + head
@@ -107,8 +141,9 @@ def _attend_fat_kernel(
 
 @triton.jit
 def _attend_range(
-    queries, cache, score, record, token, head, valid, kv_head, tile_begin, tile_end, shape
-):
+    queries, cache, k_matrix, v_matrix, tiles, score, record, token, head, valid, kv_head,
+    tile_begin, tile_end, shape,
+):  # fmt: skip
     """Attend to key tiles tile_begin : tile_end, masking only those that some row sees in part."""
     kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
     full_begin, full_end = tl.load(record + 5), tl.load(record + 6)
@@ -125,15 +160,15 @@ def _attend_range(
     values = tl.zeros([shape.rows, shape.padded_dim], tl.float32)
     if shape.windowed:
         top, total, values = attend_tiles(
-            top, total, values, q, position, slope, cache, table_row, kv_head,
+            top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
             tile_begin, full_tile_begin, kv_begin, kv_end, score, shape, True,
         )  # fmt: skip
     top, total, values = attend_tiles(
-        top, total, values, q, position, slope, cache, table_row, kv_head,
+        top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
         full_tile_begin, full_tile_end, kv_begin, kv_end, score, shape, False,
     )  # fmt: skip
     return attend_tiles(
-        top, total, values, q, position, slope, cache, table_row, kv_head,
+        top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
         full_tile_end, tile_end, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ class TileShape:
         num_warps: warps per program.
         num_stages: depth of the software pipeline.
         programs_per_multiprocessor: how many are meant to run side by side.
+        max_registers: registers a thread may use, so that they fit side by side; None: no limit.
     """
 
     rows: int
@@ -22,6 +23,7 @@ class TileShape:
     num_warps: int
     num_stages: int
     programs_per_multiprocessor: int
+    max_registers: int | None = None
 
 
 def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:

@@ -1,4 +1,4 @@
-"""The `octavo` command. Flags, environment (OCTAVO_...) and octavo.toml derive from the config dataclasses."""
+"""The `octavo` command: flags, OCTAVO_... variables and octavo.toml derive from the config dataclasses."""
 
 from octavo.cli.app import main
 

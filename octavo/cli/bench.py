@@ -52,7 +52,11 @@ def run_bench(options: BenchOptions, config: EngineConfig) -> None:
     llm.reset_prefix_cache()
     result = measure(llm, prompts, params)
     _print_table(result, load_s)
-    print(json.dumps({"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}))
+    print(
+        json.dumps(
+            {"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}
+        )
+    )
 
 
 def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> BenchResult:

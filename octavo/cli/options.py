@@ -29,7 +29,8 @@ class BenchOptions:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.shared_prefix_len <= self.input_len:
             raise ConfigError(
-                f"shared_prefix_len must be in [0, input_len = {self.input_len}], got {self.shared_prefix_len}"
+                f"shared_prefix_len must be in [0, input_len = {self.input_len}], "
+                f"got {self.shared_prefix_len}"
             )
         if self.num_warmup < 0:
             raise ConfigError(f"num_warmup must be at least 0, got {self.num_warmup}")

@@ -36,7 +36,6 @@ from octavo.models import (
 from octavo.outputs import CompletionDelta, RequestMetrics
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
-from octavo.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +307,9 @@ class Engine:
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
         """The step computed nothing that can be trusted: its requests end, all others go on."""
         self.scheduler.return_copies(step.block_copies)
-        failure = error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
+        failure = (
+            error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
+        )
         for item in step.scheduled:
             item.request.fail(failure)
         return [self._close(item.request) for item in step.scheduled]

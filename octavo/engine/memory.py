@@ -131,7 +131,9 @@ def _device(name: str) -> torch.device:
     if device.type not in _DEFAULT_FRACTION:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(
+            f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return device
 
 
@@ -170,7 +172,7 @@ def _num_blocks(
     num_blocks = budget // (config.block_size * token_bytes)
     if num_blocks < 1:
         raise OutOfMemoryError(
-            f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, a block takes "
-            f"{gib(config.block_size * token_bytes)}"
+            f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, "
+            f"a block takes {gib(config.block_size * token_bytes)}"
         )
     return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))

@@ -91,9 +91,7 @@ class OutputProcessor:
             stop_checker = StopChecker(tuple(params.stop), include_stop=params.include_stop_str_in_output)
         return _Completion(request, output, decoder, stop_checker)
 
-    def _append_logprobs(
-        self, output: CompletionOutput, entry: dict[int, Logprob], token_id: int
-    ) -> None:
+    def _append_logprobs(self, output: CompletionOutput, entry: dict[int, Logprob], token_id: int) -> None:
         if output.logprobs is None:
             output.logprobs, output.cumulative_logprob = [], 0.0
         output.logprobs.append(entry)

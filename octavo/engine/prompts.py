@@ -109,7 +109,9 @@ class PromptReader:
                         f"{name} holds id {token_id}, the vocabulary ends at {self.vocab_size - 1}"
                     )
         if params.stop and self.tokenizer is None:
-            raise SamplingParamsError("stop strings need a tokenizer, this model has none; use stop_token_ids")
+            raise SamplingParamsError(
+                "stop strings need a tokenizer, this model has none; use stop_token_ids"
+            )
 
     def _checked_ids(self, content: object) -> list[int]:
         if not isinstance(content, Iterable):

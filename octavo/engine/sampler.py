@@ -183,7 +183,9 @@ def _draw(logits: Tensor, requests: list[Request]) -> list[int]:
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     targets = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None] * cumulative[:, -1:]
     # right=True skips zero-probability tokens that stand exactly at the target.
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1).tolist()
+    return (
+        torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1).tolist()
+    )
 
 
 def _filter(probabilities: Tensor, request: Request) -> None:

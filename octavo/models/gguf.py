@@ -210,8 +210,8 @@ def _read_infos(cursor: Cursor, num_tensors: int) -> dict[str, GGUFTensorInfo]:
     infos: dict[str, GGUFTensorInfo] = {}
     for index in range(num_tensors):
         info = _read_info(cursor, index)
-        if info.name in infos:
-            raise cursor.error(f"the name of tensor {index}", "new", info.name)
+        if not info.name or info.name in infos:
+            raise cursor.error(f"the name of tensor {index}", "a new name", info.name)
         infos[info.name] = info
     return infos
 

@@ -1,6 +1,6 @@
 """GGUF metadata in the terms of a config.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -41,6 +41,8 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
 }
+# Sizes that may be given per layer.
+_SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _OWN_KEYS: Mapping[str, frozenset[str]] = {
     "gemma2": _GEMMA_KEYS | {"attn_logit_softcapping"},
@@ -67,7 +69,7 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         FileFormatError: a needed key is missing or of the wrong type.
     """
     architecture = find_architecture(file.metadata, file.path.name)
-    fields = _Fields(file, architecture)
+    fields = ArchitectureFields(file, architecture)
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
     head_dim = _head_dim(fields, max(1, hidden_size // num_heads))
@@ -95,14 +97,26 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     return config | _gemma_fields(fields, config) if architecture.is_gemma else config
 
 
-class _Fields(ConfigFields):
-    """Fields under "<architecture>.", checked to be known."""
+class ArchitectureFields(ConfigFields):
+    """The metadata under "<architecture>.", all of whose keys are known.
+
+    Attributes:
+        file: whose metadata it is.
+        architecture: of the file.
+    """
 
     def __init__(self, file: GGUFFile, architecture: GGUFArchitecture) -> None:
+        """Check the keys.
+
+        Raises:
+            UnsupportedModelError: a key that changes the network is not supported.
+        """
         prefix = f"{architecture.name}."
         own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
         super().__init__(
-            {key: _uniform(value) for key, value in own.items()}, {}, where=f"{file.path.name}: {prefix[:-1]}"
+            {key: _uniform(value) if key in _SIZES_PER_LAYER else value for key, value in own.items()},
+            {},
+            where=f"{file.path.name}: {prefix[:-1]}",
         )
         self.file = file
         self.architecture = architecture
@@ -119,13 +133,13 @@ class _Fields(ConfigFields):
 
 
 def _uniform(value: object) -> object:
-    """Sizes may be given per layer: equal ones stand for one; unequal ones will be refused as malformed."""
+    """Equal sizes of all layers stand for one; unequal ones stay, to be refused as malformed."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
         return int(value[0])
     return value
 
 
-def _head_dim(fields: _Fields, default: int) -> int:
+def _head_dim(fields: ArchitectureFields, default: int) -> int:
     head_dim = fields.integer("attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
@@ -143,7 +157,7 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _token_ids(fields: _Fields) -> dict[str, object]:
+def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
     """BOS, and every id that ends a text; null where there is none, as families have defaults."""
     tokens = ConfigFields(fields.file.metadata, {}, where=fields.file.path.name)
     keys = [f"tokenizer.ggml.{key}" for key in ("bos_token_id", *_END_KEYS)]
@@ -152,7 +166,7 @@ def _token_ids(fields: _Fields) -> dict[str, object]:
     return {"bos_token_id": bos, "eos_token_id": known_ends or None}
 
 
-def _rope_scaling(fields: _Fields, head_dim: int) -> dict[str, object] | None:
+def _rope_scaling(fields: ArchitectureFields, head_dim: int) -> dict[str, object] | None:
     kind = fields.get("rope.scaling.type", "linear" if fields.get("rope.scale_linear") else "none")
     if ROPE_FACTORS in fields.file.tensors:
         if kind != "none":
@@ -186,7 +200,7 @@ def _rope_factors(file: GGUFFile, head_dim: int) -> list[float]:
     return factors
 
 
-def _gemma_fields(fields: _Fields, config: Mapping[str, object]) -> dict[str, object]:
+def _gemma_fields(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
     name = fields.architecture.name
     hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     is_wide = fields.integer("block_count") == _WIDE_LAYERS[name]
@@ -205,10 +219,10 @@ def _gemma_fields(fields: _Fields, config: Mapping[str, object]) -> dict[str, ob
     return extra | {"rope_local_base_freq": fields.number("rope.freq_base_swa", _DEFAULT_THETA)}
 
 
-def _sliding_layers(fields: _Fields) -> dict[str, object]:
+def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
     """Which layers slide: all but every n-th, or as listed."""
     pattern = fields.get("attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray | Sequence):
+    if isinstance(pattern, np.ndarray) and pattern.dtype.kind == "b":
         names = ("full_attention", "sliding_attention")
         return {"layer_types": [names[bool(slides)] for slides in pattern]}
     return {"sliding_window_pattern": fields.integer("attention.sliding_window_pattern", 6)}

@@ -52,8 +52,8 @@ def read_metadata(cursor: Cursor, num_pairs: int) -> dict[str, object]:
     metadata: dict[str, object] = {}
     for index in range(num_pairs):
         key = cursor.string(f"metadata key {index}")
-        if key in metadata:
-            raise cursor.error(f"metadata key {index}", "new", key)
+        if not key or key in metadata:
+            raise cursor.error(f"metadata key {index}", "a new name", key)
         metadata[key] = _read_value(cursor, cursor.integer(UINT32, f"the type of {key}", 2**32), key)
     return metadata
 

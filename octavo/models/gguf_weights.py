@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.errors import FileFormatError
-from octavo.models.config_fields import ConfigFields
+from octavo.errors import FileFormatError, WeightsError
 from octavo.models.gguf import GGUFFile, GGUFTensorInfo
+from octavo.models.gguf_config import ArchitectureFields
 from octavo.models.gguf_dequantize import decode_blocks, require_decodable
 from octavo.models.gguf_names import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.weights import missing_tensor, slice_bounds
@@ -33,6 +33,7 @@ class GGUFWeights:
         Raises:
             FileFormatError: metadata that is needed is missing or malformed.
             UnsupportedModelError: the architecture, a tensor or an element type is not supported.
+            WeightsError: a tensor has more dimensions than any weight has.
         """
         where = file.path.name
         self._file = file
@@ -40,8 +41,8 @@ class GGUFWeights:
         self._infos: dict[str, GGUFTensorInfo] = {}
         for info in file.tensors.values():
             if info.name != ROPE_FACTORS:
+                self._check(info)
                 self._infos[hugging_face_name(info.name, self._architecture, where)] = info
-                require_decodable(info.type.name, f"{where}: {info.name}")
         self._num_heads = self._head_counts()
 
     def names(self) -> Set[str]:
@@ -72,6 +73,14 @@ class GGUFWeights:
         """Close the file."""
         self._file.close()
 
+    def _check(self, info: GGUFTensorInfo) -> None:
+        require_decodable(info.type.name, f"{self._file.path.name}: {info.name}")
+        if len(info.shape) > 2:
+            raise WeightsError(
+                f"{self._file.path.name}: expected {info.name} to have at most 2 dimensions, "
+                f"got {list(info.shape)}"
+            )
+
     def _info(self, name: str) -> GGUFTensorInfo:
         if name not in self._infos:
             raise missing_tensor(self._file.path.name, name, self._infos)
@@ -81,9 +90,9 @@ class GGUFWeights:
         """Heads of each projection whose rows are interleaved; empty where none are."""
         if not self._architecture.interleaves_heads:
             return {}
-        fields = ConfigFields(self._file.metadata, {}, where=self._file.path.name)
-        num_heads = fields.integer(f"{self._architecture.name}.attention.head_count")
-        num_kv_heads = fields.integer(f"{self._architecture.name}.attention.head_count_kv", num_heads)
+        fields = ArchitectureFields(self._file, self._architecture)
+        num_heads = fields.integer("attention.head_count")
+        num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
         return {"q_proj": num_heads, "k_proj": num_kv_heads}
 
     def _read_heads(
@@ -124,12 +133,8 @@ def _read_part(
     if len(info.shape) == 1:
         assert columns is None, f"{info.name} has no columns"
         return _read_matrix(file, info, (0, 1), slice_bounds(rows, info.shape[0]), dtype)[0]
-    assert len(info.shape) == 2 or columns is None, f"{info.name} has no plain columns"
-    num_columns = info.nbytes // info.type.block_bytes * info.type.block_size // info.shape[0]
-    part = _read_matrix(
-        file, info, slice_bounds(rows, info.shape[0]), slice_bounds(columns, num_columns), dtype
-    )
-    return part if len(info.shape) == 2 else part.view(-1, *info.shape[1:])
+    num_rows, num_columns = info.shape
+    return _read_matrix(file, info, slice_bounds(rows, num_rows), slice_bounds(columns, num_columns), dtype)
 
 
 def _read_matrix(

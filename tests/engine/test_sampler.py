@@ -100,7 +100,9 @@ def test_penalties() -> None:
 
 def test_penalty_counts_follow_the_output_token_by_token() -> None:
     sampler = Sampler(VOCAB, torch.device("cpu"))
-    grown = request([1, 2], temperature=0, frequency_penalty=0.7, presence_penalty=0.3, repetition_penalty=1.3)
+    grown = request(
+        [1, 2], temperature=0, frequency_penalty=0.7, presence_penalty=0.3, repetition_penalty=1.3
+    )
     logits = torch.randn(12, VOCAB, generator=torch.Generator().manual_seed(1))
     for row in logits:
         token = sampler.sample(row[None].clone(), [grown])[0].token_id
@@ -173,7 +175,9 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[:, 4] = 1
     logits[1, 9] = float("nan")
-    sampled = Sampler(VOCAB, torch.device("cpu")).sample(logits, [request(seed=i, temperature=0) for i in range(3)])
+    sampled = Sampler(VOCAB, torch.device("cpu")).sample(
+        logits, [request(seed=i, temperature=0) for i in range(3)]
+    )
     assert [token.token_id for token in sampled] == [4, -1, 4]
     assert sampled[1].error is not None
     assert sampled[0].error is None

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from llm_helpers import TINY_LLAMA, assert_drained
 
 from octavo import LLM

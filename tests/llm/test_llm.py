@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from llm_helpers import assert_drained
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import (
@@ -16,10 +17,10 @@ from octavo.errors import (
     SamplingParamsError,
 )
 
-from llm_helpers import assert_drained
-
 MakeLLM = Callable[..., LLM]
-PROMPTS = [[i % 101 for i in range(start, start + length)] for start, length in ((3, 1), (5, 4), (9, 17), (3, 40))]
+PROMPTS = [
+    [i % 101 for i in range(start, start + length)] for start, length in ((3, 1), (5, 4), (9, 17), (3, 40))
+]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -69,12 +70,14 @@ def test_preempted_equals_undisturbed(tiny: MakeLLM) -> None:
     assert sum(output.metrics.num_preemptions for output in outputs) == llm.stats.num_preemptions
     assert ids(outputs) == ids(expected)
     for got, want in zip(outputs, expected, strict=True):
-        assert got.outputs[0].cumulative_logprob == pytest.approx(want.outputs[0].cumulative_logprob, abs=1e-3)
+        assert got.outputs[0].cumulative_logprob == pytest.approx(
+            want.outputs[0].cumulative_logprob, abs=1e-3
+        )
     assert_drained(llm)
 
 
 def test_forked_equals_separate(tiny: MakeLLM) -> None:
-    """Completion i of n is the completion a request with that seed gives alone, however the prompt is shared."""
+    """Completion i of n has the tokens that its seed gives, however the prompt is shared."""
     llm = tiny()
     together = llm.generate(PROMPTS[2], SamplingParams(n=5, seed=11, max_tokens=10, ignore_eos=True))[0]
     cold = tiny(enable_prefix_caching=False, max_num_seqs=1)
@@ -156,7 +159,8 @@ def test_stop_token_ids_and_eos(tiny: MakeLLM) -> None:
     llm = tiny()
     tokens = ids(llm.generate(PROMPTS[1], GREEDY))[0]
     stop = tokens[3]
-    output = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[stop]))[0]
+    params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[stop], ignore_eos=True)
+    output = llm.generate(PROMPTS[1], params)[0]
     first = tokens.index(stop)
     assert output.outputs[0].token_ids == tokens[: first + 1]
     assert output.outputs[0].finish_reason == "stop"
@@ -166,11 +170,11 @@ def test_stop_token_ids_and_eos(tiny: MakeLLM) -> None:
 def test_several_eos_ids_from_the_config(tiny: MakeLLM) -> None:
     """Trap: one eos id."""
     tokens = ids(tiny().generate(PROMPTS[1], GREEDY))[0]
-    llm = tiny({"eos_token_id": [100, tokens[2]]})
+    llm = tiny({"eos_token_id": [100, tokens[3]]})
     output = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
     assert output.finish_reason == "stop"
     assert output.stop_reason is None
-    assert output.token_ids == tokens[: tokens.index(tokens[2]) + 1]
+    assert output.token_ids == tokens[: tokens.index(tokens[3]) + 1]
     kept = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))[0]
     assert kept.outputs[0].token_ids == tokens
 
@@ -193,7 +197,9 @@ def test_a_lone_sequence_that_fills_the_cache_ends_with_a_message(tiny: MakeLLM)
 
 def test_logprobs(tiny: MakeLLM) -> None:
     llm = tiny()
-    output = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=5, logprobs=3, ignore_eos=True))[0]
+    output = llm.generate(
+        PROMPTS[1], SamplingParams(temperature=0, max_tokens=5, logprobs=3, ignore_eos=True)
+    )[0]
     completion = output.outputs[0]
     assert completion.logprobs is not None
     assert len(completion.logprobs) == 5
@@ -205,7 +211,9 @@ def test_logprobs(tiny: MakeLLM) -> None:
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"enable_prefix_caching": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 7}, {"enable_prefix_caching": False}], ids=str
+)
 def test_prompt_logprobs_cover_the_whole_prompt_even_when_it_is_cached(
     tiny: MakeLLM, options: dict[str, object]
 ) -> None:
@@ -249,7 +257,9 @@ def test_score_computes_the_prefix_once(tiny: MakeLLM) -> None:
     for continuation, score in zip(continuations, scores, strict=True):
         whole = tiny().generate(prefix + continuation, params)[0].prompt_logprobs
         assert whole is not None
-        wanted = [entry[t].logprob for t, entry in zip(continuation, whole[len(prefix) :], strict=True) if entry]
+        wanted = [
+            entry[t].logprob for t, entry in zip(continuation, whole[len(prefix) :], strict=True) if entry
+        ]
         assert score.token_logprobs == pytest.approx(wanted, abs=1e-4)
         assert score.logprob == pytest.approx(sum(wanted), abs=1e-4)
         assert score.normalized_logprob == pytest.approx(sum(wanted) / len(wanted), abs=1e-4)
@@ -316,7 +326,9 @@ BAD_PROMPTS = [
 
 
 @pytest.mark.parametrize(("prompt", "error"), BAD_PROMPTS, ids=[str(case[0])[:30] for case in BAD_PROMPTS])
-def test_a_bad_prompt_gets_a_typed_error_alone(tiny: MakeLLM, prompt: object, error: type[OctavoError]) -> None:
+def test_a_bad_prompt_gets_a_typed_error_alone(
+    tiny: MakeLLM, prompt: object, error: type[OctavoError]
+) -> None:
     llm = tiny()
     with pytest.raises(error):
         llm.generate([[1, 2], prompt], GREEDY)  # type: ignore[list-item]

@@ -10,7 +10,7 @@ QUESTION = [{"role": "user", "content": "What is gravity?"}]
 
 def test_chat_answers_in_text(idle: LLM) -> None:
     output = idle.chat(QUESTION, SamplingParams(temperature=0, max_tokens=24))[0]
-    assert output.outputs[0].text.startswith("Gravity is a fundamental force")
+    assert output.outputs[0].text.startswith("Gravity is a fundamental concept")
     assert output.outputs[0].finish_reason == "length"
 
 
@@ -37,8 +37,10 @@ def test_the_chat_template_is_checked(idle: LLM) -> None:
 @pytest.mark.parametrize("include", [False, True])
 def test_stop_strings_cut_the_text(idle: LLM, include: bool) -> None:
     whole = idle.chat(QUESTION, SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text
-    stop = "fundamental force"
-    params = SamplingParams(temperature=0, max_tokens=40, stop=[stop, "never"], include_stop_str_in_output=include)
+    stop = "fundamental concept"
+    params = SamplingParams(
+        temperature=0, max_tokens=40, stop=[stop, "never"], include_stop_str_in_output=include
+    )
     output = idle.chat(QUESTION, params)[0].outputs[0]
     end = whole.index(stop) + (len(stop) if include else 0)
     assert output.text == whole[:end]
@@ -50,7 +52,7 @@ def test_stop_strings_cut_the_text(idle: LLM, include: bool) -> None:
 
 
 def test_min_tokens_outlasts_stop_strings(idle: LLM) -> None:
-    stop = "fundamental force"
+    stop = "fundamental concept"
     params = SamplingParams(temperature=0, max_tokens=20, min_tokens=12, stop=[stop])
     assert len(idle.chat(QUESTION, params)[0].outputs[0].token_ids) >= 12
 
@@ -77,7 +79,9 @@ def test_score_prefers_what_is_true(idle: LLM) -> None:
 
 
 def test_detokenize_off_gives_ids_only(idle: LLM) -> None:
-    output = idle.generate("Hello", SamplingParams(temperature=0, max_tokens=4, detokenize=False))[0].outputs[0]
+    output = idle.generate("Hello", SamplingParams(temperature=0, max_tokens=4, detokenize=False))[0].outputs[
+        0
+    ]
     assert output.text == ""
     assert len(output.token_ids) == 4
 

@@ -1,0 +1,233 @@
+"""Attention kernels on one GPU, beside FlashAttention-3 if its shared object is at hand.
+
+    python -m benchmarks.gpu_attention [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
+
+Keys, values and queries are random and fresh for each workload, so that neither zeros nor caches flatter.
+Each time is the median over replays of a CUDA graph of several calls. The bound is the larger of bytes over
+the measured copy rate and products over the measured matrix rate. Prints a table, then one line of JSON.
+"""
+
+import argparse
+import json
+import lzma
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import table
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_paged import attend_with_map, plan_step
+
+Attend = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A batch of equal sequences: seq_len tokens in the cache, the query_len new ones included."""
+
+    name: str
+    batch: int
+    query_len: int
+    seq_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values in bfloat16."""
+        return self.batch * self.seq_len * self.kv_heads * self.head_dim * 4
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both products over the visible (query, key) pairs."""
+        pairs = self.query_len * (2 * self.seq_len - self.query_len + 1) // 2
+        return 4 * self.batch * self.heads * self.head_dim * pairs
+
+
+WORKLOADS = (
+    Workload("decode 256x1024 16/8", 256, 1, 1024, 16, 8),
+    Workload("decode 256x4096 16/8", 256, 1, 4096, 16, 8),
+    Workload("decode 64x8192 32/8", 64, 1, 8192, 32, 8),
+    Workload("decode 8x16384 32/8", 8, 1, 16384, 32, 8),
+    Workload("decode 1x32768 32/8", 1, 1, 32768, 32, 8),
+    Workload("decode 256x1024 9/3x64", 256, 1, 1024, 9, 3, 64),
+    Workload("prefill 1x8192 32/8", 1, 8192, 8192, 32, 8),
+    Workload("prefill 8x2048 32/8", 8, 2048, 2048, 32, 8),
+    Workload("extend 8x(512 on 8192) 32/8", 8, 512, 8704, 32, 8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A workload's tensors on the GPU."""
+
+    workload: Workload
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    metadata: AttentionMetadata
+
+    @property
+    def options(self) -> ScoreOptions:
+        return ScoreOptions(self.workload.head_dim**-0.5)
+
+
+def make_batch(workload: Workload, block_size: int) -> Batch:
+    """Draw random queries and a random cache whose blocks lie in random order."""
+    columns = -(-workload.seq_len // block_size)
+    cache = KVCache.allocate(
+        num_layers=1,
+        num_blocks=workload.batch * columns,
+        block_size=block_size,
+        num_kv_heads=workload.kv_heads,
+        head_dim=workload.head_dim,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    cache.data.normal_()
+    num_tokens = workload.batch * workload.query_len
+    q = torch.randn(num_tokens, workload.heads, workload.head_dim, dtype=torch.bfloat16, device="cuda")
+    new = torch.arange(workload.seq_len - workload.query_len, workload.seq_len, device="cuda")
+    block_ids = torch.randperm(workload.batch * columns, device="cuda")
+    metadata = AttentionMetadata(
+        cu_seqlens_q=(torch.arange(workload.batch + 1, device="cuda") * workload.query_len).int(),
+        seq_lens=torch.full((workload.batch,), workload.seq_len, dtype=torch.int32, device="cuda"),
+        positions=new.repeat(workload.batch).int(),
+        slot_mapping=torch.full((num_tokens,), -1, device="cuda"),
+        block_table=block_ids.view(workload.batch, columns).int(),
+        max_query_len=workload.query_len,
+        max_seq_len=workload.seq_len,
+    )
+    return Batch(workload, q, *cache.layer(0), metadata)
+
+
+def octavo_attention(batch: Batch) -> Attend:
+    """Return a call of Octavo's kernels with a task map made beforehand, as layers share it."""
+    step_map = plan_step(batch.q, batch.k_cache, batch.metadata)
+    tensors = (batch.q, batch.k_cache, batch.v_cache)
+    return lambda: attend_with_map(*tensors, batch.metadata, batch.options, step_map)[0]
+
+
+def flash_attention_3(batch: Batch) -> Attend:
+    """Return a call of FlashAttention-3's paged kernel; it wants blocks as [N, B, KH, D] in memory."""
+    k_cache, v_cache = batch.k_cache.contiguous(), batch.v_cache.contiguous()
+    metadata, options = batch.metadata, batch.options
+    return lambda: torch.ops._vllm_fa3_C.fwd(
+        *(batch.q, k_cache, v_cache, None, None, None, None),
+        *(metadata.cu_seqlens_q, None, None, None, metadata.seq_lens),
+        *(metadata.max_query_len, metadata.max_seq_len, metadata.block_table),
+        *(None, None, None, None, None, None, None, None),
+        *(options.scale, True, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None),
+    )[0]
+
+
+def load_flash_attention_3(path: Path) -> None:
+    """Load the peer's shared object, unpacking it first if it ends in .xz."""
+    if path.suffix == ".xz":
+        unpacked = Path(tempfile.mkdtemp()) / path.stem
+        unpacked.write_bytes(lzma.decompress(path.read_bytes()))
+        path = unpacked
+    torch.ops.load_library(path)
+
+
+def graph_seconds(call: Callable[[], object], num_calls: int = 10, num_replays: int = 15) -> float:
+    """Median seconds of a call, measured as replays of a CUDA graph of several calls."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(num_calls):
+            call()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(num_replays)]
+    for _ in range(3):
+        graph.replay()
+    for begin, end in events:
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3 / num_calls
+
+
+def copy_rate() -> float:
+    """Bytes per second of a 4 GiB copy on the device, counting what is read and what is written."""
+    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / graph_seconds(lambda: target.copy_(source), 2)
+
+
+def matrix_rate() -> float:
+    """Floating-point operations per second of a bfloat16 product of 8192 x 8192 random matrices."""
+    a, b = torch.randn(2, 8192, 8192, dtype=torch.bfloat16, device="cuda")
+    return 2 * 8192**3 / graph_seconds(lambda: a @ b, 4)
+
+
+def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
+    """|out - exact| / |exact| over the first and last sequence's last tokens, exact in float64."""
+    workload, metadata = batch.workload, batch.metadata
+    group = workload.heads // workload.kv_heads
+    error = norm = 0.0
+    for s in (0, workload.batch - 1):
+        rows = metadata.block_table[s].long()
+        keys, values = (c[rows].flatten(0, 1)[: workload.seq_len].double() for c in (batch.k_cache, batch.v_cache))
+        tokens = torch.arange(workload.query_len)[-num_checked:].cuda() + s * workload.query_len
+        q = batch.q[tokens].double().unflatten(1, (workload.kv_heads, group))
+        scores = torch.einsum("thgd,khd->thgk", q, keys) * batch.options.scale
+        hidden = torch.arange(workload.seq_len, device="cuda") > metadata.positions[tokens][:, None]
+        weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+        exact = torch.einsum("thgk,khd->thgd", weights, values).flatten(1, 2)
+        error += (out[tokens].double() - exact).square().sum().item()
+        norm += exact.square().sum().item()
+    return (error / norm) ** 0.5
+
+
+def measure(batch: Batch, make: Callable[[Batch], Attend], bound_s: float) -> dict[str, float]:
+    """Time and check one implementation on one batch; torch.empty is poisoned for the check."""
+    attend = make(batch)
+    torch.use_deterministic_algorithms(True)
+    error = relative_error(batch, attend())
+    torch.use_deterministic_algorithms(False)
+    seconds = graph_seconds(attend)
+    return {
+        "us": round(seconds * 1e6, 1),
+        "of_bound": round(bound_s / seconds, 3),
+        "tb_per_s": round(batch.workload.kv_bytes / seconds / 1e12, 2),
+        "tflops": round(batch.workload.flops / seconds / 1e12, 1),
+        "error": float(f"{error:.1e}"),
+    }
+
+
+def main() -> None:
+    """Measure every workload and print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
+    arguments = parser.parse_args()
+    implementations: dict[str, Callable[[Batch], Attend]] = {"octavo": octavo_attention}
+    if arguments.fa3:
+        load_flash_attention_3(arguments.fa3)
+        implementations["fa3"] = flash_attention_3
+    rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
+    rows, results = [], []
+    for workload in WORKLOADS:
+        bound_s = max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
+        for block_size in arguments.block_sizes:
+            batch = make_batch(workload, block_size)
+            for name, make in implementations.items():
+                figures = measure(batch, make, bound_s)
+                rows.append([workload.name, block_size, name, f"{bound_s * 1e6:.1f}", *figures.values()])
+                results.append({"workload": workload.name, "block_size": block_size, "impl": name, **figures})
+    header = ["workload", "block", "kernel", "bound us", "us", "of bound", "TB/s", "TFLOP/s", "error"]
+    print(table(header, rows))
+    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

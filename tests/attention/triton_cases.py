@@ -1,0 +1,92 @@
+"""Runs the Triton kernels: on a GPU if there is one, else in Triton's interpreter on the CPU."""
+
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    # Read when the kernels are defined, that is before anything imports them.
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
+
+from octavo.attention import triton_paged  # noqa: E402
+from octavo.attention.options import ScoreOptions  # noqa: E402
+
+if not HAS_GPU:
+    from triton.runtime import interpreter
+
+    _patch_lang_tensor = interpreter._patch_lang_tensor
+
+    def _patch_with_index(tensor, scope):
+        """Triton 3.6 turns a loop bound into an int in a way NumPy 2.4 refuses; item() works in both."""
+        _patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_with_index
+
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@contextmanager
+def poisoned_memory():
+    """Every torch.empty holds NaN, or the largest integer: what a kernel forgets to write shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def to_device(case):
+    """Move a case to the device, keeping the cache's [N, KH, B, D] memory."""
+    metadata = case.metadata
+    names = ("cu_seqlens_q", "seq_lens", "positions", "slot_mapping", "block_table")
+    metadata = replace(metadata, **{name: getattr(metadata, name).to(DEVICE) for name in names})
+    return replace(
+        case,
+        q=case.q.to(DEVICE),
+        k_cache=case.k_cache.to(DEVICE),
+        v_cache=case.v_cache.to(DEVICE),
+        metadata=metadata,
+    )
+
+
+def run(case, *, scale=None, **options):
+    """Attend with the Triton kernels; returns (out, lse) on the CPU."""
+    moved = to_device(case)
+    options = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
+    if options.alibi_slopes is not None:
+        options = replace(options, alibi_slopes=options.alibi_slopes.to(DEVICE))
+    with poisoned_memory():
+        out, lse = triton_paged.paged_attention_with_lse(
+            moved.q, moved.k_cache, moved.v_cache, moved.metadata, options
+        )
+    return out.cpu(), lse.cpu()
+
+
+def check(seq_lens, query_lens, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, **shape):
+    """Make a case, run it, and hold it to err(kernel) <= 2 x err(plain torch) + eps against float64."""
+    case = make_case(seq_lens, query_lens, **shape)
+    options = dict(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
+    assert_close(case, run(case, **options), **options)
+
+
+def assert_close(case, results, **options):
+    out, lse = results
+    exact_out, exact_lse = dense_oracle(case, **options)
+    plain_out, plain_lse = case.run("reference", **{k: v for k, v in options.items() if v is not None})
+    assert not out.isnan().any()
+    assert not lse.isnan().any()
+    assert out.dtype == case.q.dtype
+    assert_error(out, exact_out, plain_out, 4 * torch.finfo(case.q.dtype).eps)
+    eps = 4 * torch.finfo(torch.float32).eps
+    if case.q.dtype != torch.float32:
+        # Products of 16-bit numbers are exact in float32, sums are not in the reference's order.
+        eps *= 4
+    assert_error(lse, exact_lse, plain_lse, eps * (1 + finite_max(exact_lse)))
