@@ -1,5 +1,6 @@
 """GGUF metadata in the terms of a config.json."""
 
+import reprlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -41,6 +42,8 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
 }
+# Has one value per layer.
+_LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
@@ -110,14 +113,11 @@ class ArchitectureFields(ConfigFields):
 
         Raises:
             UnsupportedModelError: a key that changes the network is not supported.
+            FileFormatError: an array stands where a single value belongs.
         """
         prefix = f"{architecture.name}."
-        own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-        super().__init__(
-            {key: _uniform(value) if key in _SIZES_PER_LAYER else value for key, value in own.items()},
-            {},
-            where=f"{file.path.name}: {prefix[:-1]}",
-        )
+        own = _checked_values(file, prefix)
+        super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
         self.file = file
         self.architecture = architecture
         known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys()
@@ -128,12 +128,27 @@ class ArchitectureFields(ConfigFields):
                     f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
                 )
         self.require_neutral(_NEUTRAL_KEYS)
-        if file.metadata.get("split.count", 1) not in (0, 1):
+        if _checked_values(file, "split.").get("count", 1) not in (0, 1):
             raise UnsupportedModelError(f"{file.path.name} is one of several parts; merge them into one file")
 
 
+def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
+    """Single values under a prefix, by the rest of their key; arrays only where they have a meaning."""
+    values = {
+        key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    for key in _SIZES_PER_LAYER & values.keys():
+        values[key] = _uniform(values[key])
+    for key, value in values.items():
+        if isinstance(value, np.ndarray | list) and key not in _LISTED_KEYS:
+            raise FileFormatError(
+                f"{file.path.name}: expected {prefix}{key} to be a single value, got an array of {len(value)}"
+            )
+    return values
+
+
 def _uniform(value: object) -> object:
-    """Equal sizes of all layers stand for one; unequal ones stay, to be refused as malformed."""
+    """Equal sizes of all layers stand for one; unequal ones stay, to be refused."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
         return int(value[0])
     return value
@@ -159,11 +174,16 @@ def _vocab_size(file: GGUFFile) -> int:
 
 def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
     """BOS, and every id that ends a text; null where there is none, as families have defaults."""
-    tokens = ConfigFields(fields.file.metadata, {}, where=fields.file.path.name)
-    keys = [f"tokenizer.ggml.{key}" for key in ("bos_token_id", *_END_KEYS)]
-    bos, *ends = (None if tokens.get(key) is None else tokens.integer(key, minimum=0) for key in keys)
-    known_ends = sorted({end for end in ends if end is not None})
-    return {"bos_token_id": bos, "eos_token_id": known_ends or None}
+    file = fields.file
+    bos, *ends = (_token_id(file, f"tokenizer.ggml.{key}") for key in ("bos_token_id", *_END_KEYS))
+    return {"bos_token_id": bos, "eos_token_id": sorted({end for end in ends if end is not None}) or None}
+
+
+def _token_id(file: GGUFFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise FileFormatError(f"{file.path.name}: expected {key} to be a token id, got {reprlib.repr(value)}")
+    return value
 
 
 def _rope_scaling(fields: ArchitectureFields, head_dim: int) -> dict[str, object] | None:
@@ -222,7 +242,13 @@ def _gemma_fields(fields: ArchitectureFields, config: Mapping[str, object]) -> d
 def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
     """Which layers slide: all but every n-th, or as listed."""
     pattern = fields.get("attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray) and pattern.dtype.kind == "b":
+    num_layers = fields.integer("block_count")
+    if isinstance(pattern, np.ndarray | list):
+        if not isinstance(pattern, np.ndarray) or pattern.dtype.kind != "b" or len(pattern) != num_layers:
+            raise FileFormatError(
+                f"{fields.where}: expected attention.sliding_window_pattern to be a number, or true or "
+                f"false for each of {num_layers} layers; got an array of {len(pattern)}"
+            )
         names = ("full_attention", "sliding_attention")
         return {"layer_types": [names[bool(slides)] for slides in pattern]}
     return {"sliding_window_pattern": fields.integer("attention.sliding_window_pattern", 6)}

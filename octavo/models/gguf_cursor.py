@@ -4,6 +4,7 @@ A file is untrusted. Sizes are Python integers, so that no product or sum can ov
 a bound of its own, so that a small file cannot ask for much memory.
 """
 
+import reprlib
 from mmap import mmap
 from struct import Struct
 
@@ -37,7 +38,7 @@ class Cursor:
 
     def error(self, what: str, expected: str, got: object) -> FileFormatError:
         """Return the error for a value that is not what was expected."""
-        return FileFormatError(f"{self._where}: expected {what} to be {expected}, got {got!r}")
+        return FileFormatError(f"{self._where}: expected {what} to be {expected}, got {reprlib.repr(got)}")
 
     def number(self, layout: Struct, what: str) -> int | float:
         """Read one number.

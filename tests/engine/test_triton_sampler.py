@@ -1,12 +1,15 @@
 """Sampling and the decode step's advance on a GPU, else in Triton's interpreter.
 
 The interpreter has to be chosen before triton is first imported, so without a GPU one test runs this file
-again in a process of its own. By hand: TRITON_INTERPRET=1 python -m pytest tests/engine/test_triton_sampler.py
+again in a process of its own. By hand:
+
+    TRITON_INTERPRET=1 python -m pytest tests/engine/test_triton_sampler.py
 """
 
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,7 +17,8 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 
-pytest.importorskip("triton")
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available()
 # The interpreter computes with NumPy, which warns where a GPU just returns an infinity that is meant.
@@ -27,6 +31,32 @@ in_all_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 SIZES = [(3, 1), (3, 7), (3, 2048), (3, 8191), (3, 8192), (3, 8193), (2, 49152), (1, 151936)]
 
+if INTERPRETED or HAS_GPU:
+    # Nowhere else may triton be imported: it would be too late for other files to choose the interpreter.
+    import triton
+    import triton.language as tl
+
+    from octavo.engine.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel
+
+    @triton.jit
+    def gumbel_kernel(out_ptr, seeds_ptr, position, STREAM: tl.constexpr, SIZE: tl.constexpr):
+        index = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+        row_at = out_ptr + (tl.program_id(0) * tl.num_programs(1)) * SIZE
+        tl.store(row_at + index, gumbel(tl.load(seeds_ptr + tl.program_id(0)), position, index, STREAM))
+
+    def gumbel_noise(
+        seeds: list[int], position: int, size: int, device: str, *, of_tiles: bool = False
+    ) -> Tensor:
+        """[len(seeds), size] float64 noise of tokens, or of tiles."""
+        block = min(triton.next_power_of_2(size), 2**16)
+        num_blocks = triton.cdiv(size, block)
+        noise = torch.empty(len(seeds), num_blocks * block, device=device)
+        stream = TILE_STREAM if of_tiles else TOKEN_STREAM
+        gumbel_kernel[(len(seeds), num_blocks)](
+            noise, torch.tensor(seeds, device=device), position, STREAM=stream, SIZE=block
+        )
+        return noise[:, :size].double().cpu()
+
 
 @pytest.mark.skipif(INTERPRETED or HAS_GPU, reason="this file's other tests run in this process")
 def test_all_sampling_in_the_interpreter() -> None:
@@ -36,7 +66,9 @@ def test_all_sampling_in_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def random_logits(num_rows: int, vocab_size: int, device: str, dtype: torch.dtype, scale: float = 3.0) -> Tensor:
+def random_logits(
+    num_rows: int, vocab_size: int, device: str, dtype: torch.dtype, scale: float = 3.0
+) -> Tensor:
     """Rows of a wider tensor whose other columns would win if they were looked at."""
     generator = torch.Generator().manual_seed(num_rows * vocab_size)
     logits = torch.full((num_rows, vocab_size + 5), 1e4)
@@ -164,18 +196,7 @@ def test_filtered_frequencies(device: str) -> None:
 @everywhere
 def test_gumbel_noise_has_the_right_tails(device: str) -> None:
     """The largest of many draws sits where it should: small exponentials keep their precision."""
-    import triton
-
-    from octavo.engine.triton_random import TOKEN_STREAM, gumbel
-
-    @triton.jit
-    def fill(out, SIZE: triton.language.constexpr):
-        index = triton.language.arange(0, SIZE)
-        triton.language.store(out + index, gumbel(11, 7, index, TOKEN_STREAM))
-
-    noise = torch.empty(2**17, device=device)
-    fill[(1,)](noise, SIZE=2**17)
-    noise = noise.double().cpu()
+    noise = gumbel_noise([11], 7, 2**17, device)[0]
     assert noise.isfinite().all()
     assert noise.mean() == pytest.approx(0.5772, abs=0.01)
     assert noise.var() == pytest.approx(1.6449, abs=0.03)
@@ -211,7 +232,9 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(device: str) -> None:
 def test_rows_without_filters_ignore_their_neighbours_filters(device: str) -> None:
     logits = random_logits(6, 3000, device, torch.float32)
     plain = sample(logits)[0]
-    mixed = sample(logits, top_k=[0, 1, 0, 0, 0, -1], top_p=[1, 1, 1, 0.01, 1, 1], min_p=[0, 0, 0, 0, 1, 0])[0]
+    mixed = sample(logits, top_k=[0, 1, 0, 0, 0, -1], top_p=[1, 1, 1, 0.01, 1, 1], min_p=[0, 0, 0, 0, 1, 0])[
+        0
+    ]
     best = logits.argmax(-1).tolist()
     assert mixed == [plain[0], best[1], plain[2], best[3], best[4], plain[5]]
 
@@ -284,11 +307,158 @@ FILTERS = [
 ]
 
 
-def found_cut(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, monkeypatch: pytest.MonkeyPatch
-) -> set[int]:
-    """Which tokens row 0 keeps, read off the kernels' own cut by drawing from flattened logits.
+@everywhere
+@in_all_dtypes
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), FILTERS)
+@pytest.mark.parametrize(("num_rows", "vocab_size", "scale"), [(2, 7, 1.0), (2, 3001, 3.0), (1, 9000, 0.1)])
+def test_filters_draw_what_the_oracle_draws(
+    device: str,
+    dtype: torch.dtype,
+    num_rows: int,
+    vocab_size: int,
+    scale: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    """Few candidates, and (9000 nearly equal logits) more than fit."""
+    logits = random_logits(num_rows, vocab_size, device, dtype, scale)
+    noise = gumbel_noise(list(range(num_rows)), 5, vocab_size, device)
+    expected = []
+    for row, row_noise in zip(logits, noise, strict=True):
+        kept = kept_tokens(row, temperature, top_k, top_p, min_p)
+        scores = row.double().cpu() / temperature + row_noise
+        expected.append(max(kept, key=lambda token: scores[token].item()))
+    assert sample(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p)[0] == expected
 
-    The kernel that draws is handed to a shim of itself which stores the cut instead.
-    """
-    raise NotImplementedError
+
+@pytest.mark.skipif(not INTERPRETED, reason="only interpreted kernels can be listened to")
+@in_all_dtypes
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), FILTERS)
+@pytest.mark.parametrize(
+    ("vocab_size", "scale"), [(1, 1.0), (7, 1.0), (3001, 3.0), (8193, 0.1), (49152, 2.5)]
+)
+def test_filters_keep_exactly_what_a_sort_keeps(
+    dtype: torch.dtype,
+    vocab_size: int,
+    scale: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from octavo.engine import triton_filters
+
+    cuts: list[float] = []
+
+    def listen(source, ids, length, cut, *rest):
+        cuts.append(cut.handle.data.item())
+        return tl.full([], 0, tl.int32)
+
+    monkeypatch.setattr(triton_filters, "draw_above", listen)
+    logits = random_logits(1, vocab_size, "cpu", dtype, scale)
+    sample(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p, with_filters=True)
+    [cut] = cuts
+    kept = set((logits[0].double() >= cut).nonzero()[:, 0].tolist())
+    assert kept == kept_tokens(logits[0], temperature, top_k, top_p, min_p)
+
+
+@everywhere
+@in_all_dtypes
+@pytest.mark.parametrize(("num_rows", "vocab_size"), SIZES)
+def test_draws_are_the_oracles(device: str, dtype: torch.dtype, num_rows: int, vocab_size: int) -> None:
+    from octavo.engine.triton_filters import TILE
+
+    logits = random_logits(num_rows, vocab_size, device, dtype)
+    seeds = list(range(num_rows))
+    num_tiles = -(-vocab_size // TILE)
+    padded = torch.nn.functional.pad(
+        logits.double().cpu() / 0.8, (0, num_tiles * TILE - vocab_size), value=float("-inf")
+    )
+    tiles = padded.unflatten(1, (num_tiles, TILE))
+    chosen = (tiles.logsumexp(-1) + gumbel_noise(seeds, 5, num_tiles, device, of_tiles=True)).argmax(-1)
+    scores = padded + gumbel_noise(seeds, 5, num_tiles * TILE, device)
+    inside = scores.unflatten(1, (num_tiles, TILE))[torch.arange(num_rows), chosen]
+    expected = (chosen * TILE + inside.argmax(-1)).tolist()
+    assert sample(logits, 0.8) == (expected, [True] * num_rows)
+
+
+@everywhere
+def test_sampling_refuses_what_does_not_fit(device: str) -> None:
+    logits = torch.zeros(2, 10, device=device)
+    for bad in (logits[0], logits.t(), logits[:, :0]):
+        with pytest.raises(InvalidArgumentError, match="logits must be"):
+            sample(bad)
+    with pytest.raises(InvalidArgumentError, match="temperatures must be"):
+        sample(logits, [1.0])
+    with pytest.raises(InvalidArgumentError, match=r"filters\.top_k must be"):
+        sample(logits, top_k=[1])
+    assert sample(logits[:0], with_filters=True) == ([], [])
+
+
+def advanced(
+    device: str, slot_dtype: torch.dtype, seq_lens: list[int], sampled: list[int], *, spare: int = 0
+) -> tuple[list[int], ...]:
+    """Advance rows whose block tables are [10 r + 1, 10 r + 2, 10 r + 3], blocks of 4 tokens."""
+    from octavo.engine.triton_step import advance_decode_step
+
+    num_rows = len(seq_lens)
+    size = num_rows + spare
+    lens = torch.tensor(seq_lens + [9] * spare, dtype=torch.int32, device=device)
+    positions = lens - 1
+    input_ids = torch.full((size,), -7, dtype=torch.int32, device=device)
+    slots = torch.full((size,), -7, dtype=slot_dtype, device=device)
+    table = torch.arange(size, device=device, dtype=torch.int32)[:, None] * 10 + torch.arange(
+        1, 6, device=device, dtype=torch.int32
+    )
+    sampled_ids = torch.tensor(sampled, dtype=torch.int32, device=device)
+    advance_decode_step(sampled_ids, input_ids, positions, lens, slots, table[:, :3], 4)
+    return input_ids.tolist(), positions.tolist(), lens.tolist(), slots.tolist()
+
+
+@everywhere
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
+def test_advance_crosses_block_edges(device: str, slot_dtype: torch.dtype) -> None:
+    """Trap: t % block_size == 0. Lengths B - 1, B, B + 1, 2 B of B = 4."""
+    input_ids, positions, seq_lens, slots = advanced(device, slot_dtype, [3, 4, 5, 8], [50, 51, 52, 53])
+    assert input_ids == [50, 51, 52, 53]
+    assert positions == [3, 4, 5, 8]
+    assert seq_lens == [4, 5, 6, 9]
+    assert slots == [1 * 4 + 3, 12 * 4, 22 * 4 + 1, 33 * 4]
+
+
+@everywhere
+def test_dead_rows_stay_dead(device: str) -> None:
+    """Trap: finished sequences that go on writing."""
+    input_ids, positions, seq_lens, slots = advanced(device, torch.int64, [0, 6, 0], [50, 51, 52])
+    assert input_ids == [-7, 51, -7]
+    assert positions == [-1, 6, -1]
+    assert seq_lens == [0, 7, 0]
+    assert slots == [-1, 12 * 4 + 2, -1]
+
+
+@everywhere
+def test_advance_beyond_the_block_table_stores_nothing(device: str) -> None:
+    assert advanced(device, torch.int64, [11, 12], [50, 51])[3] == [3 * 4 + 3, -1]
+
+
+@everywhere
+def test_advance_many_rows_and_no_others(device: str) -> None:
+    input_ids, positions, seq_lens, slots = advanced(
+        device, torch.int64, [6] * 300, list(range(300)), spare=3
+    )
+    assert input_ids == [*range(300), -7, -7, -7]
+    assert positions == [6] * 300 + [8] * 3
+    assert seq_lens == [7] * 300 + [9] * 3
+    assert slots == [(10 * row + 2) * 4 + 2 for row in range(300)] + [-7] * 3
+
+
+@everywhere
+def test_advance_refuses_what_does_not_fit(device: str) -> None:
+    from octavo.engine.triton_step import advance_decode_step
+
+    short, long = (torch.zeros(size, dtype=torch.int32, device=device) for size in (2, 3))
+    with pytest.raises(InvalidArgumentError, match="seq_lens must hold at least 3"):
+        advance_decode_step(long, long, long, short, long, long[:, None], 4)

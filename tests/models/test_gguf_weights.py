@@ -269,6 +269,28 @@ class TestConfig:
             with pytest.raises(FileFormatError, match=key):
                 gguf_to_hf_config(model("llama", **{key.replace(".", "__"): value}))
 
+    @pytest.mark.parametrize("value", [[1, 2], ["a", "b"], [True, False]])
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "llama.expert_count",
+            "llama.rope.scaling.type",
+            "llama.rope.scale_linear",
+            "llama.attention.head_count",
+            "split.count",
+            "tokenizer.ggml.eos_token_id",
+        ],
+    )
+    def test_arrays_in_place_of_single_values_are_refused(self, key, value, model):
+        with pytest.raises(FileFormatError, match=key):
+            gguf_to_hf_config(model("llama", more={key: value}))
+
+    @pytest.mark.parametrize("value", [[True], [True, False, True], [1, 2], ["a", "b"]])
+    def test_a_sliding_pattern_has_one_value_per_layer(self, value, model):
+        file = model("gemma3", attention__sliding_window=4, attention__sliding_window_pattern=value)
+        with pytest.raises(FileFormatError, match="sliding_window_pattern"):
+            gguf_to_hf_config(file)
+
     def test_unknown_architectures_are_refused(self, model):
         with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama"):
             gguf_to_hf_config(model("mamba"))
