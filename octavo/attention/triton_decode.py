@@ -79,12 +79,12 @@ def _attend_thin_kernel(
     end = tl.minimum(at + tiles_per_program, tl.load(schedule + 1))
     unit = tl.load(schedule + 2 + program)
     while at < end:
-        while tl.load(units + unit * RECORD + 7) <= at:
-            unit += 1
         at = _attend_piece(
             queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
             at, end, tiles_per_program, shape, MERGED_ROWS,
         )  # fmt: skip
+        while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
+            unit += 1
     num_covered = tl.load(cu_seqlens_q + num_sequences)
     clear_uncovered(queries, num_covered, num_rows, program, tl.num_programs(0), shape)
 
@@ -116,7 +116,7 @@ def _attend_piece(
         tl.full([shape.rows], float("-inf"), tl.float32),
         tl.zeros([shape.rows], tl.float32),
         tl.zeros([shape.rows, shape.padded_dim], tl.float32),
-        q, position, slope, cache, None, None, None, tl.load(record), kv_head,
+        q, position, slope, cache, tl.load(record), kv_head,
         tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
     out, lse = normalise(top, total, values)

@@ -105,10 +105,7 @@ def attend_with_map(
             f"make one map for each window"
         )
     results = triton_tiles.empty_results(q)
-    if step_map.thin is not None:
-        triton_decode.attend_thin(q, k_cache, v_cache, metadata, options, step_map.thin, results)
+    triton_decode.attend_thin(q, k_cache, v_cache, metadata, options, step_map.thin, results)
     if step_map.fat is not None:
-        triton_prefill.attend_fat(
-            q, k_cache, v_cache, metadata, options, step_map.fat, results, clear=step_map.thin is None
-        )
+        triton_prefill.attend_fat(q, k_cache, v_cache, metadata, options, step_map.fat, results)
     return results

@@ -72,12 +72,12 @@ class StepMap:
     """One step's work for every layer with the same heads and window; see plan_step.
 
     Attributes:
-        thin: work of sequences with few query tokens, or None if there are none.
-        fat: work of the others, or None.
+        thin: work of sequences with few query tokens; there may be none.
+        fat: work of the others, or None if there are none.
         window: the window it was made for.
     """
 
-    thin: ThinWork | None
+    thin: ThinWork
     fat: FatWork | None
     window: int | None
 
@@ -112,13 +112,11 @@ def plan_step(
     group = num_heads // num_kv_heads
     thin = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
     fat = fat or fat_shape(group, padded_head_dim(head_dim), dtype)
-    has_fat = metadata.max_query_len > thin.rows // group
-    # A lone long sequence needs no second launch that would find nothing to do.
-    has_thin = not has_fat or metadata.seq_lens.shape[0] > 1
-    max_thin_tokens = thin.rows // group if has_thin else 0
+    max_thin_tokens = thin.rows // group
+    has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
     return StepMap(
-        thin=_thin_work(thin, metadata, heads, window) if has_thin else None,
+        thin=_thin_work(thin, metadata, heads, window),
         fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, window) if has_fat else None,
         window=window,
     )

@@ -1,23 +1,19 @@
 """Prefill and extend: tiles of many query rows; time is the matrix products."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from octavo.attention import hopper_prefill
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD, FatWork
 from octavo.attention.triton_tiles import (
     Queries,
-    Tiles,
     attend_tiles,
     cache_argument,
-    clear_uncovered,
     load_queries,
     normalise,
-    padded_head_dim,
     score_argument,
     shape_argument,
     store_results,
@@ -35,8 +31,6 @@ def attend_fat(
     options: ScoreOptions,
     work: FatWork,
     results: tuple[Tensor, Tensor],
-    *,
-    clear: bool,
 ) -> None:
     """Attend the fat units and write their rows of the results.
 
@@ -47,21 +41,17 @@ def attend_fat(
         options: how scores are made.
         work: the step's fat work.
         results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
-        clear: give rows that no sequence covers 0 and -inf.
     """
     shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
     queries = Queries(q, q.stride(0), q.stride(1), metadata.positions, *results)
+    cache, score = cache_argument(k_cache, v_cache, metadata.block_table), score_argument(options)
+    if hopper_prefill.can_attend(q, k_cache, v_cache, options, work):
+        hopper_prefill.attend_fat(queries, cache, k_cache, v_cache, score, work.units, shape)
+        return
     num_units, num_kv_heads = work.units.shape[0], k_cache.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
-        queries,
-        cache_argument(k_cache, v_cache, metadata.block_table),
-        *_matrices(k_cache, v_cache, shape.keys.value),
-        score_argument(options),
-        *(work.units, work.partial_out, work.partial_lse),
-        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
-        shape,
-        work.num_parts,
-        clear,
+        *(queries, cache, score, work.units, work.partial_out, work.partial_lse),
+        *(q.shape[0], shape, work.num_parts),
         num_warps=work.shape.num_warps,
         num_stages=work.shape.num_stages,
         maxnreg=work.shape.max_registers,
@@ -74,46 +64,15 @@ def attend_fat(
         )
 
 
-def _matrices(
-    k_cache: Tensor, v_cache: Tensor, keys: int
-) -> tuple[TensorDescriptor | None, TensorDescriptor | None, Tiles | None]:
-    """Describe the caches to the copy engine, or nothing where it cannot fetch their tiles."""
-    num_blocks, block_size, num_heads, head_dim = k_cache.shape
-    block, token, head, _ = k_cache.stride()
-    head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
-    fits = (
-        k_cache.is_cuda
-        and torch.cuda.get_device_capability(k_cache.device) >= (9, 0)
-        and k_cache.stride() == v_cache.stride()
-        and block % token == 0
-        and head_columns < token
-        and token * k_cache.itemsize % 16 == 0
-        and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
-        and block_size % keys == 0
-        and head_dim == padded_head_dim(head_dim)
-    )
-    if not fits:
-        return None, None, None
-    tiles = Tiles(block // token, head_rows, head_columns)
-    num_rows = (num_blocks - 1) * tiles.block_rows + (num_heads - 1) * head_rows + block_size
-    size = [num_rows, (num_heads - 1) * head_columns + head_dim]
-    k, v = (TensorDescriptor(c, size, [token, 1], [keys, head_dim]) for c in (k_cache, v_cache))
-    return k, v, tiles
-
-
-@triton.jit(do_not_specialize=["num_sequences", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _attend_fat_kernel(
-    queries, cache, k_matrix, v_matrix, tiles, score, units, partial_out, partial_lse,
-    cu_seqlens_q, num_sequences, num_rows, shape, NUM_PARTS: tl.constexpr, CLEAR: tl.constexpr,
-):  # fmt: skip
+    queries, cache, score, units, partial_out, partial_lse, num_rows, shape, NUM_PARTS: tl.constexpr
+):
     """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
     program = tl.program_id(0)
     part = program % NUM_PARTS
     kv_head = program // NUM_PARTS % shape.kv_heads
     record = units + program // (NUM_PARTS * shape.kv_heads) * RECORD
-    if CLEAR:
-        num_covered = tl.load(cu_seqlens_q + num_sequences)
-        clear_uncovered(queries, num_covered, num_rows, program, tl.num_programs(0), shape)
     num_tokens = tl.load(record + 2)
     if num_tokens == 0:
         return
@@ -125,7 +84,7 @@ def _attend_fat_kernel(
         tile_end = tl.minimum(tile_end, tile_begin + part_tiles)
     token, head, valid = tile_rows(tl.load(record + 1), num_tokens, kv_head, shape)
     top, total, values = _attend_range(
-        queries, cache, k_matrix, v_matrix, tiles, score, record, token, head, valid, kv_head,
+        queries, cache, score, record, token, head, valid, kv_head,
         tile_begin, tile_end, shape,
     )  # fmt: skip
     out, lse = normalise(top, total, values)
@@ -141,7 +100,7 @@ def _attend_fat_kernel(
 
 @triton.jit
 def _attend_range(
-    queries, cache, k_matrix, v_matrix, tiles, score, record, token, head, valid, kv_head,
+    queries, cache, score, record, token, head, valid, kv_head,
     tile_begin, tile_end, shape,
 ):  # fmt: skip
     """Attend to key tiles tile_begin : tile_end, masking only those that some row sees in part."""
@@ -160,15 +119,15 @@ def _attend_range(
     values = tl.zeros([shape.rows, shape.padded_dim], tl.float32)
     if shape.windowed:
         top, total, values = attend_tiles(
-            top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
+            top, total, values, q, position, slope, cache, table_row, kv_head,
             tile_begin, full_tile_begin, kv_begin, kv_end, score, shape, True,
         )  # fmt: skip
     top, total, values = attend_tiles(
-        top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
+        top, total, values, q, position, slope, cache, table_row, kv_head,
         full_tile_begin, full_tile_end, kv_begin, kv_end, score, shape, False,
     )  # fmt: skip
     return attend_tiles(
-        top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
+        top, total, values, q, position, slope, cache, table_row, kv_head,
         full_tile_end, tile_end, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
 

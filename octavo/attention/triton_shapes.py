@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+_KEYS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
@@ -34,12 +36,15 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         padded_dim: head dimension, rounded up to a power of two.
         dtype: of queries and cache.
     """
+    tile_bytes = _KEYS * padded_dim * dtype.itemsize
+    small = tile_bytes <= 8192
     return TileShape(
         rows=max(16, _power_of_two(group)),
-        keys=_keys(16384, padded_dim, dtype),
+        keys=_keys(padded_dim, dtype),
         num_warps=4,
         num_stages=3,
-        programs_per_multiprocessor=2,
+        programs_per_multiprocessor=3 if small else 2,
+        max_registers=168 if small else None,
     )
 
 
@@ -51,19 +56,20 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         padded_dim: head dimension, rounded up to a power of two.
         dtype: of queries and cache.
     """
-    rows = 128 if padded_dim * dtype.itemsize <= 256 else 64
+    wide = padded_dim * dtype.itemsize > 256
     return TileShape(
-        rows=max(rows, _power_of_two(group)),
-        keys=_keys(16384, padded_dim, dtype),
-        num_warps=4,
+        rows=max(64 if wide else 128, _power_of_two(group)),
+        keys=_keys(padded_dim, dtype),
+        num_warps=4 if wide else 8,
         num_stages=2,
         programs_per_multiprocessor=2,
+        max_registers=None if wide else 128,
     )
 
 
-def _keys(tile_bytes: int, padded_dim: int, dtype: torch.dtype) -> int:
-    """Keys whose rows of the cache fill tile_bytes, within what the kernels compile well for."""
-    return min(128, max(16, tile_bytes // (padded_dim * dtype.itemsize)))
+def _keys(padded_dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
+    return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))
 
 
 def _power_of_two(n: int) -> int:

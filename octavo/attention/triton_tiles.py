@@ -37,17 +37,6 @@ class Cache(NamedTuple):
     table_row: Any
 
 
-class Tiles(NamedTuple):
-    """The cache as a matrix whose tiles the copy engine fetches: row and column of a (block, head, token).
-
-    row = block * block_rows + head * head_rows + token, column = head * head_columns
-    """
-
-    block_rows: Any
-    head_rows: Any
-    head_columns: Any
-
-
 class Queries(NamedTuple):
     """Queries with their strides, and the contiguous results beside them."""
 
@@ -202,19 +191,8 @@ def make_scores(product, position, slope, start, kv_end, score, shape, MASKED: t
 
 
 @triton.jit
-def fetch_tile(matrix, tiles, block_id, kv_head, start, kv_begin, kv_end, shape, MASKED: tl.constexpr):
-    """As load_tile, by the copy engine, for tiles within one block."""
-    row = block_id * tiles.block_rows + kv_head * tiles.head_rows + start % shape.block_size
-    tile = matrix.load([row, kv_head * tiles.head_columns])
-    if MASKED:
-        key = start + tl.arange(0, shape.keys)
-        tile = tl.where(((key >= kv_begin) & (key < kv_end))[:, None], tile, 0.0)
-    return tile
-
-
-@triton.jit
 def attend_tiles(
-    top, total, values, q, position, slope, cache, k_matrix, v_matrix, tiles, table_row, kv_head,
+    top, total, values, q, position, slope, cache, table_row, kv_head,
     tile_begin, tile_end, kv_begin, kv_end, score, shape, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold the key tiles tile_begin : tile_end into a running softmax.
@@ -229,7 +207,6 @@ def attend_tiles(
         q: [R, padded_dim] queries.
         position: [R] int32 query positions, -1 in rows that do not exist.
         slope: [R] float32 ALiBi slopes.
-        k_matrix, v_matrix, tiles: the cache for the copy engine; None: read through pointers.
         table_row, kv_head: which sequence's blocks are read, and which head of them.
         kv_begin, kv_end: keys outside are never read if MASKED.
 
@@ -248,11 +225,7 @@ def attend_tiles(
     for tile in range(tile_begin, tile_end):
         start = tile * shape.keys
         next_ids = load_block_ids(table, start + shape.keys, kv_begin, kv_end, shape)
-        if k_matrix is None:
-            k = load_tile(k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
-        else:
-            # Unmasked: a score made from unseen memory is masked below, whatever it is.
-            k = fetch_tile(k_matrix, tiles, block_ids, kv_head, start, kv_begin, kv_end, shape, False)
+        k = load_tile(k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
         product = tl.dot(q, tl.trans(k), input_precision="ieee")
         s = make_scores(product, position, slope, start, kv_end, score, shape, MASKED)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
@@ -263,10 +236,7 @@ def attend_tiles(
         weights = tl.exp2(s * factor - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
-        if v_matrix is None:
-            v = load_tile(v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
-        else:
-            v = fetch_tile(v_matrix, tiles, block_ids, kv_head, start, kv_begin, kv_end, shape, MASKED)
+        v = load_tile(v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
         values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision="ieee")
         top = new_top
         block_ids = next_ids

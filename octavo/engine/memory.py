@@ -2,13 +2,14 @@
 
 import os
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters
+from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
@@ -151,7 +152,16 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    return num_parameters(model) * dtype.itemsize
+    if config.quantization == "none":
+        return num_parameters(model) * dtype.itemsize
+    # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
+    shapes = parameter_shapes(model)
+    head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
+    total = 0 if "lm_head.weight" in shapes else prod(head)
+    for name, shape in shapes.items():
+        is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
+        total += prod(shape) * (1 if is_product else dtype.itemsize)
+    return total
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -63,7 +63,7 @@ class Checkpoint:
         """
         self._weights = weights
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self._num_tensors = num_tensors
         self._num_read = 0
         self._progress = progress
@@ -81,11 +81,11 @@ class Checkpoint:
         self._num_read += 1
         if self._progress:
             self._progress(self._num_read, self._num_tensors)
-        return tensor.to(self._device)
+        return tensor.to(self.device)
 
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialised tensor of the device and dtype."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self._dtype, device=self.device)
 
 
 def _is_harmless(name: str) -> bool:
