@@ -54,7 +54,7 @@ class FatWork:
 
     Attributes:
         shape: how the kernel is tiled.
-        units: [U, 8] int32 records, a sequence's heaviest unit first; the last ones may be empty.
+        units: [U, 8] int32 records; the last ones may be empty.
         num_parts: programs that share the keys of a unit.
         partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
         partial_lse: [parts, T, H] float32, in units of log 2.
@@ -202,7 +202,11 @@ def _list_units_kernel(
     units, cu_seqlens_q, seq_lens, positions, num_sequences, num_units, above_tokens, max_tokens, window,
     TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """Program s lists the units of sequence s, from its end: there causal masks leave the most work."""
+    """Program s lists the units of sequence s, whose last causal masks leave the most work.
+
+    The first sequence's heaviest unit comes first, the next one's last: work rises and falls without
+    jumps, so programs that take units in turn get equal shares.
+    """
     s = tl.program_id(0)
     sequence = tl.arange(0, PADDED_SEQUENCES)
     exists = sequence < num_sequences
@@ -214,7 +218,10 @@ def _list_units_kernel(
     begin, end, seq_len = tl.load(cu_seqlens_q + s), tl.load(cu_seqlens_q + s + 1), tl.load(seq_lens + s)
     at = tl.arange(0, PADDED_TOKENS)
     for index in range(0, count):
-        token = begin + (count - 1 - index) * TILE_TOKENS
+        tile = index
+        if s % 2 == 0:
+            tile = count - 1 - index
+        token = begin + tile * TILE_TOKENS
         num_tokens = tl.minimum(TILE_TOKENS, end - token)
         mine = at < num_tokens
         highest = tl.max(tl.load(positions + token + at, mine, -1))

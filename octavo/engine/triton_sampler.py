@@ -132,8 +132,8 @@ def _tile_statistics(
     maxima = tl.max(tl.reshape(logits, [GROUPS, TILE // GROUPS]), axis=1)
     largest = tl.max(maxima, axis=0)
     best = tl.min(tl.where(logits == largest, token, 2147483647), axis=0)
-    # -inf minus -inf would be NaN.
-    origin = tl.where(largest == float("-inf"), 0.0, largest)
+    # An infinity minus itself would be NaN.
+    origin = tl.where(tl.abs(largest) == float("inf"), 0.0, largest)
     factor = inverse_temperature(tl.load(temperatures_ptr + row))
     total = tl.sum(tl.exp((logits - origin) * factor), axis=0)
     at = row * tl.num_programs(1) + tile

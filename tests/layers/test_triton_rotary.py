@@ -1,0 +1,193 @@
+"""Head norms, rotation and the store of keys and values on a GPU against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton_layer_cases import assert_as_good_as_torch, everywhere, plain_norm, random
+
+from octavo.attention import KVCache
+from octavo.errors import InvalidArgumentError
+
+
+class QKVCase:
+    """One call of rotate_and_store and what plain torch makes of it."""
+
+    def __init__(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        *,
+        heads: tuple[int, int] = (4, 2),
+        head_dim: int = 16,
+        block_size: int = 4,
+        interleaved: bool = True,
+        norm: bool = True,
+        slots: tuple[int, ...] = (9, -1, 3, 14, 0),
+        slot_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        from octavo.layers.triton_rotary import rotary_table
+
+        self.num_heads, self.num_kv_heads = heads
+        self.head_dim, self.block_size = head_dim, block_size
+        self.interleaved, self.eps = interleaved, 1e-6
+        num_tokens, num_all = len(slots), heads[0] + 2 * heads[1]
+        # A strided view: rows of a wider tensor.
+        self.qkv = random(num_tokens, num_all * head_dim + 8, device=device, dtype=dtype)[:, :-8]
+        self.positions = torch.tensor([0, 5, 99, 2, 31][:num_tokens], dtype=torch.int32, device=device)
+        self.slot_mapping = torch.tensor(slots, dtype=slot_dtype, device=device)
+        frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+        self.cos, self.sin = rotary_table(frequencies, 1.25, 100)
+        self.norm_weight = random(sum(heads), head_dim, device=device, seed=1) if norm else None
+        num_blocks = max(slots) // block_size + 2
+        cache = KVCache.allocate(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        cache.data.fill_(7.0)
+        self.k_cache, self.v_cache = cache.layer(0)
+
+    def run(self, q_out: Tensor | None = None) -> Tensor:
+        from octavo.layers.triton_rotary import rotate_and_store
+
+        return rotate_and_store(
+            self.qkv,
+            self.positions,
+            self.slot_mapping,
+            self.cos,
+            self.sin,
+            self.k_cache,
+            self.v_cache,
+            num_heads=self.num_heads,
+            norm_weight=self.norm_weight,
+            eps=self.eps,
+            interleaved=self.interleaved,
+            q_out=q_out,
+        )
+
+    def expected(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, H, D], k and v [T, KH, D], computed in `dtype`."""
+        heads = self.qkv.unflatten(1, (-1, self.head_dim)).to(dtype)
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        if self.norm_weight is not None:
+            rotated = plain_norm(rotated, self.norm_weight, self.eps, 0.0)
+        rotated = self._rotate(rotated, dtype)
+        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], v
+
+    def _rotate(self, heads: Tensor, dtype: torch.dtype) -> Tensor:
+        cos = self.cos[self.positions.long()][:, None].to(dtype)
+        sin = self.sin[self.positions.long()][:, None].to(dtype)
+        half = self.head_dim // 2
+        members = (
+            (slice(0, None, 2), slice(1, None, 2)) if self.interleaved else (slice(half), slice(half, None))
+        )
+        first, second = (heads[..., member] for member in members)
+        out = torch.empty_like(heads)
+        out[..., members[0]] = first * cos - second * sin
+        out[..., members[1]] = second * cos + first * sin
+        return out
+
+    def assert_right(self) -> None:
+        """Run out of place and compare q and the whole caches."""
+        exact, same_dtype = self.expected(torch.float64), self.expected(self.qkv.dtype)
+        before = self.qkv.clone()
+        q_out = torch.zeros(len(self.qkv), self.num_heads, self.head_dim + 1, device=self.qkv.device)
+        q_out = q_out.to(self.qkv.dtype)[..., :-1]
+        assert self.run(q_out) is q_out
+        assert torch.equal(self.qkv, before)
+        assert_as_good_as_torch(q_out, same_dtype[0], exact[0])
+        for cache, plain, right in zip((self.k_cache, self.v_cache), same_dtype[1:], exact[1:], strict=True):
+            self._assert_stored(cache, plain, right)
+
+    def _assert_stored(self, cache: Tensor, same_dtype: Tensor, exact: Tensor) -> None:
+        wanted = torch.full(cache.shape, 7.0, dtype=torch.float64, device=cache.device)
+        allowed = wanted.to(cache.dtype)
+        for token, slot in enumerate(self.slot_mapping.tolist()):
+            if slot >= 0:
+                wanted[slot // self.block_size, slot % self.block_size] = exact[token]
+                allowed[slot // self.block_size, slot % self.block_size] = same_dtype[token]
+        assert_as_good_as_torch(cache, allowed, wanted)
+
+
+@everywhere
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((4, 2), 16), ((9, 3), 64), ((7, 1), 80), ((16, 8), 128), ((1, 1), 2)]
+)
+def test_rotate_and_store(
+    device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, norm: bool, interleaved: bool
+) -> None:
+    QKVCase(device, dtype, heads=heads, head_dim=head_dim, norm=norm, interleaved=interleaved).assert_right()
+
+
+@everywhere
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotate_and_store_in_place_changes_only_q(device: str, dtype: torch.dtype, interleaved: bool) -> None:
+    aside = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
+    in_place = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
+    q_out = torch.empty(5, 6, 128, device=device, dtype=dtype)
+    aside.run(q_out)
+    q = in_place.run()
+    assert q.data_ptr() == in_place.qkv.data_ptr()
+    assert torch.equal(q, q_out)
+    assert torch.equal(in_place.qkv[:, 6 * 128 :], aside.qkv[:, 6 * 128 :])
+    assert torch.equal(in_place.k_cache, aside.k_cache)
+
+
+@everywhere
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
+def test_slot_minus_one_writes_nothing(device: str, dtype: torch.dtype, slot_dtype: torch.dtype) -> None:
+    """Trap: -1 padding reaching address arithmetic."""
+    case = QKVCase(device, dtype, slots=(-1, -1, -1), slot_dtype=slot_dtype)
+    case.run()
+    assert (case.k_cache == 7).all()
+    assert (case.v_cache == 7).all()
+
+
+@everywhere
+def test_any_cache_layout(device: str, dtype: torch.dtype) -> None:
+    """The drop-in API's caches are [block, token, kv head, dim] in memory."""
+    case = QKVCase(device, dtype, block_size=3)
+    case.k_cache, case.v_cache = case.k_cache.contiguous(), case.v_cache.permute(2, 0, 1, 3).contiguous()
+    case.v_cache = case.v_cache.permute(1, 2, 0, 3)
+    case.assert_right()
+
+
+@everywhere
+def test_addresses_beyond_two_to_the_31(device: str, dtype: torch.dtype) -> None:
+    """Trap: int32 address arithmetic. A huge stride stands in for a huge cache."""
+    case = QKVCase(device, dtype, heads=(1, 1), block_size=1, slots=(3,))
+    stride = 2**30 + 64
+    # Untouched pages of an empty allocation cost no memory on a CPU.
+    flat = torch.empty(3 * stride + 32, dtype=torch.float16 if device == "cpu" else dtype, device=device)
+    case.qkv, case.norm_weight = case.qkv.to(flat.dtype), None
+    case.k_cache = flat.as_strided((4, 1, 1, 16), (stride, 16, 16, 1))
+    case.v_cache = flat[16:].as_strided((4, 1, 1, 16), (stride, 16, 16, 1))
+    case.run()
+    assert torch.equal(case.v_cache[3, 0, 0], case.qkv[0, -16:])
+    assert torch.allclose(case.k_cache[3, 0].double(), case.expected(torch.float64)[1][0], atol=0.02)
+
+
+@everywhere
+def test_rotate_and_store_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
+    for name, message in (
+        ("qkv", "qkv must be"),
+        ("cos", "cos and sin"),
+        ("norm_weight", "norm_weight must be"),
+    ):
+        case = QKVCase(device, dtype)
+        setattr(case, name, getattr(case, name)[:, :-1])
+        with pytest.raises(InvalidArgumentError, match=message):
+            case.run()
+    case = QKVCase(device, dtype)
+    with pytest.raises(InvalidArgumentError, match="q_out must be"):
+        case.run(torch.zeros(5, 4, 15, device=device, dtype=dtype))
+    case.v_cache = case.v_cache[1:]
+    with pytest.raises(InvalidArgumentError, match="k_cache and v_cache"):
+        case.run()

@@ -1,0 +1,52 @@
+"""What the tests of the fused GPU layers share: where they run, data, and the bound on errors.
+
+Natively on a GPU, else in Triton's interpreter, which has to be chosen before triton is first imported: in
+a process of its own, that a test starts. By hand: TRITON_INTERPRET=1 python -m pytest tests/layers -k triton
+"""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+# The interpreter computes with NumPy, which warns where a GPU just returns inf: exp(-gate) is meant to.
+ignores_overflow = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_GPU = torch.cuda.is_available()
+PLACES = (
+    [pytest.param("cpu", dtype) for dtype in (torch.float32, torch.float16)]
+    if INTERPRETED
+    else [
+        pytest.param(
+            "cuda", dtype, marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+)
+everywhere = pytest.mark.parametrize(("device", "dtype"), PLACES)
+
+
+def random(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(device, dtype)
+
+
+def assert_as_good_as_torch(got: Tensor, same_dtype: Tensor, exact: Tensor) -> None:
+    """Demand err(kernel) <= 2 err(torch in the same dtype) + eps, both against float64.
+
+    eps: a few units in the last place of float32 of the largest value.
+    """
+    assert got.dtype == same_dtype.dtype
+    assert got.shape == exact.shape
+    error = (got.double() - exact).abs().max().item()
+    allowed = 2 * (same_dtype.double() - exact).abs().max().item() + 1e-6 * (1 + exact.abs().max().item())
+    assert error <= allowed
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    """[T, C] in its own dtype."""
+    return x * torch.rsqrt(x.square().mean(-1, True) + eps) * (weight.to(x.dtype) + offset)
