@@ -145,7 +145,10 @@ def graph_seconds(call: Callable[[], object], num_calls: int = 10, num_replays: 
     with torch.cuda.graph(graph):
         for _ in range(num_calls):
             call()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(num_replays)]
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(num_replays)
+    ]
     for _ in range(3):
         graph.replay()
     for begin, end in events:
@@ -176,7 +179,9 @@ def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
     error = norm = 0.0
     for s in (0, workload.batch - 1):
         rows = metadata.block_table[s].long()
-        keys, values = (c[rows].flatten(0, 1)[: workload.seq_len].double() for c in (batch.k_cache, batch.v_cache))
+        keys, values = (
+            c[rows].flatten(0, 1)[: workload.seq_len].double() for c in (batch.k_cache, batch.v_cache)
+        )
         tokens = torch.arange(workload.query_len)[-num_checked:].cuda() + s * workload.query_len
         q = batch.q[tokens].double().unflatten(1, (workload.kv_heads, group))
         scores = torch.einsum("thgd,khd->thgk", q, keys) * batch.options.scale
@@ -217,7 +222,9 @@ def main() -> None:
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
     for workload in WORKLOADS:
-        bound_s = max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
+        bound_s = (
+            max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
+        )
         for block_size in arguments.block_sizes:
             batch = make_batch(workload, block_size)
             for name, make in implementations.items():
@@ -226,7 +233,11 @@ def main() -> None:
                 results.append({"workload": workload.name, "block_size": block_size, "impl": name, **figures})
     header = ["workload", "block", "kernel", "bound us", "us", "of bound", "TB/s", "TFLOP/s", "error"]
     print(table(header, rows))
-    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "results": results}))
+    print(
+        json.dumps(
+            {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "results": results}
+        )
+    )
 
 
 if __name__ == "__main__":

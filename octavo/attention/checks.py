@@ -78,20 +78,20 @@ def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> 
     _check_device("block_table", table, q)
     check_capacity(metadata.max_seq_len, block_size, table)
     if metadata.plan is not None:
-        check_plan(metadata.plan, q, block_size, metadata)
+        check_plan(metadata.plan, q.shape[0], block_size, metadata)
 
 
-def check_plan(plan: ForestPlan, q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
+def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> None:
     """Check that a plan stays within the step's tensors: kernels follow it without looking.
 
     Raises:
         InvalidArgumentError: the plan is of another step.
     """
     num_sequences = metadata.block_table.shape[0]
-    if plan.num_tokens > q.shape[0] or plan.num_sequences != num_sequences:
+    if plan.num_tokens > num_query_tokens or plan.num_sequences != num_sequences:
         raise InvalidArgumentError(
             f"the plan is of another step: it covers {plan.num_tokens} tokens of {plan.num_sequences} "
-            f"sequences, but q has {q.shape[0]} tokens and block_table {num_sequences} rows"
+            f"sequences, but q has {num_query_tokens} tokens and block_table {num_sequences} rows"
         )
     check_capacity(plan.max_kv_len, block_size, metadata.block_table)
 

@@ -1,4 +1,4 @@
-"""Compile the CPU kernels on first use, into a folder that only the user can write to."""
+"""Compile C kernels on first use, into a folder that only the user can write to."""
 
 import ctypes
 import hashlib
@@ -7,13 +7,13 @@ import platform
 import stat
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-SOURCES = ("cpu_kernel.c", "cpu_store.c")
-INCLUDED = ("cpu_tile.c", "cpu_vector.c")
 COMPILE_TIMEOUT_S = 120
+_FOLDER = Path(__file__).parent
 
 # Neither -ffast-math nor its parts that assume finite numbers: -inf is how a masked key is said.
 FLAGS = (
@@ -31,17 +31,39 @@ class KernelUnavailableError(Exception):
     """The kernels cannot be compiled or loaded here; the message says why. Never reaches users as such."""
 
 
-def load_library() -> ctypes.CDLL:
-    """Return the compiled kernels, from the cache folder or compiled now (about 2 s).
+@dataclass(frozen=True, slots=True)
+class Library:
+    """C files that become one shared library.
+
+    Attributes:
+        name: first part of the compiled file's name.
+        sources: files to compile.
+        included: files they include.
+    """
+
+    name: str
+    sources: tuple[Path, ...]
+    included: tuple[Path, ...]
+
+
+ATTENTION = Library(
+    "attention",
+    (_FOLDER / "cpu_kernel.c", _FOLDER / "cpu_store.c"),
+    (_FOLDER / "cpu_tile.c", _FOLDER / "cpu_vector.c"),
+)
+
+
+def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
+    """Return compiled kernels, from the cache folder or compiled now (about 2 s).
 
     Raises:
         KernelUnavailableError: no compiler, a failed compilation, or an unsafe cache folder.
     """
     folder = _safe_folder(cache_folder())
     compiler = os.environ.get("CC", "cc")
-    path = folder / f"attention-{_fingerprint(compiler)}.so"
+    path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
     if not path.exists():
-        _compile(compiler, path)
+        _compile(compiler, library, path)
     _check_owner(path, path.lstat())
     try:
         return ctypes.CDLL(str(path))
@@ -95,36 +117,34 @@ def _machine_flag() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, library: Library) -> str:
     """Hash of sources, flags, OpenMP runtime and what the compiler says of itself and of this CPU.
 
     The predefined macros hold the compiler's version and the CPU's features: a home folder that several
     machines share never serves one the other's instructions.
     """
     macros = _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
-    folder = Path(__file__).parent
     digest = hashlib.blake2b(macros.encode(), digest_size=12)
     digest.update(repr((compiler, FLAGS, _machine_flag(), str(openmp_library()))).encode())
-    for name in (*SOURCES, *INCLUDED):
-        digest.update((folder / name).read_bytes())
+    for source in (*library.sources, *library.included):
+        digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, library: Library, path: Path) -> None:
     """Compile and link in a private folder, then rename: nobody ever sees half a library."""
     runtime = openmp_library()
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         objects = []
-        for name in SOURCES:
-            objects.append(str(Path(work) / f"{name}.o"))
-            source = str(Path(__file__).parent / name)
-            _run([compiler, *FLAGS, _machine_flag(), "-c", source, "-o", objects[-1]])
-        library = Path(work) / "library.so"
+        for source in library.sources:
+            objects.append(str(Path(work) / f"{source.name}.o"))
+            _run([compiler, *FLAGS, _machine_flag(), "-c", str(source), "-o", objects[-1]])
+        linked = Path(work) / "library.so"
         # -fopenmp at this point would add the system's runtime.
         openmp = "-fopenmp" if runtime is None else str(runtime)
-        _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(library)])
-        library.chmod(0o700)
-        library.replace(path)
+        _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
+        linked.chmod(0o700)
+        linked.replace(path)
 
 
 def _run(command: list[str]) -> str:

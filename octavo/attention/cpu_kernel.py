@@ -32,7 +32,7 @@ class _Plan(ctypes.Structure):
     ]
 
 
-class _Call(ctypes.Structure):
+class AttendCall(ctypes.Structure):
     """Call of cpu_kernel.c."""
 
     _fields_ = [
@@ -45,7 +45,7 @@ class _Call(ctypes.Structure):
     ]
 
 
-class _Store(ctypes.Structure):
+class StoreCall(ctypes.Structure):
     """Store of cpu_store.c."""
 
     _fields_ = [
@@ -75,12 +75,12 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """
     slots = slot_mapping.to(torch.int64).contiguous()
     num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
-    call = _Store(
+    call = StoreCall(
         *(tensor.data_ptr() for tensor in (k, v, k_cache, v_cache, slots)),
         *(stride for tensor in (k, v, k_cache, v_cache) for stride in tensor.stride()[:-1]),
         *(k.shape[0], num_kv_heads, head_dim, num_blocks * block_size, block_size),
     )
-    bad_token = _library().octavo_store(call, torch.get_num_threads())
+    bad_token = kernel_library().octavo_store(call, torch.get_num_threads())
     if bad_token >= 0:
         raise bad_slot(bad_token, int(slots[bad_token]), num_blocks * block_size)
 
@@ -93,7 +93,7 @@ def paged_attention_with_lse(
     Raises:
         InvalidArgumentError: the block table names a block that does not exist.
     """
-    plan = host_plan(q, k_cache, metadata)
+    plan = host_plan(q.shape[0], k_cache.shape[1], metadata)
     num_tokens, num_heads, head_dim = q.shape
     out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
     if plan.num_tokens < num_tokens:
@@ -106,7 +106,7 @@ def paged_attention_with_lse(
     positions = metadata.positions.contiguous()
     alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     num_blocks, block_size, num_kv_heads, _ = k_cache.shape
-    call = _Call(
+    call = AttendCall(
         *(tensor.data_ptr() for tensor in (q, k_cache, v_cache, table, positions)),
         None if alibi is None else alibi.data_ptr(),
         *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
@@ -117,16 +117,16 @@ def paged_attention_with_lse(
         options.softcap,
     )
     max_rows = plan.max_item_tokens * (num_heads // num_kv_heads)
-    status = _library().octavo_attend(_plan(plan), call, max_rows, torch.get_num_threads())
-    _check_status(status, num_blocks)
+    status = kernel_library().octavo_attend(plan_struct(plan), call, max_rows, torch.get_num_threads())
+    check_status(status, num_blocks)
     return out, lse
 
 
-def _plan(plan: ForestPlan) -> _Plan:
+def plan_struct(plan: ForestPlan) -> _Plan:
     return _Plan(*plan.addresses, plan.num_items, plan.num_tokens)
 
 
-def _check_status(status: int, num_blocks: int) -> None:
+def check_status(status: int, num_blocks: int) -> None:
     if status == _BAD_BLOCK:
         raise bad_block(num_blocks)
     if status == _NO_MEMORY:
@@ -135,7 +135,7 @@ def _check_status(status: int, num_blocks: int) -> None:
         raise EngineError(f"the attention kernel returned the unknown status {status}")
 
 
-def _library() -> ctypes.CDLL:
+def kernel_library() -> ctypes.CDLL:
     loaded = _load()
     assert not isinstance(loaded, str), loaded
     return loaded
@@ -148,8 +148,10 @@ def _load() -> ctypes.CDLL | str:
         library = load_library()
     except KernelUnavailableError as error:
         return str(error)
-    library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(_Call), _INT, ctypes.c_int]
+    library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(AttendCall), _INT, ctypes.c_int]
     library.octavo_attend.restype = ctypes.c_int
-    library.octavo_store.argtypes = [ctypes.POINTER(_Store), ctypes.c_int]
+    library.octavo_store.argtypes = [ctypes.POINTER(StoreCall), ctypes.c_int]
     library.octavo_store.restype = _INT
+    library.octavo_rotate.argtypes = [_POINTER, _POINTER, _INT, _INT, _INT, _INT, ctypes.c_int]
+    library.octavo_rotate.restype = None
     return library

@@ -28,7 +28,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     v_cache[block_ids, offsets] = v[tokens]
 
 
-def host_plan(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata) -> ForestPlan:
+def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> ForestPlan:
     """Return the step's plan; without one, a flat plan (on a GPU this waits for the device).
 
     Raises:
@@ -37,7 +37,7 @@ def host_plan(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata) -> Forest
     if metadata.plan is not None:
         return metadata.plan
     plan = ForestPlan.flat(metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy())
-    check_plan(plan, q, k_cache.shape[1], metadata)
+    check_plan(plan, num_query_tokens, block_size, metadata)
     return plan
 
 
@@ -51,7 +51,9 @@ def paged_attention_with_lse(
     the order and number of pieces do not matter and memory stays bounded.
     """
     state = _RunningSoftmax(q)
-    for tokens, rows, kv_begin, kv_end in _batches(host_plan(q, k_cache, metadata), q, k_cache):
+    for tokens, rows, kv_begin, kv_end in _batches(
+        host_plan(q.shape[0], k_cache.shape[1], metadata), q, k_cache
+    ):
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
         if pieces.rows.shape[0] > 0:
             _fold(state, pieces, k_cache, v_cache, metadata.block_table, options)

@@ -1,6 +1,6 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Decode: a few query rows per sequence; time is the reading of the cache."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,9 +9,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD, ThinWork, num_key_tiles
 from octavo.attention.triton_tiles import (
-    Cache,
     Queries,
-    Score,
     attend_tiles,
     cache_argument,
     clear_uncovered,
@@ -140,7 +138,7 @@ def _attend_piece(
 
 @triton.jit
 def _slot(at, tiles_per_program):
-    """Slot of the piece that starts at tile `at`: a program has at most one at its run's begin and one after."""
+    """Slot of the piece that starts at `at`: a program has at most one at its run's begin, and one after."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,7 +59,9 @@ def paged_attention_with_lse(
     return attend_with_map(q, k_cache, v_cache, metadata, options, step_map)
 
 
-def plan_step(q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int | None = None) -> "StepMap":
+def plan_step(
+    q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int | None = None
+) -> "StepMap":
     """Make a step's task map on the device, for every layer with these shapes and this window.
 
     Args:

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """The step's task map, made on the device: who attends to what, and how the work is cut.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
@@ -247,7 +248,7 @@ def _list_units_kernel(
 
 @triton.jit
 def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
-    """Tiles that keys kv_begin : kv_end touch; one if there are none, whose program writes the empty result."""
+    """Tiles that keys kv_begin : kv_end touch; without keys one, whose program writes the empty result."""
     return tl.maximum(1, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS)
 
 
@@ -255,7 +256,7 @@ def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
 def _schedule_kernel(
     units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr
 ):
-    """Cut the key tiles of all (unit, kv head), in this order, into equal runs; find each run's first unit."""
+    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit."""
     unit = tl.arange(0, PADDED_UNITS)
     exists = unit < num_units
     record = units + unit * RECORD

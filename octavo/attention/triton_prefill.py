@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Prefill and extend: tiles of many query rows; time is the matrix products."""
 
 import triton

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Write new keys and values to their slots of the paged cache."""
 
 from typing import Any, NamedTuple
@@ -59,7 +60,10 @@ def _store_kernel(
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         key = tl.load(_row(k.pointer, token * k.token, head, k.head, d), mask)
         value = tl.load(_row(v.pointer, token * v.token, head, v.head, d), mask)
-        k_at, v_at = block * k_cache.block + offset * k_cache.token, block * v_cache.block + offset * v_cache.token
+        k_at, v_at = (
+            block * k_cache.block + offset * k_cache.token,
+            block * v_cache.block + offset * v_cache.token,
+        )
         tl.store(_row(k_cache.pointer, k_at, head, k_cache.head, d), key, mask)
         tl.store(_row(v_cache.pointer, v_at, head, v_cache.head, d), value, mask)
 

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """The inner loop every Triton attention kernel shares: query rows against tiles of keys in paged blocks.
 
 The G query heads of a kv head are the rows of one product, token after token:
@@ -135,7 +136,9 @@ def load_block_ids(table, start, kv_begin, kv_end, shape):
 
 
 @triton.jit
-def load_tile(base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape, MASKED: tl.constexpr):
+def load_tile(
+    base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape, MASKED: tl.constexpr
+):
     """Load keys or values [keys, padded_dim]; masked, those outside kv_begin : kv_end are 0.
 
     Zeros, because a weight of 0 would not silence a NaN in memory nobody has written.
@@ -245,7 +248,7 @@ def attend_tiles(
 
 @triton.jit
 def normalise(top, total, values):
-    """Finish a running softmax: (out [R, D], lse [R] in units of log 2); 0 and -inf where nothing was seen."""
+    """Finish a running softmax: (out [R, D], lse [R] in units of log 2); 0 and -inf if nothing was seen."""
     safe = tl.where(total > 0, total, 1.0)
     return values / safe[:, None], tl.where(total > 0, top + tl.log2(safe), float("-inf"))
 
@@ -256,7 +259,9 @@ def store_results(queries, token, head, valid, out, lse, shape):
     d = tl.arange(0, shape.padded_dim)
     row = token * (shape.group * shape.kv_heads) + head
     pointers = queries.out + (row * shape.head_dim)[:, None] + d[None, :]
-    tl.store(pointers, out.to(queries.out.dtype.element_ty), mask=valid[:, None] & (d < shape.head_dim)[None, :])
+    tl.store(
+        pointers, out.to(queries.out.dtype.element_ty), mask=valid[:, None] & (d < shape.head_dim)[None, :]
+    )
     tl.store(queries.lse + row, lse * LN_2, mask=valid)
 
 

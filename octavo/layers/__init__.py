@@ -1,7 +1,7 @@
 """The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
 
 from octavo.layers.activation import ACTIVATIONS
-from octavo.layers.attention import AttentionLayer
+from octavo.layers.attention import AttentionLayer, AttentionStep, make_step
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.linear import make_linear
@@ -12,6 +12,7 @@ from octavo.layers.rotary import Rotary, interleave_halves, rotate_
 __all__ = [
     "ACTIVATIONS",
     "AttentionLayer",
+    "AttentionStep",
     "Embedding",
     "FeedForward",
     "HeadRMSNorm",
@@ -22,6 +23,7 @@ __all__ = [
     "interleave_halves",
     "inverse_frequencies",
     "make_linear",
+    "make_step",
     "rotate_",
     "vocabulary_shard",
 ]

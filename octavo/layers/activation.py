@@ -6,9 +6,14 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from octavo.layers.cpu_layers import compiled_layers, takes
+
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, [T, n], of [T, 2 n] = [gate | up]."""
+    layers = compiled_layers() if takes(gate_up) else None
+    if layers is not None:
+        return layers.silu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return silu(gate).mul_(up)
 

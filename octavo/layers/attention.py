@@ -1,14 +1,76 @@
 """The attention layer: project, normalise heads, rotate, store, attend, project back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, paged_attention, store_kv
+from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
+from octavo.attention.cpu_step import CpuStep, can_prepare
 from octavo.layers.linear import Linear
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.rotary import rotate_
 from octavo.parallel import TensorParallel
+
+
+class AttentionStep(Protocol):
+    """One step's attention over the cache, for any layer."""
+
+    def attend(
+        self, qkv: Tensor, rotations: Tensor, layer: int, *, scale: float, window: int | None, softcap: float
+    ) -> Tensor:
+        """Rotate q and k in place, store k and v, attend.
+
+        Args:
+            qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; q and k are rotated.
+            rotations: [T, 1, D / 2] complex64.
+            layer: index of the cache's layer.
+            scale, window, softcap: see octavo.attention.paged_attention.
+
+        Returns:
+            A new [T, H * D].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStep:
+    """AttentionStep by the operators of octavo.attention: any device, dtype and implementation.
+
+    Attributes:
+        kv_cache: all layers; written.
+        metadata: the step.
+        num_heads: H.
+        impl: attention implementation.
+    """
+
+    kv_cache: KVCache
+    metadata: AttentionMetadata
+    num_heads: int
+    impl: str
+
+    def attend(
+        self, qkv: Tensor, rotations: Tensor, layer: int, *, scale: float, window: int | None, softcap: float
+    ) -> Tensor:
+        """See AttentionStep."""
+        k_cache, v_cache = self.kv_cache.layer(layer)
+        num_kv_heads, head_dim = k_cache.shape[2:]
+        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        rotate_(heads[:, : self.num_heads + num_kv_heads], rotations)
+        q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
+        store_kv(k, v, k_cache, v_cache, self.metadata.slot_mapping, impl=self.impl)
+        out = paged_attention(
+            q, k_cache, v_cache, self.metadata, scale=scale, window=window, softcap=softcap, impl=self.impl
+        )
+        return out.flatten(1)
+
+
+def make_step(kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, impl: str) -> AttentionStep:
+    """Return the fastest AttentionStep that `impl` allows."""
+    if can_prepare(kv_cache, impl):
+        return CpuStep(kv_cache, metadata, num_heads=num_heads)
+    return OperatorStep(kv_cache, metadata, num_heads, impl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +88,8 @@ class AttentionLayer:
         scale: factor of q.k.
         window: a token sees its last `window` keys, itself included; None: all.
         softcap: bound of the scores; 0: none.
-        impl: attention implementation.
+        layer: index of the cache's layer.
+        rope: index of its rotary frequencies.
         parallel: this rank.
     """
 
@@ -39,40 +102,31 @@ class AttentionLayer:
     scale: float
     window: int | None
     softcap: float
-    impl: str
+    layer: int
+    rope: int
     parallel: TensorParallel
 
-    def __call__(
-        self, x: Tensor, rotations: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
-    ) -> Tensor:
+    def __call__(self, x: Tensor, rotations: Sequence[Tensor], step: AttentionStep) -> Tensor:
         """Attend.
 
         Args:
             x: [T, hidden].
-            rotations: [T, 1, D / 2] complex64.
-            k_cache: [N, B, KH, D] keys of this layer; this step's are written.
-            v_cache: [N, B, KH, D] values, likewise.
-            metadata: the step.
+            rotations: [T, 1, D / 2] complex64, one per rope of the network.
+            step: attention over the cache; this step's keys and values are written to it.
 
         Returns:
             A new [T, hidden].
         """
-        num_rotated = self.num_heads + self.num_kv_heads
-        heads = self.qkv_proj(x).view(-1, num_rotated + self.num_kv_heads, self.head_dim)
-        q_and_k = heads[:, :num_rotated]
+        qkv = self.qkv_proj(x)
         if self.qk_norm is not None:
-            self.qk_norm.apply_(q_and_k)
-        rotate_(q_and_k, rotations)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
-        store_kv(k, v, k_cache, v_cache, metadata.slot_mapping, impl=self.impl)
-        out = paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            metadata,
+            heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+            self.qk_norm.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        out = step.attend(
+            qkv,
+            rotations[self.rope],
+            self.layer,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
-            impl=self.impl,
         )
-        return self.parallel.all_reduce(self.o_proj(out.flatten(1)))
+        return self.parallel.all_reduce(self.o_proj(out))

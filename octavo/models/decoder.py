@@ -1,11 +1,21 @@
 """One decoder for all families: what differs between them is data, not code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.layers import AttentionLayer, Embedding, FeedForward, LMHead, RMSNorm, Rotary
+from octavo.layers import (
+    AttentionLayer,
+    AttentionStep,
+    Embedding,
+    FeedForward,
+    LMHead,
+    RMSNorm,
+    Rotary,
+    make_step,
+)
 from octavo.models.config import ModelConfig
 
 
@@ -30,21 +40,27 @@ class DecoderLayer:
     feed_forward_post_norm: RMSNorm | None
 
     def __call__(
-        self, hidden: Tensor, rotations: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        """Add this layer to the residual stream.
+        self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
+    ) -> Tensor:
+        """Run the layer.
+
+        Each block's output is added to the residual stream by the norm that reads the sum next: one pass
+        over the stream instead of two.
 
         Args:
-            hidden: [T, hidden], mutated.
-            rotations: [T, 1, D / 2] complex64.
-            k_cache: [N, B, KH, D] keys of this layer; this step's are written.
-            v_cache: [N, B, KH, D] values, likewise.
-            metadata: the step.
+            hidden: [T, hidden] residual stream; mutated.
+            delta: [T, hidden] still to be added to it, or None.
+            rotations: [T, 1, D / 2] complex64, one per rope of the network.
+            step: attention over the cache.
+
+        Returns:
+            [T, hidden] still to be added to the residual stream.
         """
-        out = self.attention(self.attention_norm(hidden), rotations, k_cache, v_cache, metadata)
-        hidden.add_(out if self.attention_post_norm is None else self.attention_post_norm(out))
-        out = self.feed_forward(self.feed_forward_norm(hidden))
-        hidden.add_(out if self.feed_forward_post_norm is None else self.feed_forward_post_norm(out))
+        out = self.attention(_add_and_norm(self.attention_norm, hidden, delta), rotations, step)
+        if self.attention_post_norm is not None:
+            out = self.attention_post_norm(out)
+        out = self.feed_forward(_add_and_norm(self.feed_forward_norm, hidden, out))
+        return out if self.feed_forward_post_norm is None else self.feed_forward_post_norm(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,9 @@ class Decoder:
 
     Attributes:
         config: the whole network.
+        num_heads: query heads of this rank.
         num_kv_heads: kv heads of this rank: what its KV cache must hold.
+        attention_impl: see octavo.attention.available_impls.
         embed_tokens: ids to hidden states.
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
@@ -62,7 +80,9 @@ class Decoder:
     """
 
     config: ModelConfig
+    num_heads: int
     num_kv_heads: int
+    attention_impl: str
     embed_tokens: Embedding
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
@@ -85,10 +105,16 @@ class Decoder:
         """
         hidden = self.embed_tokens(input_ids)
         rotations = [rope(positions) for rope in self.ropes]
-        for index, layer in enumerate(self.layers):
-            layer(hidden, rotations[self.config.layer_ropes[index]], *kv_cache.layer(index), metadata)
-        return self.norm(hidden)
+        step = make_step(kv_cache, metadata, num_heads=self.num_heads, impl=self.attention_impl)
+        delta = None
+        for layer in self.layers:
+            delta = layer(hidden, delta, rotations, step)
+        return _add_and_norm(self.norm, hidden, delta)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return [R, vocab size] float32 logits of [R, hidden] rows of forward's result."""
         return self.lm_head(hidden)
+
+
+def _add_and_norm(norm: RMSNorm, hidden: Tensor, delta: Tensor | None) -> Tensor:
+    return norm(hidden) if delta is None else norm.add_(hidden, delta)

@@ -66,11 +66,13 @@ def load_decoder(
     checkpoint = Checkpoint(
         weights, dtype=dtype, device=torch.device(device), num_tensors=len(shapes), progress=progress
     )
-    builder = _Builder(config, checkpoint, parallel, attention_impl, quantization)
+    builder = _Builder(config, checkpoint, parallel, quantization)
     embedding, embedding_weight = builder.embedding()
     return Decoder(
         config=config,
+        num_heads=len(builder.heads.query),
         num_kv_heads=len(builder.heads.kv),
+        attention_impl=attention_impl,
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=tuple(builder.layer(index) for index in range(config.num_layers)),
@@ -103,14 +105,12 @@ class _Builder:
         config: ModelConfig,
         checkpoint: Checkpoint,
         parallel: TensorParallel,
-        attention_impl: str,
         quantization: str,
     ) -> None:
         self.heads = shard_heads(config.num_heads, config.num_kv_heads, parallel)
         self._config = config
         self._checkpoint = checkpoint
         self._parallel = parallel
-        self._attention_impl = attention_impl
         self._quantization = quantization
 
     def embedding(self) -> tuple[Embedding, Tensor]:
@@ -140,7 +140,7 @@ class _Builder:
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix = f"model.layers.{index}"
-        attention = self._attention(f"{prefix}.self_attn", self._config.layer_windows[index])
+        attention = self._attention(f"{prefix}.self_attn", index)
         feed_forward = self._feed_forward(f"{prefix}.mlp")
         input_norm, second_norm = (
             self.norm(f"{prefix}.{name}") for name in ("input_layernorm", "post_attention_layernorm")
@@ -153,7 +153,7 @@ class _Builder:
         )
         return DecoderLayer(input_norm, attention, second_norm, third_norm, feed_forward, fourth_norm)
 
-    def _attention(self, prefix: str, window: int | None) -> AttentionLayer:
+    def _attention(self, prefix: str, index: int) -> AttentionLayer:
         config = self._config
         return AttentionLayer(
             qkv_proj=self._qkv(prefix),
@@ -165,9 +165,10 @@ class _Builder:
             num_kv_heads=len(self.heads.kv),
             head_dim=config.head_dim,
             scale=config.attention_scale,
-            window=window,
+            window=config.layer_windows[index],
             softcap=config.attention_softcap,
-            impl=self._attention_impl,
+            layer=index,
+            rope=config.layer_ropes[index],
             parallel=self._parallel,
         )
 

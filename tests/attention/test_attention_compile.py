@@ -95,7 +95,7 @@ def test_a_damaged_library_says_what_to_do(cache_home, instant_compiler, monkeyp
     load_library()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home.parent))
-    monkeypatch.setattr(cpu_compile, "_fingerprint", lambda compiler: os.listdir(cache_home)[0][10:-3])
+    monkeypatch.setattr(cpu_compile, "_fingerprint", lambda *_: os.listdir(cache_home)[0][10:-3])
     with pytest.raises(KernelUnavailableError, match=r"does not load .*; delete it to compile again"):
         load_library()
 

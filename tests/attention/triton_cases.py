@@ -73,7 +73,7 @@ def run(case, *, scale=None, **options):
 def check(seq_lens, query_lens, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, **shape):
     """Make a case, run it, and hold it to err(kernel) <= 2 x err(plain torch) + eps against float64."""
     case = make_case(seq_lens, query_lens, **shape)
-    options = dict(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
+    options = {"scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes}
     assert_close(case, run(case, **options), **options)
 
 

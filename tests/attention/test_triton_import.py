@@ -1,0 +1,31 @@
+"""The attention room without Triton, and what it says of itself."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from octavo.attention import triton_paged
+
+
+def test_importing_the_room_imports_no_triton():
+    code = "import sys, octavo.attention, octavo.attention.triton_paged; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_says_why_it_cannot_run(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "not torch.float64" in triton_paged.unavailable_reason("cuda", torch.float64)
+    assert "not for mps" in triton_paged.unavailable_reason("mps", torch.float16)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not installed" in triton_paged.unavailable_reason("cuda", torch.float16)
+
+
+def test_the_interpreter_runs_float32_on_a_cpu(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton_paged.unavailable_reason("cpu", torch.float32) is None
+    assert "bfloat16" in triton_paged.unavailable_reason("cpu", torch.bfloat16)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert "NVIDIA" in triton_paged.unavailable_reason("cpu", torch.float32)

@@ -1,0 +1,94 @@
+"""The device-side task map: every key tile in exactly one program's run, work cut evenly."""
+
+from collections import Counter
+
+import pytest
+import torch
+from triton_cases import make_case, poisoned_memory, to_device
+
+from octavo.attention.triton_plan import plan_step
+from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
+
+
+def step_map(seq_lens, query_lens, **options):
+    moved = to_device(make_case(seq_lens, query_lens))
+    with poisoned_memory():
+        return plan_step(
+            moved.metadata,
+            num_tokens=moved.q.shape[0],
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            dtype=torch.float32,
+            **options,
+        )
+
+
+def live(units):
+    return [unit for unit in units.tolist() if unit[2] > 0]
+
+
+def test_programs_get_equal_runs_that_cover_all_tiles():
+    shape = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
+    thin = step_map([100, 0, 17, 16, 300], [1, 1, 0, 2, 1], thin=shape).thin
+    # Tiles of 16 keys, twice for two kv heads; an empty sequence still has one, which writes zeros.
+    tiles = [7, 1, 1, 19]
+    assert [unit[0] for unit in live(thin.units)] == [0, 1, 3, 4]
+    ends = [2 * sum(tiles[: i + 1]) for i in range(4)]
+    assert [unit[7] for unit in live(thin.units)] == ends
+    per_program, total, *starts = thin.schedule.tolist()
+    assert total == ends[-1] == 56
+    assert per_program == -(-total // len(starts))
+    for program, unit in enumerate(starts):
+        first_tile = program * per_program
+        if first_tile < total:
+            assert ([0, *ends][unit]) <= first_tile < ends[unit]
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_units_cover_each_token_once_with_the_keys_it_sees(window):
+    seq_lens, query_lens = [200, 90, 0, 150, 64], [130, 1, 70, 150, 9]
+    made = step_map(seq_lens, query_lens, window=window)
+    begins = torch.tensor([0, *query_lens]).cumsum(0).tolist()
+    tokens = Counter()
+    for row, token, count, kv_begin, kv_end, full_begin, full_end, _ in live(made.thin.units) + live(
+        made.fat.units
+    ):
+        tokens.update(range(token, token + count))
+        assert begins[row] <= token < token + count <= begins[row + 1]
+        first = seq_lens[row] - query_lens[row] + token - begins[row]
+        if seq_lens[row] == 0:
+            assert kv_begin == kv_end == 0
+            continue
+        last = first + count - 1
+        assert (kv_end, full_end) == (last + 1, first + 1)
+        if window:
+            assert (kv_begin, full_begin) == (max(0, first - window + 1), max(0, last - window + 1))
+        else:
+            assert kv_begin == full_begin == 0
+    assert tokens == Counter(range(sum(query_lens)))
+
+
+def test_classes_split_by_query_length():
+    """8 tokens of 2 heads fill 16 rows: longer queries are fat."""
+    made = step_map([100, 100, 100], [8, 9, 1])
+    assert [unit[0] for unit in live(made.thin.units)] == [0, 2]
+    assert {unit[0] for unit in live(made.fat.units)} == {1}
+    assert step_map([100, 100], [8, 1]).fat is None
+
+
+def test_few_fat_units_share_their_keys_among_programs():
+    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 2
+    assert step_map([400], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padded_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("group", [1, 5, 71, 200])
+def test_shapes_are_powers_of_two_and_fit_shared_memory(dtype, padded_dim, group):
+    for shape in (thin_shape(group, padded_dim, dtype), fat_shape(group, padded_dim, dtype)):
+        assert shape.rows >= max(16, group)
+        assert shape.keys >= 16
+        assert shape.rows & (shape.rows - 1) == shape.keys & (shape.keys - 1) == 0
+        keys_and_values = 2 * shape.num_stages * shape.keys * padded_dim * dtype.itemsize
+        assert shape.programs_per_multiprocessor * keys_and_values <= 200 * 1024
