@@ -227,8 +227,9 @@ def _list_units_kernel(
         mine = at < num_tokens
         highest = tl.max(tl.load(positions + token + at, mine, -1))
         lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
-        kv_end = tl.minimum(seq_len, highest + 1)
-        full_end = tl.minimum(kv_end, lowest + 1)
+        # A padded row may have a negative position.
+        kv_end = tl.maximum(0, tl.minimum(seq_len, highest + 1))
+        full_end = tl.maximum(0, tl.minimum(kv_end, lowest + 1))
         kv_begin, full_begin = kv_end * 0, kv_end * 0
         if window > 0:
             kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))

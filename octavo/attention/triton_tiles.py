@@ -275,7 +275,7 @@ def clear_uncovered(queries, num_covered, num_rows, program, num_programs, shape
     """
     width: tl.constexpr = shape.group * shape.kv_heads
     d = tl.arange(0, shape.padded_dim)
-    for row in range(num_covered * width + program, num_rows * width, num_programs):
+    for row in range(num_covered * width + program.to(tl.int64), num_rows * width, num_programs):
         zero = tl.zeros([shape.padded_dim], dtype=queries.out.dtype.element_ty)
-        tl.store(queries.out + row.to(tl.int64) * shape.head_dim + d, zero, mask=d < shape.head_dim)
+        tl.store(queries.out + row * shape.head_dim + d, zero, mask=d < shape.head_dim)
         tl.store(queries.lse + row, float("-inf"))

@@ -62,7 +62,7 @@ def test_rows_that_see_nothing_are_zero_with_lse_minus_infinity():
     """Dead rows of a padded batch (seq_len 0), one query token or many, beside live ones."""
     case = make_case([0, 40, 0, 70], [1, 1, 50, 60])
     out, lse = run(case)
-    dead = torch.tensor([0] + list(range(2, 52)))
+    dead = torch.tensor([0, *range(2, 52)])
     assert torch.equal(out[dead], torch.zeros_like(out[dead]))
     assert torch.equal(lse[dead], torch.full_like(lse[dead], -torch.inf))
     assert lse[1].isfinite().all()

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 import torch
-from triton_cases import make_case, poisoned_memory, to_device
+from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
+from octavo.attention.triton_decode import _slot
 from octavo.attention.triton_plan import plan_step
 from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
 
@@ -78,7 +79,7 @@ def test_classes_split_by_query_length():
 
 
 def test_few_fat_units_share_their_keys_among_programs():
-    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 2
+    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 3
     assert step_map([400], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 1
 
 
@@ -92,3 +93,17 @@ def test_shapes_are_powers_of_two_and_fit_shared_memory(dtype, padded_dim, group
         assert shape.rows & (shape.rows - 1) == shape.keys & (shape.keys - 1) == 0
         keys_and_values = 2 * shape.num_stages * shape.keys * padded_dim * dtype.itemsize
         assert shape.programs_per_multiprocessor * keys_and_values <= 200 * 1024
+
+
+@triton.jit
+def _slots_kernel(slots, starts, tiles_per_program):
+    i = tl.program_id(0)
+    tl.store(slots + i, _slot(tl.load(starts + i), tiles_per_program))
+
+
+def test_pieces_that_may_wait_for_a_merge_at_once_have_their_own_slots():
+    """A run's first piece may still wait for its neighbours when the run's last piece is written."""
+    starts = torch.tensor([0, 3, 5, 9, 10, 19], dtype=torch.int32, device=DEVICE)
+    slots = torch.full_like(starts, -1)
+    _slots_kernel[(6,)](slots, starts, 5)
+    assert slots.tolist() == [0, 1, 2, 3, 4, 7]

@@ -11,7 +11,8 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Read when the kernels are defined, that is before anything imports them.
     os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = triton.language
 
 from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
 
