@@ -5,6 +5,8 @@
 Importing this package loads no torch; the first use of LLM does.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
@@ -37,6 +39,13 @@ __all__ = [
     "ScoreOutput",
     "__version__",
 ]
+
+
+if "torch" not in sys.modules:
+    # Threads of a parallel region spin while they wait for each other. GNU OpenMP's default of milliseconds
+    # makes a busy neighbour process slow every step 10 to 50 times; microseconds cost nothing measurable.
+    # Read once, when torch loads the runtime; a value of the user's own stays (docs/adr/0007).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ from octavo.errors import ConfigError, suggest
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-AttentionImpl = Literal["auto", "reference", "torch", "c"]
+AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["none", "int8"]
 
 DEFAULT_MODEL = "smollm2"
@@ -26,7 +26,7 @@ class EngineConfig:
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
         max_model_len: longest prompt + output in tokens; default: the model's own context.
-        block_size: tokens per KV block; any size >= 1.
+        block_size: tokens per KV block; any size >= 1. Default: 16 on a CPU, 64 on a GPU.
         num_blocks: KV blocks to allocate; default: by memory_fraction.
         memory_fraction: share of the device's free memory (after the weights) the KV cache may take when
             num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most 4 GiB. The cache
@@ -48,7 +48,7 @@ class EngineConfig:
     device: str = "auto"
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = None
     memory_fraction: float | None = None
     max_num_seqs: int = 256
@@ -66,11 +66,10 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a name or a path, got {self.model!r}")
-        for name in ("max_model_len", "num_blocks", "max_num_batched_tokens"):
+        for name in ("max_model_len", "block_size", "num_blocks", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 self._positive_integer(name)
-        for name in ("block_size", "max_num_seqs"):
-            self._positive_integer(name)
+        self._positive_integer("max_num_seqs")
         fraction = self.memory_fraction
         if fraction is not None and (not isinstance(fraction, int | float) or not 0 < fraction <= 1):
             raise ConfigError(f"memory_fraction must be in (0, 1], got {fraction!r}")

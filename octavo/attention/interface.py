@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.attention import cpu_kernel, reference, torch_paged
+from octavo.attention import cpu_kernel, reference, torch_paged, triton_paged
 from octavo.attention.checks import check_attention, check_store
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -42,6 +42,9 @@ def _runs_everywhere(device_type: str, dtype: torch.dtype) -> str | None:
 _IMPLEMENTATIONS = {
     "c": Implementation(
         cpu_kernel.unavailable_reason, cpu_kernel.store_kv, cpu_kernel.paged_attention_with_lse
+    ),
+    "triton": Implementation(
+        triton_paged.unavailable_reason, triton_paged.store_kv, triton_paged.paged_attention_with_lse
     ),
     "torch": Implementation(_runs_everywhere, torch_paged.store_kv, torch_paged.paged_attention_with_lse),
     "reference": Implementation(_runs_everywhere, reference.store_kv, reference.paged_attention_with_lse),
@@ -172,9 +175,10 @@ def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
 
 def _preferred(device_type: str, dtype: torch.dtype) -> str:
     """The first that can run. Only a kernel that should have run here but cannot is worth a warning."""
-    reason = _IMPLEMENTATIONS["c"].unavailable_reason(device_type, dtype)
+    fastest, slowdown = ("triton", "many") if device_type == "cuda" else ("c", "several")
+    reason = _IMPLEMENTATIONS[fastest].unavailable_reason(device_type, dtype)
     if reason is None:
-        return "c"
-    if device_type == "cpu" and dtype == torch.float32:
-        logger.warning("attention runs in PyTorch, several times slower than compiled: %s", reason)
+        return fastest
+    if device_type == "cuda" or dtype == torch.float32:
+        logger.warning("attention runs in PyTorch, %s times slower than compiled: %s", slowdown, reason)
     return "torch"

@@ -27,6 +27,8 @@ def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
         return "Triton's interpreter multiplies no bfloat16" if dtype == torch.bfloat16 else None
     if device_type != "cuda":
         return f"it is written for NVIDIA GPUs, not for {device_type}"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
     if torch.cuda.get_device_capability() < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
     return None

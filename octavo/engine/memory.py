@@ -14,6 +14,7 @@ from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, param
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+_DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     token_bytes = kv_bytes_per_token(model, dtype.itemsize)
     max_model_len = _max_model_len(config, model)
     free_bytes = free_memory_bytes(device)
+    block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
     plan = ExecutionPlan(
         device=device,
         dtype=dtype,
@@ -80,9 +82,9 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
         num_parameters=num_parameters(model),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=token_bytes,
-        block_size=config.block_size,
+        block_size=block_size,
         num_blocks=config.num_blocks
-        or _num_blocks(config, device, max_model_len, token_bytes, free_bytes - weight_bytes),
+        or _num_blocks(config, device, max_model_len, block_size, token_bytes, free_bytes - weight_bytes),
         free_bytes=free_bytes,
     )
     if weight_bytes + plan.kv_bytes > free_bytes:
@@ -174,15 +176,20 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _num_blocks(
-    config: EngineConfig, device: torch.device, max_model_len: int, token_bytes: int, free_bytes: int
+    config: EngineConfig,
+    device: torch.device,
+    max_model_len: int,
+    block_size: int,
+    token_bytes: int,
+    free_bytes: int,
 ) -> int:
     budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device.type]))
     if device.type == "cpu" and config.memory_fraction is None:
         budget = min(budget, _CPU_DEFAULT_KV_BYTES)
-    num_blocks = budget // (config.block_size * token_bytes)
+    num_blocks = budget // (block_size * token_bytes)
     if num_blocks < 1:
         raise OutOfMemoryError(
             f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, "
-            f"a block takes {gib(config.block_size * token_bytes)}"
+            f"a block takes {gib(block_size * token_bytes)}"
         )
-    return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+    return min(num_blocks, config.max_num_seqs * -(-max_model_len // block_size))

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from octavo.attention import ForestPlan, KVCache
+from octavo.attention.interface import choose_impl
+from octavo.engine.decode_graphs import DecodeGraphs
+from octavo.engine.gpu_sampling import GpuSampler, is_plain
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, Sampler, top_logprobs
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -66,12 +69,23 @@ class ModelRunner:
             max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
         )
         self.sampler = Sampler(decoder.config.vocab_size, device)
+        self._graphs: DecodeGraphs | None = None
+        self._gpu_sampler: GpuSampler | None = None
+        if choose_impl(decoder.attention_impl, device.type, kv_cache.data.dtype) == "triton":
+            self._gpu_sampler = GpuSampler(device)
+            self._graphs = DecodeGraphs(
+                decoder, kv_cache, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device
+            )
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute one step."""
         self.kv_cache.copy_blocks(step.block_copies)
         step_input = self.inputs.build(step.scheduled)
+        if self._graphs is not None and _is_decode(step.scheduled):
+            requests = [item.request for item in step.scheduled]
+            logits, positions = self._graphs.run(step_input)
+            return StepResult(dict(zip(requests, self._pick(logits, positions, requests), strict=True)), [])
         hidden = self._forward(step_input)
         prompt_logprobs = [
             chunk
@@ -85,7 +99,9 @@ class ModelRunner:
         input_ids = to_device(step_input.input_ids, self.device)
         return self.decoder.forward(input_ids, metadata.positions, self.kv_cache, metadata)
 
-    def _plan(self, step_input: StepInput) -> ForestPlan:
+    def _plan(self, step_input: StepInput) -> ForestPlan | None:
+        if self._graphs is not None:
+            return None  # the GPU makes its own task map
         if not self.share_prefixes:
             return ForestPlan.flat(step_input.seq_lens, step_input.cu_seqlens_q)
         return ForestPlan.from_block_tables(
@@ -103,7 +119,13 @@ class ModelRunner:
             return {}
         rows = hidden[to_device(step_input.logits_indices, self.device)]
         logits = self.decoder.compute_logits(rows)
-        return dict(zip(requests, self.sampler.sample(logits, requests), strict=True))
+        positions = to_device(step_input.positions[step_input.logits_indices], self.device)
+        return dict(zip(requests, self._pick(logits, positions, requests), strict=True))
+
+    def _pick(self, logits: Tensor, positions: Tensor, requests: list[Request]) -> list[SampledToken]:
+        if self._gpu_sampler is not None and all(is_plain(request) for request in requests):
+            return self._gpu_sampler.sample(logits, positions, requests)
+        return self.sampler.sample(logits, requests)
 
     def _prompt_logprobs(self, item: ScheduledRequest, hidden: Tensor) -> PromptLogprobs | None:
         """Log-probabilities of the prompt tokens that follow this chunk's positions, where wanted.
@@ -128,3 +150,9 @@ class ModelRunner:
             for row in logprobs:
                 tops.append(top_logprobs(row, request.token_ids[start + len(tops)], num))
         return PromptLogprobs(request, start, tops)
+
+
+def _is_decode(scheduled: list[ScheduledRequest]) -> bool:
+    return all(
+        item.num_new_tokens == 1 and item.samples and item.request.num_output_tokens > 0 for item in scheduled
+    )

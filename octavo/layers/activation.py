@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from octavo.layers.cpu_layers import compiled_layers, takes
+from octavo.layers.gpu import has_triton
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
@@ -14,20 +15,32 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     layers = compiled_layers() if takes(gate_up) else None
     if layers is not None:
         return layers.silu_and_multiply(gate_up)
+    if has_triton(gate_up):
+        return _by_triton(gate_up, "silu")
     gate, up = gate_up.chunk(2, -1)
     return silu(gate).mul_(up)
 
 
 def gelu_and_multiply(gate_up: Tensor) -> Tensor:
     """Return gelu(gate) * up with the exact (erf) gelu; shapes as silu_and_multiply."""
+    if has_triton(gate_up):
+        return _by_triton(gate_up, "gelu")
     gate, up = gate_up.chunk(2, -1)
     return gelu(gate).mul_(up)
 
 
 def gelu_tanh_and_multiply(gate_up: Tensor) -> Tensor:
     """Return gelu(gate) * up with gelu's tanh approximation; shapes as silu_and_multiply."""
+    if has_triton(gate_up):
+        return _by_triton(gate_up, "gelu_tanh")
     gate, up = gate_up.chunk(2, -1)
     return gelu(gate, approximate="tanh").mul_(up)
+
+
+def _by_triton(gate_up: Tensor, name: str) -> Tensor:
+    from octavo.layers.triton_activation import gated_activation
+
+    return gated_activation(gate_up, name)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(

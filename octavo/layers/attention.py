@@ -7,7 +7,8 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
-from octavo.attention.cpu_step import CpuStep, can_prepare
+from octavo.attention.interface import choose_impl
+from octavo.layers.cpu_step import CpuStep, can_prepare
 from octavo.layers.linear import Linear
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.rotary import rotate_
@@ -18,14 +19,23 @@ class AttentionStep(Protocol):
     """One step's attention over the cache, for any layer."""
 
     def attend(
-        self, qkv: Tensor, rotations: Tensor, layer: int, *, scale: float, window: int | None, softcap: float
+        self,
+        qkv: Tensor,
+        rotations: Tensor,
+        layer: int,
+        *,
+        qk_norm: HeadRMSNorm | None,
+        scale: float,
+        window: int | None,
+        softcap: float,
     ) -> Tensor:
-        """Rotate q and k in place, store k and v, attend.
+        """Normalise and rotate q and k, store k and v, attend.
 
         Args:
-            qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; q and k are rotated.
+            qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; may be overwritten.
             rotations: [T, 1, D / 2] complex64.
             layer: index of the cache's layer.
+            qk_norm: norm of q and k heads before the rotation, or None.
             scale, window, softcap: see octavo.attention.paged_attention.
 
         Returns:
@@ -51,13 +61,24 @@ class OperatorStep:
     impl: str
 
     def attend(
-        self, qkv: Tensor, rotations: Tensor, layer: int, *, scale: float, window: int | None, softcap: float
+        self,
+        qkv: Tensor,
+        rotations: Tensor,
+        layer: int,
+        *,
+        qk_norm: HeadRMSNorm | None,
+        scale: float,
+        window: int | None,
+        softcap: float,
     ) -> Tensor:
         """See AttentionStep."""
         k_cache, v_cache = self.kv_cache.layer(layer)
         num_kv_heads, head_dim = k_cache.shape[2:]
         heads = qkv.view(qkv.shape[0], -1, head_dim)
-        rotate_(heads[:, : self.num_heads + num_kv_heads], rotations)
+        q_and_k = heads[:, : self.num_heads + num_kv_heads]
+        if qk_norm is not None:
+            qk_norm.apply_(q_and_k)
+        rotate_(q_and_k, rotations)
         q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
         store_kv(k, v, k_cache, v_cache, self.metadata.slot_mapping, impl=self.impl)
         out = paged_attention(
@@ -70,6 +91,10 @@ def make_step(kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int,
     """Return the fastest AttentionStep that `impl` allows."""
     if can_prepare(kv_cache, impl):
         return CpuStep(kv_cache, metadata, num_heads=num_heads)
+    if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype) == "triton":
+        from octavo.layers.triton_step import TritonStep
+
+        return TritonStep(kv_cache, metadata, num_heads=num_heads)
     return OperatorStep(kv_cache, metadata, num_heads, impl)
 
 
@@ -117,14 +142,11 @@ class AttentionLayer:
         Returns:
             A new [T, hidden].
         """
-        qkv = self.qkv_proj(x)
-        if self.qk_norm is not None:
-            heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-            self.qk_norm.apply_(heads[:, : self.num_heads + self.num_kv_heads])
         out = step.attend(
-            qkv,
+            self.qkv_proj(x),
             rotations[self.rope],
             self.layer,
+            qk_norm=self.qk_norm,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,

@@ -43,17 +43,13 @@ class PackedLinear:
         return torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self._bias, x.shape[0])
 
 
-def make_linear(
-    weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none", pack: bool = True
-) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none") -> Linear:
     """Return a callable from [T, in] to [T, out] in the dtype of x.
 
     Args:
         weight: [out, in]; copied where packing pays off, else kept.
         bias: [out], or None.
         quantization: "none", or "int8" for 8-bit weights and activations (CPU, float32).
-        pack: False keeps the weight as it is rather than a packed copy, for weights that something else
-            needs as well.
 
     Raises:
         ConfigError: int8 was asked for and cannot run here.
@@ -65,7 +61,7 @@ def make_linear(
         return Int8Linear(weight, bias)
     if quantization != "none":
         raise ConfigError(f'quantization must be "none" or "int8", got {quantization!r}')
-    return (PackedLinear if pack and _can_pack(weight) else PlainLinear)(weight, bias)
+    return (PackedLinear if _can_pack(weight) else PlainLinear)(weight, bias)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from octavo.layers.cpu_layers import compiled_layers, takes
+from octavo.layers.gpu import has_triton
 
 
 class RMSNorm:
@@ -37,6 +38,12 @@ class RMSNorm:
         layers = compiled_layers() if takes(x) and takes(self._weight) else None
         if layers is not None and (delta is None or takes(delta)):
             return layers.add_rms_norm(x, delta, self._weight, self._eps)
+        if has_triton(x):
+            from octavo.layers import triton_norm
+
+            if delta is None:
+                return triton_norm.rms_norm(x, self._weight, self._eps)
+            return triton_norm.add_rms_norm(delta, x, self._weight, self._eps)
         if delta is not None:
             x.add_(delta)
         weight = self._weight
@@ -50,18 +57,20 @@ class HeadRMSNorm:
         """Keep the weight.
 
         Args:
-            weight: [H, D] float32.
+            weight: [H, D] float32, contiguous.
             eps: added to the mean square.
         """
-        self._weight, self._floor = _fold(weight, eps)
+        self.weight = weight
+        self.eps = eps
+        self._folded, self._floor = _fold(weight, eps)
 
     def apply_(self, heads: Tensor) -> None:
         """Normalise [T, H, D] heads (a strided view will do) in place."""
         if heads.dtype == torch.float32:
-            heads.div_(_lengths(heads, self._floor)).mul_(self._weight)
+            heads.div_(_lengths(heads, self._floor)).mul_(self._folded)
         else:
             exact = heads.float()
-            heads.copy_(exact.div_(_lengths(exact, self._floor)).mul_(self._weight))
+            heads.copy_(exact.div_(_lengths(exact, self._floor)).mul_(self._folded))
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

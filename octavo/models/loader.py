@@ -68,7 +68,7 @@ def load_decoder(
     )
     builder = _Builder(config, checkpoint, parallel, quantization)
     embedding, embedding_weight = builder.embedding()
-    return Decoder(
+    decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
         num_kv_heads=len(builder.heads.kv),
@@ -79,6 +79,9 @@ def load_decoder(
         norm=builder.norm("model.norm"),
         lm_head=builder.lm_head(embedding_weight),
     )
+    if torch.device(device).type == "cpu":
+        return_freed_memory()
+    return decoder
 
 
 def return_freed_memory() -> None:
@@ -121,8 +124,7 @@ class _Builder:
     def lm_head(self, embedding_weight: Tensor) -> LMHead:
         config = self._config
         if config.tie_word_embeddings:
-            # Packing a tied weight would keep the vocabulary twice.
-            linear = make_linear(embedding_weight, quantization=self._quantization, pack=False)
+            linear = make_linear(embedding_weight, quantization=self._quantization)
         else:
             weight, _ = self._vocabulary_rows("lm_head.weight")
             linear = make_linear(weight, quantization=self._quantization)

@@ -14,6 +14,7 @@ from octavo.attention.cpu_kernel import AttendCall, StoreCall, check_status, ker
 from octavo.attention.interface import choose_impl
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
+from octavo.layers.norm import HeadRMSNorm
 
 
 def can_prepare(kv_cache: KVCache, impl: str) -> bool:
@@ -84,20 +85,12 @@ class CpuStep:
         rotations: Tensor,
         layer: int,
         *,
+        qk_norm: HeadRMSNorm | None,
         scale: float,
         window: int | None,
         softcap: float,
     ) -> Tensor:
-        """Rotate q and k in place, store k and v, attend.
-
-        Args:
-            qkv: [T, (H + 2 KH) * D] contiguous float32: q heads, k heads, v heads; q and k are rotated.
-            rotations: [T, 1, D / 2] complex64, contiguous.
-            layer: index of the cache's layer.
-            scale, window, softcap: see octavo.attention.paged_attention.
-
-        Returns:
-            [T, H * D].
+        """See AttentionStep; float32, q and k are overwritten.
 
         Raises:
             InvalidArgumentError: a slot or a block does not exist.
@@ -107,6 +100,8 @@ class CpuStep:
         num_tokens = self._out_shape[0]
         base = qkv.data_ptr()
         num_rotated = self._num_heads + self._num_kv_heads
+        if qk_norm is not None:
+            qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
         library.octavo_rotate(
             base, rotations.data_ptr(), num_tokens, num_rotated, self._head_dim, self._width, threads
         )

@@ -1,0 +1,76 @@
+"""Sampling on the GPU for batches that need nothing but temperature and filters."""
+
+import torch
+from torch import Tensor
+
+from octavo.engine.request import Request
+from octavo.engine.sampler import SampledToken
+from octavo.errors import EngineError
+
+
+def is_plain(request: Request) -> bool:
+    """True when the kernels give all that the request asks of the sampler."""
+    params = request.params
+    return (
+        params.logprobs is None
+        and not params.logit_bias
+        and params.repetition_penalty == 1
+        and not params.presence_penalty
+        and not params.frequency_penalty
+        and params.min_tokens == 0
+    )
+
+
+class GpuSampler:
+    """Samples rows of logits by Gumbel-max kernels; the random numbers are keyed by (seed, output position).
+
+    The per-request arguments stay on the device while the batch stays the same.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._batch: list[Request] = []
+        self._arguments: tuple[Tensor, Tensor, Tensor, object] | None = None
+
+    def sample(self, logits: Tensor, positions: Tensor, requests: list[Request]) -> list[SampledToken]:
+        """Sample one token per row; waits for the result.
+
+        Args:
+            logits: [R, V].
+            positions: [R] int32, position in its sequence of the token each row was computed from.
+            requests: R requests, all plain.
+        """
+        from octavo.engine.triton_sampler import sample_tokens
+
+        if requests != self._batch or self._arguments is None:
+            self._batch, self._arguments = list(requests), self._make_arguments(requests)
+        temperatures, seeds, first_positions, filters = self._arguments
+        ids, finite = sample_tokens(logits, temperatures, seeds, positions - first_positions, filters)  # type: ignore[arg-type]
+        both = torch.stack((ids, finite.to(ids.dtype))).tolist()
+        return [SampledToken(id_) if ok else _not_finite() for id_, ok in zip(*both, strict=True)]
+
+    def _make_arguments(self, requests: list[Request]) -> tuple[Tensor, Tensor, Tensor, object]:
+        from octavo.engine.triton_filters import SamplingFilters
+
+        def column(values: list, dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(self._device)
+
+        params = [request.params for request in requests]
+        filters = None
+        if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
+            filters = SamplingFilters(
+                top_k=column([max(0, p.top_k) for p in params], torch.int32),
+                top_p=column([p.top_p for p in params], torch.float32),
+                min_p=column([p.min_p for p in params], torch.float32),
+            )
+        return (
+            column([p.temperature for p in params], torch.float32),
+            # Seeds are unsigned 64-bit numbers.
+            column([(r.seed + 2**63) % 2**64 - 2**63 for r in requests], torch.int64),
+            column([r.num_prompt_tokens - 1 for r in requests], torch.int32),
+            filters,
+        )
+
+
+def _not_finite() -> SampledToken:
+    return SampledToken(-1, error=EngineError("the model's logits hold no finite value at this position"))

@@ -1,0 +1,67 @@
+"""Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, one or two to read it."""
+
+import torch
+from torch import Tensor
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_paged import attend_with_map, plan_step
+from octavo.attention.triton_plan import StepMap
+from octavo.layers.norm import HeadRMSNorm
+from octavo.layers.triton_rotary import rotate_and_store
+
+
+class TritonStep:
+    """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
+
+    Task maps and rotation tables are made by the first layer that needs them and used by the others.
+    """
+
+    def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
+        """Keep the step; `num_heads` is H."""
+        self._kv_cache = kv_cache
+        self._metadata = metadata
+        self._num_heads = num_heads
+        num_tokens = metadata.positions.shape[0]
+        # Rotations come by token, not by position.
+        self._rows = torch.arange(num_tokens, dtype=torch.int32, device=metadata.positions.device)
+        self._maps: dict[int | None, StepMap] = {}
+        self._tables: dict[Tensor, tuple[Tensor, Tensor]] = {}
+
+    def attend(
+        self,
+        qkv: Tensor,
+        rotations: Tensor,
+        layer: int,
+        *,
+        qk_norm: HeadRMSNorm | None,
+        scale: float,
+        window: int | None,
+        softcap: float,
+    ) -> Tensor:
+        """See AttentionStep."""
+        k_cache, v_cache = self._kv_cache.layer(layer)
+        cos, sin = self._table(rotations)
+        q = rotate_and_store(
+            qkv,
+            self._rows,
+            self._metadata.slot_mapping,
+            cos,
+            sin,
+            k_cache,
+            v_cache,
+            num_heads=self._num_heads,
+            norm_weight=None if qk_norm is None else qk_norm.weight,
+            eps=0.0 if qk_norm is None else qk_norm.eps,
+        )
+        if window not in self._maps:
+            self._maps[window] = plan_step(q, k_cache, self._metadata, window)
+        options = ScoreOptions(scale, window, softcap)
+        out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, options, self._maps[window])
+        return out.flatten(1)
+
+    def _table(self, rotations: Tensor) -> tuple[Tensor, Tensor]:
+        if rotations not in self._tables:
+            parts = torch.view_as_real(rotations[:, 0])
+            self._tables[rotations] = (parts[..., 0].contiguous(), parts[..., 1].contiguous())
+        return self._tables[rotations]
