@@ -18,7 +18,7 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/cpu_throughput.py
 
 gpu-test:
-	$(PYTHON) -m pytest -m gpu tests
+	$(PYTHON) -m pytest -p no:benchmark -m gpu tests
 
 # torch first, by the pinned version: anything else that needs it then finds it installed.
 .venv/installed: pyproject.toml constraints.txt

@@ -64,13 +64,29 @@ class DecodeGraphs:
             (logits [S, V] float32, positions [S] int32): views that the next call overwrites.
         """
         num_seqs = step_input.seq_lens.shape[0]
-        size = next(size for size in self._sizes if size >= num_seqs)
+        size = self._size_for(num_seqs)
         self._fill(step_input, num_seqs, size)
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
         graph, logits = self._graphs[size]
         graph.replay()
         return logits[:num_seqs], self._rows[1, :num_seqs]
+
+    def replay_us(self, num_seqs: int, repeat: int = 30) -> float:
+        """Median GPU microseconds of the graph that a batch runs in, replayed on the last step's inputs."""
+        graph, _ = self._graphs[self._size_for(num_seqs)]
+        times = []
+        for _ in range(repeat):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1000)
+        return sorted(times)[repeat // 2]
+
+    def _size_for(self, num_seqs: int) -> int:
+        return next(size for size in self._sizes if size >= num_seqs)
 
     def _fill(self, step_input: StepInput, num_seqs: int, size: int) -> None:
         rows, table = self._rows_host.numpy(), self._table_host.numpy()

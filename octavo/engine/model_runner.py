@@ -69,11 +69,11 @@ class ModelRunner:
             max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
         )
         self.sampler = Sampler(decoder.config.vocab_size, device)
-        self._graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | None = None
         self._gpu_sampler: GpuSampler | None = None
         if choose_impl(decoder.attention_impl, device.type, kv_cache.data.dtype) == "triton":
             self._gpu_sampler = GpuSampler(device)
-            self._graphs = DecodeGraphs(
+            self.graphs = DecodeGraphs(
                 decoder, kv_cache, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device
             )
 
@@ -82,9 +82,9 @@ class ModelRunner:
         """Compute one step."""
         self.kv_cache.copy_blocks(step.block_copies)
         step_input = self.inputs.build(step.scheduled)
-        if self._graphs is not None and _is_decode(step.scheduled):
+        if self.graphs is not None and _is_decode(step.scheduled):
             requests = [item.request for item in step.scheduled]
-            logits, positions = self._graphs.run(step_input)
+            logits, positions = self.graphs.run(step_input)
             return StepResult(dict(zip(requests, self._pick(logits, positions, requests), strict=True)), [])
         hidden = self._forward(step_input)
         prompt_logprobs = [
@@ -100,7 +100,7 @@ class ModelRunner:
         return self.decoder.forward(input_ids, metadata.positions, self.kv_cache, metadata)
 
     def _plan(self, step_input: StepInput) -> ForestPlan | None:
-        if self._graphs is not None:
+        if self.graphs is not None:
             return None  # the GPU makes its own task map
         if not self.share_prefixes:
             return ForestPlan.flat(step_input.seq_lens, step_input.cu_seqlens_q)

@@ -31,8 +31,8 @@ def test_graph_equals_eager(tiny: object) -> None:
     llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
     params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True, temperature=0.8, top_p=0.9)
     with_graphs = tokens(llm), tokens(llm, params)
-    assert llm.engine.runner._graphs is not None
-    llm.engine.runner._graphs = None
+    assert llm.engine.runner.graphs is not None
+    llm.engine.runner.graphs = None
     llm.engine.runner._plan = lambda step_input: None
     assert (tokens(llm), tokens(llm, params)) == with_graphs
 
