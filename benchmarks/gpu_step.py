@@ -19,7 +19,9 @@ from octavo import LLM, SamplingParams
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
