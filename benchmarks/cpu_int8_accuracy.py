@@ -14,14 +14,17 @@ from common import machine, save, table
 
 from octavo import LLM, RequestOutput, SamplingParams
 
-TEXT = """The tide comes in twice a day because the moon pulls on the sea. Where the shore is flat, the water walks
-a long way; where it is steep, it only climbs. Sailors learned to read it long before anyone could say why. They kept
-tables, first in their heads and later on paper, and a harbour whose table was wrong soon had no visitors. In 1687
-Newton explained the pull, and a century later Laplace explained why the sea does not simply follow the moon: water
-is slow, and the basin it lies in has a rhythm of its own. A bay whose rhythm is close to twelve hours answers the
-moon the way a swing answers a patient child. That is why the water in one bay rises sixteen metres and in the next
-hardly at all. To predict a tide today, a computer adds some forty cosines, each with the period of a wobble of the
-moon or the sun, and the sum is right to a few centimetres for years ahead, storms excepted."""
+TEXT = """\
+The tide comes in twice a day because the moon pulls on the sea. Where the shore is flat, the water
+walks a long way; where it is steep, it only climbs. Sailors learned to read it long before anyone
+could say why. They kept tables, first in their heads and later on paper, and a harbour whose table
+was wrong soon had no visitors. In 1687 Newton explained the pull, and a century later Laplace
+explained why the sea does not simply follow the moon: water is slow, and the basin it lies in has a
+rhythm of its own. A bay whose rhythm is close to twelve hours answers the moon the way a swing
+answers a patient child. That is why the water in one bay rises sixteen metres and in the next
+hardly at all. To predict a tide today, a computer adds some forty cosines, each with the period of
+a wobble of the moon or the sun, and the sum is right to a few centimetres for years ahead, storms
+excepted."""
 
 
 def main() -> None:

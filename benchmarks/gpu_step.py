@@ -1,4 +1,4 @@
-"""One decode step on an NVIDIA GPU at several batch sizes: wall time, GPU time of its graph, what is left idle.
+"""One decode step on an NVIDIA GPU at several batch sizes: wall time, and GPU time of its graph.
 
 Prints microseconds per step; the last line is JSON. The GPU time is that of the captured graph replayed by
 itself; the rest of the wall time is the host scheduling, sampling and processing while the GPU waits.
