@@ -4,6 +4,7 @@ from octavo.layers.activation import ACTIVATIONS
 from octavo.layers.attention import AttentionLayer, AttentionStep, make_step
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
+from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear import make_linear
 from octavo.layers.norm import HeadRMSNorm, RMSNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
@@ -17,6 +18,7 @@ __all__ = [
     "FeedForward",
     "HeadRMSNorm",
     "LMHead",
+    "LayerOptions",
     "RMSNorm",
     "RopeConfig",
     "Rotary",

@@ -9,8 +9,8 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.attention.interface import choose_impl
 from octavo.layers.cpu_step import CpuStep, can_prepare
+from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear import Linear
-from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.rotary import rotate_
 from octavo.parallel import TensorParallel
 
@@ -18,25 +18,13 @@ from octavo.parallel import TensorParallel
 class AttentionStep(Protocol):
     """One step's attention over the cache, for any layer."""
 
-    def attend(
-        self,
-        qkv: Tensor,
-        rotations: Tensor,
-        layer: int,
-        *,
-        qk_norm: HeadRMSNorm | None,
-        scale: float,
-        window: int | None,
-        softcap: float,
-    ) -> Tensor:
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """Normalise and rotate q and k, store k and v, attend.
 
         Args:
             qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; may be overwritten.
             rotations: [T, 1, D / 2] complex64.
-            layer: index of the cache's layer.
-            qk_norm: norm of q and k heads before the rotation, or None.
-            scale, window, softcap: see octavo.attention.paged_attention.
+            options: the layer.
 
         Returns:
             A new [T, H * D].
@@ -60,29 +48,26 @@ class OperatorStep:
     num_heads: int
     impl: str
 
-    def attend(
-        self,
-        qkv: Tensor,
-        rotations: Tensor,
-        layer: int,
-        *,
-        qk_norm: HeadRMSNorm | None,
-        scale: float,
-        window: int | None,
-        softcap: float,
-    ) -> Tensor:
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
-        k_cache, v_cache = self.kv_cache.layer(layer)
+        k_cache, v_cache = self.kv_cache.layer(options.layer)
         num_kv_heads, head_dim = k_cache.shape[2:]
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         q_and_k = heads[:, : self.num_heads + num_kv_heads]
-        if qk_norm is not None:
-            qk_norm.apply_(q_and_k)
+        if options.qk_norm is not None:
+            options.qk_norm.apply_(q_and_k)
         rotate_(q_and_k, rotations)
         q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
         store_kv(k, v, k_cache, v_cache, self.metadata.slot_mapping, impl=self.impl)
         out = paged_attention(
-            q, k_cache, v_cache, self.metadata, scale=scale, window=window, softcap=softcap, impl=self.impl
+            q,
+            k_cache,
+            v_cache,
+            self.metadata,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            impl=self.impl,
         )
         return out.flatten(1)
 
@@ -106,29 +91,13 @@ class AttentionLayer:
         qkv_proj: [T, hidden] to a new [T, (num_heads + 2 num_kv_heads) * D]: q heads, k heads, v heads,
             the halves of q and k interleaved (see rotary).
         o_proj: [T, num_heads * D] to [T, hidden], a part of the sum over ranks.
-        qk_norm: norm of q and k heads before the rotation, or None.
-        num_heads: query heads of this rank.
-        num_kv_heads: kv heads of this rank.
-        head_dim: D.
-        scale: factor of q.k.
-        window: a token sees its last `window` keys, itself included; None: all.
-        softcap: bound of the scores; 0: none.
-        layer: index of the cache's layer.
-        rope: index of its rotary frequencies.
+        options: what attention needs to know of the layer.
         parallel: this rank.
     """
 
     qkv_proj: Linear
     o_proj: Linear
-    qk_norm: HeadRMSNorm | None
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None
-    softcap: float
-    layer: int
-    rope: int
+    options: LayerOptions
     parallel: TensorParallel
 
     def __call__(self, x: Tensor, rotations: Sequence[Tensor], step: AttentionStep) -> Tensor:
@@ -142,13 +111,5 @@ class AttentionLayer:
         Returns:
             A new [T, hidden].
         """
-        out = step.attend(
-            self.qkv_proj(x),
-            rotations[self.rope],
-            self.layer,
-            qk_norm=self.qk_norm,
-            scale=self.scale,
-            window=self.window,
-            softcap=self.softcap,
-        )
+        out = step.attend(self.qkv_proj(x), rotations[self.options.rope], self.options)
         return self.parallel.all_reduce(self.o_proj(out))

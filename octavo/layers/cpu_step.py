@@ -14,7 +14,7 @@ from octavo.attention.cpu_kernel import AttendCall, StoreCall, check_status, ker
 from octavo.attention.interface import choose_impl
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
-from octavo.layers.norm import HeadRMSNorm
+from octavo.layers.layer_options import LayerOptions
 
 
 def can_prepare(kv_cache: KVCache, impl: str) -> bool:
@@ -79,17 +79,7 @@ class CpuStep:
         self._width = width
         self._library = kernel_library()
 
-    def attend(
-        self,
-        qkv: Tensor,
-        rotations: Tensor,
-        layer: int,
-        *,
-        qk_norm: HeadRMSNorm | None,
-        scale: float,
-        window: int | None,
-        softcap: float,
-    ) -> Tensor:
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep; float32, q and k are overwritten.
 
         Raises:
@@ -100,12 +90,12 @@ class CpuStep:
         num_tokens = self._out_shape[0]
         base = qkv.data_ptr()
         num_rotated = self._num_heads + self._num_kv_heads
-        if qk_norm is not None:
-            qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
+        if options.qk_norm is not None:
+            options.qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
         library.octavo_rotate(
             base, rotations.data_ptr(), num_tokens, num_rotated, self._head_dim, self._width, threads
         )
-        keys = self._data.data_ptr() + layer * self._layer_bytes
+        keys = self._data.data_ptr() + options.layer * self._layer_bytes
         store.k = base + self._num_heads * self._head_dim * 4
         store.v = base + num_rotated * self._head_dim * 4
         store.k_cache = call.k = keys
@@ -114,7 +104,7 @@ class CpuStep:
         if bad_token >= 0:
             raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)
         call.q, call.out = base, out.data_ptr()
-        call.scale, call.window, call.softcap = scale, window or 0, softcap
+        call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
         status = library.octavo_attend(self._plan, call, self._max_rows, threads)
         check_status(status, self._num_slots)
         return out

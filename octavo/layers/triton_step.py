@@ -7,7 +7,7 @@ from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_paged import attend_with_map, plan_step
 from octavo.attention.triton_plan import StepMap
-from octavo.layers.norm import HeadRMSNorm
+from octavo.layers.layer_options import LayerOptions
 from octavo.layers.triton_rotary import rotate_and_store
 
 
@@ -28,20 +28,11 @@ class TritonStep:
         self._maps: dict[int | None, StepMap] = {}
         self._tables: dict[Tensor, tuple[Tensor, Tensor]] = {}
 
-    def attend(
-        self,
-        qkv: Tensor,
-        rotations: Tensor,
-        layer: int,
-        *,
-        qk_norm: HeadRMSNorm | None,
-        scale: float,
-        window: int | None,
-        softcap: float,
-    ) -> Tensor:
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
-        k_cache, v_cache = self._kv_cache.layer(layer)
+        k_cache, v_cache = self._kv_cache.layer(options.layer)
         cos, sin = self._table(rotations)
+        qk_norm, window = options.qk_norm, options.window
         q = rotate_and_store(
             qkv,
             self._rows,
@@ -56,8 +47,8 @@ class TritonStep:
         )
         if window not in self._maps:
             self._maps[window] = plan_step(q, k_cache, self._metadata, window)
-        options = ScoreOptions(scale, window, softcap)
-        out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, options, self._maps[window])
+        scores = ScoreOptions(options.scale, window, options.softcap)
+        out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
 
     def _table(self, rotations: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from octavo.layers import (
     Embedding,
     FeedForward,
     HeadRMSNorm,
+    LayerOptions,
     LMHead,
     RMSNorm,
     Rotary,
@@ -162,15 +163,14 @@ class _Builder:
             o_proj=self._row_parallel(
                 f"{prefix}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
             ),
-            qk_norm=self._qk_norm(prefix) if config.has_qk_norm else None,
-            num_heads=len(self.heads.query),
-            num_kv_heads=len(self.heads.kv),
-            head_dim=config.head_dim,
-            scale=config.attention_scale,
-            window=config.layer_windows[index],
-            softcap=config.attention_softcap,
-            layer=index,
-            rope=config.layer_ropes[index],
+            options=LayerOptions(
+                layer=index,
+                rope=config.layer_ropes[index],
+                scale=config.attention_scale,
+                window=config.layer_windows[index],
+                softcap=config.attention_softcap,
+                qk_norm=self._qk_norm(prefix) if config.has_qk_norm else None,
+            ),
             parallel=self._parallel,
         )
 

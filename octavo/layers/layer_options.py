@@ -1,0 +1,26 @@
+"""What attention needs to know of a layer besides its weights."""
+
+from dataclasses import dataclass
+
+from octavo.layers.norm import HeadRMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """One layer's attention.
+
+    Attributes:
+        layer: index of the cache's layer.
+        rope: index of its rotary frequencies among the network's.
+        scale: factor of q.k.
+        window: a token sees its last `window` keys, itself included; None: all.
+        softcap: bound of the scores; 0: none.
+        qk_norm: norm of q and k heads before the rotation, or None.
+    """
+
+    layer: int
+    rope: int
+    scale: float
+    window: int | None
+    softcap: float
+    qk_norm: HeadRMSNorm | None
