@@ -1,11 +1,16 @@
 """Sampling on the GPU for batches that need nothing but temperature and filters."""
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken
-from octavo.errors import EngineError
+
+if TYPE_CHECKING:
+    from octavo.engine.triton_filters import SamplingFilters
 
 
 def is_plain(request: Request) -> bool:
@@ -21,6 +26,23 @@ def is_plain(request: Request) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """A batch's sampling parameters on the device, [R] each.
+
+    Attributes:
+        temperatures: float32.
+        seeds: int64.
+        first_positions: int32, position each request's first output token is computed from.
+        filters: None when no request asks for one.
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    first_positions: Tensor
+    filters: "SamplingFilters | None"
+
+
 class GpuSampler:
     """Samples rows of logits by Gumbel-max kernels; the random numbers are keyed by (seed, output position).
 
@@ -30,7 +52,7 @@ class GpuSampler:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._batch: list[Request] = []
-        self._arguments: tuple[Tensor, Tensor, Tensor, object] | None = None
+        self._arguments: _Arguments | None = None
 
     def sample(self, logits: Tensor, positions: Tensor, requests: list[Request]) -> list[SampledToken]:
         """Sample one token per row; waits for the result.
@@ -44,12 +66,14 @@ class GpuSampler:
 
         if requests != self._batch or self._arguments is None:
             self._batch, self._arguments = list(requests), self._make_arguments(requests)
-        temperatures, seeds, first_positions, filters = self._arguments
-        ids, finite = sample_tokens(logits, temperatures, seeds, positions - first_positions, filters)  # type: ignore[arg-type]
+        given = self._arguments
+        ids, finite = sample_tokens(
+            logits, given.temperatures, given.seeds, positions - given.first_positions, given.filters
+        )
         both = torch.stack((ids, finite.to(ids.dtype))).tolist()
-        return [SampledToken(id_) if ok else _not_finite() for id_, ok in zip(*both, strict=True)]
+        return [SampledToken(id_) if ok else SampledToken.not_finite() for id_, ok in zip(*both, strict=True)]
 
-    def _make_arguments(self, requests: list[Request]) -> tuple[Tensor, Tensor, Tensor, object]:
+    def _make_arguments(self, requests: list[Request]) -> _Arguments:
         from octavo.engine.triton_filters import SamplingFilters
 
         def column(values: list, dtype: torch.dtype) -> Tensor:
@@ -63,14 +87,10 @@ class GpuSampler:
                 top_p=column([p.top_p for p in params], torch.float32),
                 min_p=column([p.min_p for p in params], torch.float32),
             )
-        return (
-            column([p.temperature for p in params], torch.float32),
+        return _Arguments(
+            temperatures=column([p.temperature for p in params], torch.float32),
             # Seeds are unsigned 64-bit numbers.
-            column([(r.seed + 2**63) % 2**64 - 2**63 for r in requests], torch.int64),
-            column([r.num_prompt_tokens - 1 for r in requests], torch.int32),
-            filters,
+            seeds=column([(r.seed + 2**63) % 2**64 - 2**63 for r in requests], torch.int64),
+            first_positions=column([r.num_prompt_tokens - 1 for r in requests], torch.int32),
+            filters=filters,
         )
-
-
-def _not_finite() -> SampledToken:
-    return SampledToken(-1, error=EngineError("the model's logits hold no finite value at this position"))

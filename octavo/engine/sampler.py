@@ -76,6 +76,12 @@ class SampledToken:
     top: list[tuple[int, float, int]] | None = None
     error: EngineError | None = None
 
+    @classmethod
+    def not_finite(cls) -> "SampledToken":
+        """The outcome of a row of NaNs or overflows: an error for this request alone."""
+        error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
+        return cls(-1, error=error)
+
 
 class Sampler:
     """Samples one token per row. Holds the token counts of requests that use penalties."""
@@ -116,8 +122,7 @@ class Sampler:
         self, request: Request, token_id: int, finite: bool, logprobs: Tensor | None
     ) -> SampledToken:
         if not finite:
-            error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
-            return SampledToken(-1, error=error)
+            return SampledToken.not_finite()
         if logprobs is None or request.params.logprobs is None:
             return SampledToken(token_id)
         return SampledToken(token_id, top_logprobs(logprobs, token_id, request.params.logprobs))

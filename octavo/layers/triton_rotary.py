@@ -11,7 +11,6 @@ the cache is one:
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,21 +19,6 @@ from octavo.errors import InvalidArgumentError
 
 # Values per program: eight heads of 128.
 _VALUES = 1024
-
-
-def rotary_table(
-    inverse_frequencies: Tensor, attention_factor: float, num_positions: int
-) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of every position, each [num_positions, D / 2] float32.
-
-    Args:
-        inverse_frequencies: [D / 2] float32, radians per position.
-        attention_factor: factor of rotated queries and keys, folded into the table.
-        num_positions: positions 0 to num_positions - 1 can be looked up.
-    """
-    positions = torch.arange(num_positions, device=inverse_frequencies.device)
-    angles = positions[:, None] * inverse_frequencies
-    return angles.cos().mul_(attention_factor), angles.sin().mul_(attention_factor)
 
 
 def rotate_and_store(

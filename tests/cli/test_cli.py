@@ -6,30 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_model import TINY_LLAMA
 
 from octavo.cli import main
-
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     return str(tmp_path)
 
 

@@ -9,6 +9,15 @@ from octavo.attention import KVCache
 from octavo.errors import InvalidArgumentError
 
 
+def rotary_table(
+    inverse_frequencies: torch.Tensor, attention_factor: float, num_positions: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of every position, each [num_positions, D / 2] float32."""
+    positions = torch.arange(num_positions, device=inverse_frequencies.device)
+    angles = positions[:, None] * inverse_frequencies
+    return angles.cos().mul_(attention_factor), angles.sin().mul_(attention_factor)
+
+
 class QKVCase:
     """One call of rotate_and_store and what plain torch makes of it."""
 
@@ -25,8 +34,6 @@ class QKVCase:
         slots: tuple[int, ...] = (9, -1, 3, 14, 0),
         slot_dtype: torch.dtype = torch.int64,
     ) -> None:
-        from octavo.layers.triton_rotary import rotary_table
-
         self.num_heads, self.num_kv_heads = heads
         self.head_dim, self.block_size = head_dim, block_size
         self.interleaved, self.eps = interleaved, 1e-6

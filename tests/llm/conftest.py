@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from llm_helpers import TINY_LLAMA, assert_drained
+from llm_helpers import assert_drained
+from tiny_model import TINY_LLAMA
 
 from octavo import LLM
 
