@@ -102,9 +102,7 @@ def bound_s(
 ) -> float:
     """Weights and each KV token (shared ones once for all) read once a step, all operations at the peak."""
     hidden, layers, heads, inner = SHAPES[size]
-    per_layer = hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner
-    weights, head = layers * per_layer, 151936 * hidden
-    kv_bytes = layers * 2 * 8 * 128 * 2
+    weights, head = num_weights(size)
     prefix = 0
     while len(prompts) > 1 and all(len(p) > prefix and p[prefix] == prompts[0][prefix] for p in prompts):
         prefix += 1
@@ -113,9 +111,19 @@ def bound_s(
     seconds = (2 * weights * num_prompt + attention * sum(len(p) ** 2 / 2 for p in prompts)) / flops
     for step in range(1, max(max_tokens)):
         live = [len(p) - prefix + step for p, m in zip(prompts, max_tokens, strict=True) if m > step]
-        num_bytes = 2 * (weights + head) + (prefix + sum(live)) * kv_bytes
-        seconds += num_bytes / bandwidth + 2 * (weights + head) * len(live) / flops
+        seconds += step_bytes(size, [prefix, *live]) / bandwidth + 2 * (weights + head) * len(live) / flops
     return seconds
+
+
+def num_weights(size: str) -> tuple[int, int]:
+    """Numbers in the layers' products, and in the LM head."""
+    hidden, layers, heads, inner = SHAPES[size]
+    return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
+
+
+def step_bytes(size: str, kv_lens: list[int]) -> int:
+    """Bytes a decode step must read: all weights, and the keys and values of so many tokens."""
+    return 2 * sum(num_weights(size)) + sum(kv_lens) * SHAPES[size][1] * 2 * 8 * 128 * 2
 
 
 def copy_bandwidth() -> float:

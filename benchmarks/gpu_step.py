@@ -1,7 +1,9 @@
-"""One decode step on an NVIDIA GPU at several batch sizes: wall time, and GPU time of its graph.
+"""One decode step on an NVIDIA GPU at several batch sizes: where its time goes.
 
-Prints microseconds per step; the last line is JSON. The GPU time is that of the captured graph replayed by
-itself; the rest of the wall time is the host scheduling, sampling and processing while the GPU waits.
+Prints, per step: wall time; the host's own work (all but waiting for the device); the time some kernel runs,
+from a profile of further steps; the share of the wall time in which none does; kernels; calls that wait for
+the whole device or stream (there must be none); the bound, weights and KV cache read once at the measured
+copy bandwidth. The last line is JSON.
 
     python benchmarks/gpu_step.py [--model 0.6b] [--batches 1,16,64,256] [--context 512] [--save MACHINE]
 """
@@ -10,12 +12,17 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
 
 import torch
 from common import machine, save, table
-from gpu_serving import SHAPES, load
+from gpu_serving import SHAPES, copy_bandwidth, load, step_bytes
 
 from octavo import LLM, SamplingParams
+
+_NUM_PROFILED = 20
+_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
 def main() -> None:
@@ -25,19 +32,44 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--kernels", type=int, default=0, help="list the N kernels that take most time")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
+    bandwidth = copy_bandwidth()
     llm = load(arguments.model)
-    results = [measure(llm, int(batch), arguments.context) for batch in arguments.batches.split(",")]
+    results = []
+    for batch in map(int, arguments.batches.split(",")):
+        result, kernels = measure(llm, batch, arguments.context)
+        num_bytes = step_bytes(arguments.model, [arguments.context] * batch)
+        results.append({**result, "bound_us": num_bytes / bandwidth * 1e6})
+        for name, (count, us) in kernels.most_common(arguments.kernels):
+            print(f"  batch {batch}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
+    header = [
+        "batch",
+        "wall us",
+        "host us",
+        "kernels us",
+        "GPU idle",
+        "launches",
+        "syncs",
+        "bound us",
+        "of bound",
+    ]
     rows = [
-        [r["batch"], f"{r['wall_us']:.0f}", f"{r['gpu_us']:.0f}", f"{1 - r['gpu_us'] / r['wall_us']:.0%}"]
+        [
+            *(r["batch"], *(f"{r[key]:.0f}" for key in ("wall_us", "host_us", "gpu_us"))),
+            f"{max(0.0, 1 - r['gpu_us'] / r['wall_us']):.0%}",
+            *(f"{r['launches']:.0f}", r["syncs"], f"{r['bound_us']:.0f}"),
+            f"{r['bound_us'] / r['wall_us']:.0%}",
+        ]
         for r in results
     ]
-    print(table(["batch", "wall us/step", "graph us/step", "GPU idle or sampling"], rows))
+    print(table(header, rows))
     report: dict[str, object] = {
         "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
         "model": arguments.model,
         "context": arguments.context,
+        "copy_bytes_per_s": bandwidth,
         "results": results,
     }
     if arguments.save:
@@ -45,23 +77,87 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def measure(llm: LLM, batch: int, context: int) -> dict[str, float]:
-    """Median wall time of decode steps, and the GPU time of the graph they replay."""
-    params = SamplingParams(temperature=0.6, max_tokens=64, ignore_eos=True, detokenize=False)
+class Kernels(dict[str, tuple[float, float]]):
+    """Per kernel (launches, microseconds) of a step."""
+
+    def most_common(self, num: int) -> list[tuple[str, tuple[float, float]]]:
+        """The kernels that take most time."""
+        return sorted(self.items(), key=lambda item: -item[1][1])[:num]
+
+
+def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kernels]:
+    """Figures of a decode step in the middle of a run, and its kernels."""
+    params = SamplingParams(temperature=0.6, max_tokens=128, ignore_eos=True, detokenize=False)
     for row in range(batch):
         llm.engine.add_request([(row * 7 + i) % 10000 for i in range(context)], params)
-    times = []
-    while llm.engine.has_unfinished_requests:
+    waits: list[float] = []
+    _time_waits(llm, waits)
+    walls, hosts = [], []
+    for _ in range(80):
+        waits.clear()
         start = time.perf_counter()
         llm.engine.step()
-        times.append(time.perf_counter() - start)
-    graphs = llm.engine.runner.graphs
-    assert graphs is not None, "the engine runs without CUDA graphs"
-    return {
+        walls.append(time.perf_counter() - start)
+        hosts.append(walls[-1] - sum(waits))
+    gpu_us, kernels, syncs = _profile(llm)
+    while llm.engine.has_unfinished_requests:
+        llm.engine.step()
+    del llm.engine.runner.launch
+    figures = {
         "batch": batch,
-        "wall_us": statistics.median(times[-50:-2]) * 1e6,
-        "gpu_us": graphs.replay_us(batch),
+        "wall_us": statistics.median(walls[-40:]) * 1e6,
+        "host_us": statistics.median(hosts[-40:]) * 1e6,
+        "gpu_us": gpu_us,
+        "launches": sum(count for count, _ in kernels.values()),
+        "syncs": syncs,
     }
+    return figures, kernels
+
+
+def _time_waits(llm: LLM, waits: list[float]) -> None:
+    """Make the runner note how long the engine waits for each result."""
+    runner = llm.engine.runner
+    launch = runner.launch
+
+    def timed_launch(step: object) -> Callable[[], object]:
+        wait = launch(step)
+
+        def timed() -> object:
+            start = time.perf_counter()
+            result = wait()
+            waits.append(time.perf_counter() - start)
+            return result
+
+        return timed
+
+    runner.launch = timed_launch
+
+
+def _profile(llm: LLM) -> tuple[float, Kernels, int]:
+    """Microseconds in which some kernel runs, the kernels, and synchronising calls, per step."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(_NUM_PROFILED):
+            llm.engine.step()
+    intervals, counts, times, syncs = [], Counter(), Counter(), 0
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            intervals.append((event.time_range.start, event.time_range.end))
+            counts[event.name] += 1
+            times[event.name] += event.time_range.elapsed_us()
+        syncs += event.name in _SYNCHRONISING
+    # The profiler itself waits for the device once, at its end.
+    kernels = Kernels({name: (counts[name] / _NUM_PROFILED, times[name] / _NUM_PROFILED) for name in counts})
+    return _union(intervals) / _NUM_PROFILED, kernels, max(0, syncs - 1)
+
+
+def _union(intervals: list[tuple[float, float]]) -> float:
+    """Total length covered by intervals that may overlap."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 if __name__ == "__main__":

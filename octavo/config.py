@@ -35,6 +35,8 @@ class EngineConfig:
         max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
             Default: 512 on a CPU, 8192 on a GPU.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
+        share_prefixes: read KV blocks that several running requests have in common once per step for all of
+            them, instead of once for each; results agree within rounding.
         seed: seeds dummy weights and every request that brings no seed of its own.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: "int8" runs the linear layers with int8 weights (CPU only).
@@ -54,6 +56,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    share_prefixes: bool = True
     seed: int = 0
     attention_impl: AttentionImpl = "auto"
     quantization: Quantization = "none"

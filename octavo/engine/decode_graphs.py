@@ -1,11 +1,13 @@
-"""CUDA graphs of decode steps: one launch replays a whole step, so that Python no longer paces the GPU."""
+"""CUDA graphs of decode steps: one launch replays a whole step, from the rows' tokens to their next ones."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.engine.step_input import StepInput
+from octavo.engine.device_rows import DeviceRows, upload
 from octavo.models import Decoder
 
 
@@ -15,19 +17,33 @@ def ladder(max_num_seqs: int) -> list[int]:
     return [*sizes, *range(16, max_num_seqs, 16), max_num_seqs]
 
 
-class DecodeGraphs:
-    """Runs steps in which every sequence has one new token. A size's graph is captured on first use.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a graph does.
 
-    All graphs read the same device buffers, which one copy per step fills. Rows beyond the batch are dead:
-    sequence length 0, slot -1.
+    Attributes:
+        size: places of its batch.
+        samples: it samples and moves the rows on; else it ends with the logits.
+        filters: some row asks for top-k, top-p or min-p.
+    """
+
+    size: int
+    samples: bool
+    filters: bool
+
+
+class DecodeGraphs:
+    """Runs steps in which every sequence has one new token. A variant's graph is captured on first use.
+
+    All graphs read the same buffers. Places beyond the batch are dead: row -1, sequence length 0, slot -1.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         kv_cache: KVCache,
+        rows: DeviceRows,
         *,
-        max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
     ) -> None:
@@ -36,83 +52,86 @@ class DecodeGraphs:
         Args:
             decoder: the network.
             kv_cache: its cache.
-            max_num_seqs: largest batch.
+            rows: the sequences' state; its number of rows is the largest batch.
             max_model_len: longest sequence, tokens.
             device: a CUDA device.
         """
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._state = rows
         self._max_model_len = max_model_len
+        self._device = device
+        max_num_seqs = rows.tokens.shape[0]
         self._sizes = ladder(max_num_seqs)
-        self._num_columns = -(-max_model_len // kv_cache.block_size)
-        # Rows: input ids, positions, slots, sequence lengths.
-        self._rows_host = torch.zeros((4, max_num_seqs), dtype=torch.int32, pin_memory=True)
-        self._table_host = torch.zeros((max_num_seqs, self._num_columns), dtype=torch.int32, pin_memory=True)
-        self._rows = torch.zeros((4, max_num_seqs), dtype=torch.int32, device=device)
-        self._table = torch.zeros((max_num_seqs, self._num_columns), dtype=torch.int32, device=device)
+        self._rows = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
+        # Input ids, positions, slots, sequence lengths.
+        self._step = torch.zeros((4, max_num_seqs), dtype=torch.int32, device=device)
+        self._table = torch.zeros_like(rows.table)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._graphs: dict[Variant, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, step_input: StepInput) -> tuple[Tensor, Tensor]:
-        """Replay a step.
+    def set_batch(self, rows: list[int]) -> None:
+        """Say which rows the next steps run."""
+        padded = np.full(self._size_for(len(rows)), -1, dtype=np.int32)
+        padded[: len(rows)] = rows
+        self._rows[: len(padded)].copy_(upload(padded, self._device))
+
+    def decode(self, num_seqs: int, *, filters: bool) -> Tensor:
+        """Run a step and sample.
 
         Args:
-            step_input: S sequences with one new token each.
+            num_seqs: S, rows of the batch.
+            filters: some request asks for top-k, top-p or min-p.
 
         Returns:
-            (logits [S, V] float32, positions [S] int32): views that the next call overwrites.
+            [S] int32 token ids, -1 where logits were not finite: a view that the next step overwrites.
         """
-        num_seqs = step_input.seq_lens.shape[0]
-        size = self._size_for(num_seqs)
-        self._fill(step_input, num_seqs, size)
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        graph, logits = self._graphs[size]
-        graph.replay()
-        return logits[:num_seqs], self._rows[1, :num_seqs]
+        return self._replay(Variant(self._size_for(num_seqs), samples=True, filters=filters))[:num_seqs]
 
-    def replay_us(self, num_seqs: int, repeat: int = 30) -> float:
-        """Median GPU microseconds of the graph that a batch runs in, replayed on the last step's inputs."""
-        graph, _ = self._graphs[self._size_for(num_seqs)]
-        times = []
-        for _ in range(repeat):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1000)
-        return sorted(times)[repeat // 2]
+    def logits(self, num_seqs: int) -> Tensor:
+        """Run a step up to its logits, [S, V]: a view that the next step overwrites. The rows stay."""
+        return self._replay(Variant(self._size_for(num_seqs), samples=False, filters=False))[:num_seqs]
 
     def _size_for(self, num_seqs: int) -> int:
         return next(size for size in self._sizes if size >= num_seqs)
 
-    def _fill(self, step_input: StepInput, num_seqs: int, size: int) -> None:
-        rows, table = self._rows_host.numpy(), self._table_host.numpy()
-        rows[:, num_seqs:size] = np.array([[0], [0], [-1], [0]])
-        rows[0, :num_seqs] = step_input.input_ids
-        rows[1, :num_seqs] = step_input.positions
-        rows[2, :num_seqs] = step_input.slot_mapping
-        rows[3, :num_seqs] = step_input.seq_lens
-        table[:num_seqs, : step_input.block_table.shape[1]] = step_input.block_table
-        self._rows.copy_(self._rows_host, non_blocking=True)
-        self._table[:num_seqs].copy_(self._table_host[:num_seqs], non_blocking=True)
+    def _replay(self, variant: Variant) -> Tensor:
+        if variant not in self._graphs:
+            self._graphs[variant] = self._capture(variant)
+        graph, result = self._graphs[variant]
+        graph.replay()
+        return result
 
-    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, variant: Variant) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Record a graph, after a run on dead rows that compiles kernels and sizes workspaces."""
+        batch = self._rows.clone()
+        self._rows.fill_(-1)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # Compiles kernels and sizes workspaces, which a capture must not do.
-            self._forward(size)
+            self._run(variant)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(size)
-        return graph, logits
+            result = self._run(variant)
+        self._rows.copy_(batch)
+        return graph, result
+
+    def _run(self, variant: Variant) -> Tensor:
+        from octavo.engine.triton_rows import gather_rows
+
+        state, size = self._state, variant.size
+        rows, step = self._rows[:size], self._step[:, :size]
+        gather_rows(
+            *(rows, state.tokens, state.positions, state.table, step, self._table, self._kv_cache.block_size)
+        )
+        logits = self._forward(size)
+        return self._sample(logits, rows, filters=variant.filters) if variant.samples else logits
 
     def _forward(self, size: int) -> Tensor:
-        input_ids, positions, slots, seq_lens = self._rows[:, :size]
+        input_ids, positions, slots, seq_lens = self._step[:, :size]
         metadata = AttentionMetadata(
             cu_seqlens_q=self._starts[: size + 1],
             seq_lens=seq_lens,
@@ -124,3 +143,22 @@ class DecodeGraphs:
         )
         hidden = self._decoder.forward(input_ids, positions, self._kv_cache, metadata)
         return self._decoder.compute_logits(hidden)
+
+    def _sample(self, logits: Tensor, rows: Tensor, *, filters: bool) -> Tensor:
+        from octavo.engine.triton_rows import advance_rows
+        from octavo.engine.triton_sampler import sample_tokens
+
+        state = self._state
+        # A dead place borrows row 0's parameters; nobody looks at its token.
+        sampling = state.sampling.take(rows.clamp(min=0))
+        keys = self._step[1, : rows.shape[0]] - sampling.first_positions
+        sampled, is_finite = sample_tokens(
+            logits,
+            sampling.temperatures,
+            sampling.seeds,
+            keys,
+            sampling.filters() if filters else None,
+        )
+        outcome = self._outcome[: rows.shape[0]]
+        advance_rows(rows, sampled, is_finite, state.tokens, state.positions, outcome)
+        return outcome

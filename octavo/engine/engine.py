@@ -3,23 +3,28 @@
     add_request -> [ schedule -> execute -> process ] -> CompletionDelta
                      scheduler   model_runner  output_processor
 
-The three parts of a step stay separate so that planning can run ahead of the device.
+The three parts of a step are separate, so that planning runs ahead of the device: where the runner allows it,
+the next step is launched before the last one's tokens are known. A stop token is then found one step late;
+what its sequence computed in the meantime is dropped.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.attention import KVCache
+from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.memory import plan_execution
-from octavo.engine.model_runner import ModelRunner, StepResult
+from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.step_result import StepResult, StepRunner
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager, KVStats
 from octavo.models import (
@@ -108,13 +113,8 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
-        self.runner = ModelRunner(
-            decoder or self._load_decoder(source, progress),
-            self._allocate_kv_cache(),
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=plan.max_model_len,
-            device=plan.device,
-        )
+        self.runner = self._make_runner(decoder or self._load_decoder(source, progress))
+        self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self.outputs = OutputProcessor(self.tokenizer)
         self.prompts = PromptReader(
             self.tokenizer,
@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._in_flight)
 
     def add_request(
         self,
@@ -182,17 +182,19 @@ class Engine:
         return deltas
 
     def step(self) -> list[CompletionDelta]:
-        """Run one step; returns what changed. A request that fails fails alone."""
+        """Launch the next step and process the one before; returns what changed.
+
+        A request that fails fails alone.
+        """
+        deltas: list[CompletionDelta] = []
+        if not self._can_run_ahead():
+            deltas += self._process_all_but(0)
         step = self.scheduler.schedule()
-        deltas = [self._close(request) for request in step.finished]
-        if not step.scheduled:
-            return deltas
-        try:
-            result = self.runner.execute(step)
-        except Exception as error:
-            logger.exception("a step with %d requests failed", len(step.scheduled))
-            return deltas + self._fail_step(step, error)
-        return deltas + self._process(step, result)
+        deltas += [self._close(request) for request in step.finished]
+        if step.scheduled:
+            deltas += self._launch(step)
+        num_kept = 1 if step.scheduled and self._can_run_ahead() else 0
+        return deltas + self._process_all_but(num_kept)
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and of the block pool."""
@@ -204,6 +206,22 @@ class Engine:
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             kv=self.manager.stats(),
+        )
+
+    def _make_runner(self, decoder: Decoder) -> StepRunner:
+        plan, cache = self.plan, self._allocate_kv_cache()
+        impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
+        if plan.device.type == "cuda" and impl == "triton":
+            from octavo.engine.gpu_runner import GpuRunner as Runner
+        else:
+            Runner = ModelRunner
+        return Runner(
+            decoder,
+            cache,
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            device=plan.device,
+            share_prefixes=self.config.share_prefixes,
         )
 
     def _load_decoder(self, source: ModelSource, progress: Callable[[int, int], None] | None) -> Decoder:
@@ -278,6 +296,31 @@ class Engine:
             for index in range(params.n)
         ]
 
+    def _can_run_ahead(self) -> bool:
+        return self.runner.runs_ahead and all(r.can_run_ahead for r in self.scheduler.running)
+
+    def _launch(self, step: SchedulerOutput) -> list[CompletionDelta]:
+        try:
+            wait = self.runner.launch(step)
+        except Exception as error:
+            return self._fail_step(step, error)
+        self.scheduler.launch(step)
+        self._in_flight.append((step, wait))
+        return []
+
+    def _process_all_but(self, num_kept: int) -> list[CompletionDelta]:
+        """Wait for the steps under way, oldest first, until `num_kept` are left."""
+        deltas: list[CompletionDelta] = []
+        while len(self._in_flight) > num_kept:
+            step, wait = self._in_flight.popleft()
+            try:
+                result = wait()
+            except Exception as error:
+                deltas += self._fail_step(step, error)
+            else:
+                deltas += self._process(step, result)
+        return deltas
+
     def _process(self, step: SchedulerOutput, result: StepResult) -> list[CompletionDelta]:
         self._num_steps += 1
         self._num_computed_tokens += step.num_tokens
@@ -287,7 +330,11 @@ class Engine:
                 chunk.request.prompt_logprobs[chunk.start + offset] = self.outputs.named(top)
         for item in step.scheduled:
             self.scheduler.commit(item)
-        return [self._accept(request, sampled) for request, sampled in result.sampled.items()]
+        return [
+            self._accept(request, sampled)
+            for request, sampled in result.sampled.items()
+            if not request.is_finished
+        ]
 
     def _accept(self, request: Request, sampled: SampledToken) -> CompletionDelta:
         if sampled.error is not None:
@@ -306,13 +353,15 @@ class Engine:
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
         """The step computed nothing that can be trusted: its requests end, all others go on."""
+        logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
         self.scheduler.return_copies(step.block_copies)
         failure = (
             error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
         )
-        for item in step.scheduled:
-            item.request.fail(failure)
-        return [self._close(item.request) for item in step.scheduled]
+        requests = [item.request for item in step.scheduled if not item.request.is_finished]
+        for request in requests:
+            request.fail(failure)
+        return [self._close(request) for request in requests]
 
     def _close(self, request: Request) -> CompletionDelta:
         self._retire(request)
@@ -321,4 +370,4 @@ class Engine:
     def _retire(self, request: Request) -> None:
         if not request.is_finished:
             self.scheduler.finish(request)
-        self.runner.sampler.release(request)
+        self.runner.release(request)

@@ -36,12 +36,14 @@ class Request:
         seed: keys the sampler's random numbers together with the output position.
         stop_token_ids: EOS ids (unless ignored) and the user's stop ids.
         blocks: the KV blocks it holds; empty while it waits.
-        num_computed_tokens: leading tokens whose KV is in the cache.
+        num_pending_tokens: output tokens a device has sampled, or will have, that are not in token_ids yet.
+        num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
         row: row of the step's block table while running, else -1.
+        can_run_ahead: its next token can be sampled before the host has seen the last one.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     forks: list["Request"] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
+    num_pending_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     row: int = -1
@@ -65,23 +68,32 @@ class Request:
     stop_reason: str | int | None = None
     message: str | None = None
     error: OctavoError | None = None
+    can_run_ahead: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.can_run_ahead = self.prompt_logprobs_start is None and self.params.is_plain
         if self.prompt_logprobs_start is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Tokens it has, those included that only the device knows yet."""
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:
+        """Output tokens known here."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Known tokens whose KV is not in the cache yet: 1 while decoding, more while catching up."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens whose KV is not in the cache yet: 1 while decoding, more while catching up."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """True when it will end with the tokens under way, whatever they are."""
+        return self.num_tokens >= self.max_num_tokens
 
     @property
     def is_finished(self) -> bool:
@@ -120,5 +132,5 @@ class Request:
         self.metrics.num_output_tokens += 1
         if token_id in self.stop_token_ids and self.num_output_tokens >= self.params.min_tokens:
             self.finish("stop", stop_reason=token_id if token_id in self.params.stop_token_ids else None)
-        elif self.num_tokens >= self.max_num_tokens:
+        elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")

@@ -4,6 +4,7 @@ A request's random number depends only on (seed, output position), never on its 
 request gives the same tokens alone, in any batch and after preemption.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.errors import EngineError
+
+# (token id, log-probability, rank) of the most likely tokens and of the one in question.
+Top = list[tuple[int, float, int]]
 
 _MASK64 = 2**64 - 1
 # Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
@@ -73,7 +77,7 @@ class SampledToken:
     """
 
     token_id: int
-    top: list[tuple[int, float, int]] | None = None
+    top: Top | None = None
     error: EngineError | None = None
 
     @classmethod
@@ -102,9 +106,8 @@ class Sampler:
             logits: [R, V] float32, one row per request; may be overwritten.
             requests: R requests.
         """
-        tops = self._wanted_logprobs(logits, requests)
-        for row, request in enumerate(requests):
-            self._adjust(logits[row], request)
+        logprobs = self.wanted_logprobs(logits, requests)
+        self.adjust_(logits, requests)
         best_values, best_ids = logits.max(dim=-1)
         token_ids = best_ids.tolist()
         finite = best_values.isfinite().tolist()
@@ -113,26 +116,37 @@ class Sampler:
             drawn = _draw(logits[random_rows], [requests[row] for row in random_rows])
             for row, token_id in zip(random_rows, drawn, strict=True):
                 token_ids[row] = token_id
+        tops = self.tops(logprobs, token_ids, requests)
         return [
-            self._outcome(request, token_ids[row], finite[row], tops.get(row))
-            for row, request in enumerate(requests)
+            SampledToken(id_, top) if is_finite else SampledToken.not_finite()
+            for id_, top, is_finite in zip(token_ids, tops, finite, strict=True)
         ]
 
-    def _outcome(
-        self, request: Request, token_id: int, finite: bool, logprobs: Tensor | None
-    ) -> SampledToken:
-        if not finite:
-            return SampledToken.not_finite()
-        if logprobs is None or request.params.logprobs is None:
-            return SampledToken(token_id)
-        return SampledToken(token_id, top_logprobs(logprobs, token_id, request.params.logprobs))
+    def wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> Tensor | None:
+        """Log-probabilities of the model itself, [rows that ask, V]; None if none does.
 
-    def _wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> dict[int, Tensor]:
-        """Log-probabilities of the model itself: taken before anything is adjusted."""
+        To be taken before anything is adjusted.
+        """
         rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        if not rows:
-            return {}
-        return dict(zip(rows, logits[rows].log_softmax(-1), strict=True))
+        return logits[rows].float().log_softmax(-1) if rows else None
+
+    def tops(
+        self, logprobs: Tensor | None, token_ids: list[int], requests: list[Request]
+    ) -> list[Top | None]:
+        """For each request what it asks of wanted_logprobs' result: see SampledToken.top."""
+        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        tops: list[Top | None] = [None] * len(requests)
+        if logprobs is not None:
+            nums = [requests[row].params.logprobs or 0 for row in rows]
+            found = top_logprobs(logprobs, [token_ids[row] for row in rows], nums)
+            for row, top in zip(rows, found, strict=True):
+                tops[row] = top
+        return tops
+
+    def adjust_(self, logits: Tensor, requests: list[Request]) -> None:
+        """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for."""
+        for row, request in enumerate(requests):
+            self._adjust(logits[row], request)
 
     def _adjust(self, row: Tensor, request: Request) -> None:
         """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
@@ -159,21 +173,24 @@ class Sampler:
         row -= params.presence_penalty * (counts.in_output > 0)
 
 
-def top_logprobs(logprobs: Tensor, token_id: int, num: int) -> list[tuple[int, float, int]]:
-    """Return (id, log-probability, rank) of the `num` most likely tokens, then of token_id if not among them.
+def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[Top]:
+    """Return (id, log-probability, rank) of each row's most likely tokens, and of its own if not among them.
 
     Args:
-        logprobs: [V] log-probabilities.
-        token_id: the token that was sampled (or stands in the prompt).
-        num: how many of the most likely tokens.
+        logprobs: [R, V] log-probabilities.
+        token_ids: R tokens that were sampled (or stand in the prompt).
+        nums: how many of the most likely tokens each row wants.
     """
-    values, ids = logprobs.topk(num)
-    ranked = zip(ids.tolist(), values.tolist(), range(1, num + 1), strict=True)
-    top = [(id_, value, rank) for id_, value, rank in ranked]
-    if all(id_ != token_id for id_, _, _ in top):
-        value = logprobs[token_id]
-        top.append((token_id, value.item(), int((logprobs > value).sum()) + 1))
-    return top
+    values, ids = (part.tolist() for part in logprobs.topk(max(nums)))
+    own = torch.tensor(token_ids, device=logprobs.device)[:, None]
+    own_values = logprobs.gather(1, own)
+    own_ranks = (logprobs > own_values).sum(1) + 1
+    tops = []
+    rows = zip(token_ids, nums, ids, values, own_values[:, 0].tolist(), own_ranks.tolist(), strict=True)
+    for token_id, num, row_ids, row_values, own_value, own_rank in rows:
+        top = list(zip(row_ids[:num], row_values[:num], range(1, num + 1), strict=True))
+        tops.append(top if token_id in row_ids[:num] else [*top, (token_id, own_value, own_rank)])
+    return tops
 
 
 def _draw(logits: Tensor, requests: list[Request]) -> list[int]:

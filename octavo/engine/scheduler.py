@@ -22,20 +22,30 @@ from octavo.kv import KVCacheManager
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's share of a step: its next `num_new_tokens` tokens are computed.
+    """One request's share of a step: its tokens start : end are computed.
 
     Attributes:
         request: the request.
+        start: its tokens computed before.
         num_new_tokens: how many tokens of it this step computes, >= 1.
+        samples: this step reaches the request's last token, so that a new one is sampled.
     """
 
     request: Request
+    start: int
     num_new_tokens: int
+    samples: bool
+
+    @classmethod
+    def next_of(cls, request: Request, max_tokens: int) -> "ScheduledRequest":
+        """Schedule as many of a request's next tokens as the budget allows."""
+        num_to_compute = request.num_tokens_to_compute
+        num_new_tokens = min(num_to_compute, max_tokens)
+        return cls(request, request.num_computed_tokens, num_new_tokens, num_new_tokens == num_to_compute)
 
     @property
-    def samples(self) -> bool:
-        """True when this step reaches the last known token, so that a new one is sampled."""
-        return self.num_new_tokens == self.request.num_tokens_to_compute
+    def end(self) -> int:
+        return self.start + self.num_new_tokens
 
 
 @dataclass(slots=True)
@@ -59,6 +69,11 @@ class SchedulerOutput:
 
 class Scheduler:
     """Admits, runs, preempts and retires requests over one block pool.
+
+        schedule ──► launch ──► (the device works) ──► commit, with the sampled tokens
+
+    Between launch and commit the next step may be scheduled: a request then counts the token it is about to
+    get as one it has.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
     the whole pool alone is finished rather than waited for, so every step that has work computes a token.
@@ -103,12 +118,23 @@ class Scheduler:
         request.forks = []
         request.status = RequestStatus.FINISHED
 
+    def launch(self, output: SchedulerOutput) -> None:
+        """Record that a step is under way: the next one may be scheduled."""
+        for item in output.scheduled:
+            item.request.num_computed_tokens = item.end
+            item.request.num_pending_tokens += item.samples
+
     def commit(self, item: ScheduledRequest) -> None:
-        """Record that a step computed its tokens: full blocks become hit-able, forks of a prompt start."""
+        """Record that a step is done: full blocks become hit-able, forks of a prompt start.
+
+        A request that lost its blocks in the meantime (preempted, aborted) has nothing to commit.
+        """
         request = item.request
-        request.num_computed_tokens += item.num_new_tokens
-        self.manager.commit(request.blocks, request.token_ids, request.num_computed_tokens)
-        if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
+        request.num_pending_tokens -= item.samples
+        if request.status is not RequestStatus.RUNNING:
+            return
+        self.manager.commit(request.blocks, request.token_ids, item.end)
+        if request.forks and item.end >= request.num_prompt_tokens:
             self._start_forks(request)
 
     def return_copies(self, copies: list[tuple[int, int]]) -> None:
@@ -117,11 +143,11 @@ class Scheduler:
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         # Prompts get all their blocks at admission, so only decoding can run out of blocks.
-        for request in [r for r in self.running if r.num_tokens_to_compute == 1]:
+        for request in [r for r in self.running if r.num_tokens_to_compute == 1 and not r.is_full]:
             if budget == 0:
                 break
             if request.status is RequestStatus.RUNNING and self._grow(request, output):
-                output.scheduled.append(ScheduledRequest(request, 1))
+                output.scheduled.append(ScheduledRequest.next_of(request, 1))
                 budget -= 1
         return budget
 
@@ -132,6 +158,8 @@ class Scheduler:
                 self._preempt(self.running[-1])
             elif len(self.running) > 1:
                 self._preempt(request)
+                return False
+            elif request.num_pending_tokens > 0:
                 return False
             else:
                 capacity = self.manager.num_blocks * self.manager.block_size
@@ -146,24 +174,22 @@ class Scheduler:
             if budget == 0:
                 break
             if request.num_tokens_to_compute > 1:
-                num_new_tokens = min(request.num_tokens_to_compute, budget)
-                output.scheduled.append(ScheduledRequest(request, num_new_tokens))
-                budget -= num_new_tokens
+                output.scheduled.append(ScheduledRequest.next_of(request, budget))
+                budget -= output.scheduled[-1].num_new_tokens
         return budget
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         deferred: list[Request] = []
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting.popleft()
-            if self._waits_for_equal_prefix(request):
+            if request.num_pending_tokens > 0 or self._waits_for_equal_prefix(request):
                 deferred.append(request)
                 continue
             if not self._start(request):
                 deferred.append(request)
                 break
-            num_new_tokens = min(request.num_tokens_to_compute, budget)
-            output.scheduled.append(ScheduledRequest(request, num_new_tokens))
-            budget -= num_new_tokens
+            output.scheduled.append(ScheduledRequest.next_of(request, budget))
+            budget -= output.scheduled[-1].num_new_tokens
         self.waiting.extendleft(reversed(deferred))
 
     def _waits_for_equal_prefix(self, request: Request) -> bool:

@@ -67,7 +67,7 @@ class StepInputBuilder:
         for request in requests:
             self.tables.update(request.row, request.blocks.block_ids)
         query_lens = np.array([item.num_new_tokens for item in scheduled], dtype=np.int32)
-        num_computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
+        num_computed = np.array([item.start for item in scheduled], dtype=np.int32)
         rows = np.array([request.row for request in requests])
         cu_seqlens_q = np.zeros(len(scheduled) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=cu_seqlens_q[1:])
@@ -92,8 +92,9 @@ class StepInputBuilder:
 def _new_token_ids(scheduled: list[ScheduledRequest]) -> np.ndarray:
     token_ids: list[int] = []
     for item in scheduled:
-        start = item.request.num_computed_tokens
-        token_ids += item.request.token_ids[start : start + item.num_new_tokens]
+        known = item.request.token_ids[item.start : item.end]
+        # Tokens that only the device knows are 0 here.
+        token_ids += known or [0]
     return np.array(token_ids, dtype=np.int32)
 
 

@@ -24,8 +24,8 @@ class BlockTables:
         """Return the number of valid block ids in a row."""
         return self._lengths[row]
 
-    def update(self, row: int, block_ids: Sequence[int]) -> None:
-        """Bring a row up to date with a sequence's block ids.
+    def update(self, row: int, block_ids: Sequence[int]) -> tuple[int, int]:
+        """Bring a row up to date with a sequence's block ids; returns the range of columns it wrote.
 
         Costs O(new blocks) when `block_ids` is the list of the last call, grown at its end:
         `SequenceBlocks.block_ids` changes in no other way without becoming another list. Another list (the
@@ -37,8 +37,10 @@ class BlockTables:
         start = self._lengths[row]
         if self._sources[row] is not block_ids or len(block_ids) < start:
             self.rewrite(row, block_ids)
-        elif len(block_ids) > start:
+            return 0, len(block_ids)
+        if len(block_ids) > start:
             self._write(row, start, block_ids[start:])
+        return start, len(block_ids)
 
     def rewrite(self, row: int, block_ids: Sequence[int]) -> None:
         """Write a whole row, whatever it held before.

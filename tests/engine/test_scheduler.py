@@ -5,6 +5,7 @@ a reused block shows as a wrong token. No torch: thousands of schedules a second
 """
 
 import zlib
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -30,11 +31,23 @@ def expected_tokens(prompt: list[int], num_new: int) -> list[int]:
 
 
 class FakeEngine:
-    """Runs the scheduler; cells[slot] holds the token stored there."""
+    """Runs the scheduler; cells[slot] holds the token stored there.
+
+    With `ahead` steps are scheduled before the last one's tokens are known: only the device knows them.
+    """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        caching: bool = True,
+        ahead: int = 0,
     ) -> None:
+        self.ahead = ahead
+        self.in_flight: deque[tuple[SchedulerOutput, dict[Request, int]]] = deque()
+        self.device_tokens: dict[Request, list[int]] = {}
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(self.manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         self.cells: dict[int, int] = {}
@@ -69,44 +82,61 @@ class FakeEngine:
         for source, destination in output.block_copies:
             for offset in range(size):
                 self.cells[destination * size + offset] = self.cells.get(source * size + offset, -1)
-        samples = [item.request for item in output.scheduled if item.samples]
-        for item in output.scheduled:
-            self._compute(item.request, item.num_new_tokens)
-        for item in output.scheduled:
-            self.scheduler.commit(item)
-        for request in samples:
-            past = [self._read(request, position) for position in range(request.num_computed_tokens)]
-            assert past == request.token_ids, "the cache does not hold the request's own tokens"
-            request.append_output(next_token(past))
-            if request.finish_reason:
-                self.scheduler.finish(request)
+        self.in_flight.append((output, {i.request: self._compute(i) for i in output.scheduled}))
+        self.scheduler.launch(output)
+        while len(self.in_flight) > (self.ahead if output.scheduled else 0):
+            self._process(*self.in_flight.popleft())
         self.manager.check_invariants()
         return output
 
     def run(self, max_steps: int = 5000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 return
+            waits = len(self.in_flight) > 0
             output = self.step()
-            assert output.scheduled or output.finished, "a step with work did nothing"
+            assert output.scheduled or output.finished or waits, "a step with work did nothing"
         raise AssertionError("the scheduler makes no progress")
 
     def _slot(self, request: Request, position: int) -> int:
         index, offset = divmod(position, self.manager.block_size)
         return request.blocks.block_ids[index] * self.manager.block_size + offset
 
-    def _compute(self, request: Request, num_new: int) -> None:
-        self.num_computed += num_new
-        start = request.num_computed_tokens
-        for position in range(start, start + num_new):
-            self.cells[self._slot(request, position)] = request.token_ids[position]
+    def _compute(self, item: ScheduledRequest) -> int:
+        """The device's part: store the new tokens, and sample from all there are."""
+        request = item.request
+        token_ids = self.device_tokens.setdefault(request, list(request.token_ids))
+        self.num_computed += item.num_new_tokens
+        for position in range(item.start, item.end):
+            self.cells[self._slot(request, position)] = token_ids[position]
+        if not item.samples:
+            return -1
+        past = [self._read(request, position) for position in range(item.end)]
+        assert past == token_ids, "the cache does not hold the request's own tokens"
+        token_ids.append(next_token(past))
+        return token_ids[-1]
+
+    def _process(self, output: SchedulerOutput, sampled: dict[Request, int]) -> None:
+        for item in output.scheduled:
+            self.scheduler.commit(item)
+        for item in output.scheduled:
+            request = item.request
+            if item.samples and not request.is_finished:
+                request.append_output(sampled[request])
+                assert request.token_ids == self.device_tokens[request][: len(request.token_ids)]
+                if request.finish_reason:
+                    self.scheduler.finish(request)
 
     def _read(self, request: Request, position: int) -> int:
         return self.cells[self._slot(request, position)]
 
 
-def test_batched_equals_alone() -> None:
-    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, budget=16)
+in_both_ways = pytest.mark.parametrize("ahead", [0, 1])
+
+
+@in_both_ways
+def test_batched_equals_alone(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=8, budget=16, ahead=ahead)
     requests = [engine.add(str(i), [i] * (i + 1), max_tokens=9)[0] for i in range(12)]
     engine.run()
     for i, request in enumerate(requests):
@@ -114,8 +144,9 @@ def test_batched_equals_alone() -> None:
     assert engine.manager.num_free_blocks == 64
 
 
-def test_preempted_equals_undisturbed_and_makes_progress() -> None:
-    engine = FakeEngine(num_blocks=8, block_size=2, max_num_seqs=8, budget=16)
+@in_both_ways
+def test_preempted_equals_undisturbed_and_makes_progress(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=8, block_size=2, max_num_seqs=8, budget=16, ahead=ahead)
     requests = [engine.add(str(i), [i, i + 1, i + 2], max_tokens=8)[0] for i in range(6)]
     engine.run()
     assert engine.scheduler.num_preemptions > 0, "the pool was meant to be too small"
@@ -135,8 +166,9 @@ def test_the_oldest_running_request_is_never_preempted() -> None:
     engine.run()
 
 
-def test_a_lone_sequence_that_exhausts_the_pool_ends_with_length_and_a_message() -> None:
-    engine = FakeEngine(num_blocks=3, block_size=2, max_num_seqs=4, budget=16)
+@in_both_ways
+def test_a_lone_sequence_that_exhausts_the_pool_ends_with_length_and_a_message(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=3, block_size=2, max_num_seqs=4, budget=16, ahead=ahead)
     request = engine.add("a", [1, 2, 3], max_tokens=100)[0]
     engine.run()
     assert request.finish_reason == "length"
@@ -211,8 +243,9 @@ def test_forks_share_the_prompt_and_copy_only_the_tail() -> None:
     assert all(request.token_ids == expected_tokens(list(range(10)), 5) for request in requests)
 
 
-def test_forks_without_room_become_ordinary_requests() -> None:
-    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=2, budget=64)
+@in_both_ways
+def test_forks_without_room_become_ordinary_requests(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=64, block_size=4, max_num_seqs=2, budget=64, ahead=ahead)
     requests = engine.add("a", list(range(10)), max_tokens=5, n=4)
     engine.run()
     assert all(request.token_ids == expected_tokens(list(range(10)), 5) for request in requests)
@@ -240,10 +273,13 @@ def test_a_copy_never_reaches_a_block_that_changed_hands() -> None:
     assert other.token_ids == expected_tokens([9, 9, 9], 3)
 
 
+@in_both_ways
 @pytest.mark.parametrize("caching", [True, False])
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_schedule_gives_the_tokens_of_each_request_alone(caching: bool, data: st.DataObject) -> None:
+def test_any_schedule_gives_the_tokens_of_each_request_alone(
+    caching: bool, ahead: int, data: st.DataObject
+) -> None:
     num_blocks = data.draw(st.integers(6, 24), label="blocks")
     block_size = data.draw(st.integers(1, 5), label="block size")
     engine = FakeEngine(
@@ -252,6 +288,7 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(caching: bool, data
         max_num_seqs=data.draw(st.integers(1, 6), label="max seqs"),
         budget=data.draw(st.integers(1, 20), label="budget"),
         caching=caching,
+        ahead=ahead,
     )
     capacity = num_blocks * block_size
     added: list[tuple[list[int], int, Request]] = []

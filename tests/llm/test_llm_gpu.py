@@ -31,10 +31,87 @@ def test_graph_equals_eager(tiny: object) -> None:
     llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
     params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True, temperature=0.8, top_p=0.9)
     with_graphs = tokens(llm), tokens(llm, params)
-    assert llm.engine.runner.graphs is not None
-    llm.engine.runner.graphs = None
-    llm.engine.runner._plan = lambda step_input: None
+    graphs = llm.engine.runner.graphs
+    graphs._replay = graphs._run
     assert (tokens(llm), tokens(llm, params)) == with_graphs
+
+
+def test_a_decode_step_never_synchronises(tiny: object) -> None:
+    llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
+    tokens(llm)
+    engine = llm.engine
+    for prompt in PROMPTS:
+        engine.add_request(prompt, SamplingParams(max_tokens=60, ignore_eos=True))
+    for _ in range(10):
+        engine.step()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(30):
+                engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    calls = [event.name for event in profile.events()]
+    # The profiler itself synchronises the device once when it stops.
+    assert calls.count("cudaStreamSynchronize") == 0
+    assert calls.count("cudaDeviceSynchronize") <= 1
+    assert calls.count("cudaGraphLaunch") == 30
+    while engine.has_unfinished_requests:
+        engine.step()
+
+
+def test_a_seed_gives_the_same_tokens_beside_any_neighbour(tiny: object) -> None:
+    """Neighbours that want log-probabilities or penalties make the engine wait for every step."""
+    llm = tiny(device="cuda", dtype="float32", num_blocks=256)  # type: ignore[operator]
+    seeded = SamplingParams(seed=7, max_tokens=30, ignore_eos=True, temperature=0.9, top_k=20)
+    alone = [llm.generate([prompt], seeded)[0].outputs[0].token_ids for prompt in PROMPTS]
+    neighbour = SamplingParams(
+        max_tokens=17, ignore_eos=True, logprobs=2, presence_penalty=1.0, min_tokens=3, seed=1
+    )
+    outputs = llm.generate([*PROMPTS, [1, 2, 3]], [seeded] * len(PROMPTS) + [neighbour])
+    assert [output.outputs[0].token_ids for output in outputs[:-1]] == alone
+    assert len(outputs[-1].outputs[0].logprobs) == 17
+    again = llm.generate([[1, 2, 3]], neighbour)[0].outputs[0]
+    assert again.token_ids == outputs[-1].outputs[0].token_ids
+
+
+def test_log_probabilities_are_the_cpus(tiny: object) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=1)
+    options = {"dtype": "float32", "num_blocks": 64}
+    on_cpu = tiny(device="cpu", **options).generate(PROMPTS, params)  # type: ignore[operator]
+    on_gpu = tiny(device="cuda", **options).generate(PROMPTS, params)  # type: ignore[operator]
+    for expected, output in zip(on_cpu, on_gpu, strict=True):
+        for a, b in zip(expected.outputs[0].logprobs, output.outputs[0].logprobs, strict=True):
+            assert a.keys() == b.keys()
+            assert all(abs(a[token].logprob - b[token].logprob) < 1e-3 for token in a)
+        assert len(output.prompt_logprobs) == len(expected.prompt_logprobs)
+
+
+def test_a_stop_token_found_one_step_late_leaves_nothing_behind(tiny: object) -> None:
+    llm = tiny(device="cuda", dtype="float32", num_blocks=64)  # type: ignore[operator]
+    free = tokens(llm)
+    stops = [output[9] for output in free]
+    params = [SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[stop]) for stop in stops]
+    outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params)]
+    for output, expected, stop in zip(outputs, free, stops, strict=True):
+        assert output.token_ids == expected[: expected.index(stop) + 1]
+        assert output.finish_reason == "stop"
+    assert_drained(llm)
+
+
+def test_completions_of_one_prompt_and_an_abort_while_a_step_is_under_way(tiny: object) -> None:
+    llm = tiny(device="cuda", dtype="float32", num_blocks=64)  # type: ignore[operator]
+    params = SamplingParams(n=4, seed=3, max_tokens=20, ignore_eos=True)
+    expected = [output.token_ids for output in llm.generate([PROMPTS[3]], params)[0].outputs]
+    assert len({tuple(token_ids) for token_ids in expected}) == 4
+    victim = llm.engine.add_request([4, 5, 6], SamplingParams(max_tokens=50, ignore_eos=True))
+    for _ in range(5):
+        llm.engine.step()
+    llm.engine.abort(victim)
+    again = [output.token_ids for output in llm.generate([PROMPTS[3]], params)[0].outputs]
+    assert again == expected
+    assert_drained(llm)
 
 
 def test_preempted_equals_undisturbed(tiny: object) -> None:

@@ -1,0 +1,196 @@
+"""Runs the model on an NVIDIA GPU and waits for it only where a request asks for what waiting alone gives.
+
+    host     | launch 1 | launch 2 | wait 1, process | launch 3 | wait 2, process | ...
+    device              |------ 1 ------|------ 2 ------|------ 3 ------|
+
+A decode step is one CUDA graph that takes its tokens from the device's rows, where the step before left them.
+"""
+
+from collections.abc import Callable
+from itertools import repeat
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.engine.decode_graphs import DecodeGraphs
+from octavo.engine.device_rows import DeviceRows, asks_for_filters, upload
+from octavo.engine.prompt_logprobs import prompt_logprobs
+from octavo.engine.request import Request
+from octavo.engine.sampler import SampledToken, Sampler, Top
+from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
+from octavo.engine.step_input import StepInput, StepInputBuilder
+from octavo.engine.step_result import PromptLogprobs, StepResult
+from octavo.models import Decoder
+
+
+class GpuRunner:
+    """StepRunner for decoders whose attention runs by Triton kernels."""
+
+    runs_ahead = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        share_prefixes: bool,
+    ) -> None:
+        """Allocate the device's state.
+
+        Args:
+            decoder: the network.
+            kv_cache: its cache.
+            max_num_seqs: most sequences of a step.
+            max_model_len: longest sequence, tokens.
+            device: of both.
+            share_prefixes: read blocks that several sequences of a step have in common once for all.
+        """
+        self.decoder = decoder
+        self.kv_cache = kv_cache
+        self.share_prefixes = share_prefixes
+        self._device = device
+        max_blocks = -(-max_model_len // kv_cache.block_size)
+        self._inputs = StepInputBuilder(
+            max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
+        )
+        self._rows = DeviceRows(self._inputs.tables, device)
+        self.graphs = DecodeGraphs(decoder, kv_cache, self._rows, max_model_len=max_model_len, device=device)
+        self._sampler = Sampler(decoder.config.vocab_size, device)
+        self._batch: list[Request] = []
+
+    @torch.inference_mode()
+    def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
+        """See StepRunner."""
+        self.kv_cache.copy_blocks(step.block_copies)
+        requests = [item.request for item in step.scheduled]
+        self._rows.update_tables(requests)
+        if all(item.samples and self._rows.holds(item.request, item.start) for item in step.scheduled):
+            return self._decode(requests, [item.end for item in step.scheduled])
+        return self._mixed(step.scheduled)
+
+    def release(self, request: Request) -> None:
+        """See StepRunner."""
+        self._sampler.release(request)
+
+    def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
+        """Every sequence feeds the token that was sampled for it last."""
+        self._rows.send_tables()
+        if requests != self._batch:
+            self.graphs.set_batch([request.row for request in requests])
+            self._batch = requests
+        if all(request.can_run_ahead for request in requests):
+            filters = any(asks_for_filters(request) for request in requests)
+            outcome = self.graphs.decode(len(requests), filters=filters)
+            self._rows.advance(requests)
+            return self._later(requests, outcome)
+        logits = self.graphs.logits(len(requests))
+        outcome, tops = self._sample(logits, requests, ends)
+        return self._later(requests, outcome, tops)
+
+    def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
+        """Prompts under way, and whoever decodes beside them."""
+        step_input = self._inputs.build(scheduled)
+        hidden = self._forward(step_input, scheduled)
+        chunks = prompt_logprobs(self.decoder, scheduled, hidden)
+        sampling = [item for item in scheduled if item.samples]
+        if not sampling:
+            return lambda: StepResult({}, chunks)
+        requests, ends = [item.request for item in sampling], [item.end for item in sampling]
+        logits = self.decoder.compute_logits(hidden[upload(step_input.logits_indices, self._device)])
+        outcome, tops = self._sample(logits, requests, ends)
+        return self._later(requests, outcome, tops, chunks)
+
+    def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
+        arrays = (
+            step_input.input_ids,
+            step_input.positions,
+            step_input.slot_mapping,
+            step_input.cu_seqlens_q,
+            step_input.seq_lens,
+            step_input.block_table.ravel(),
+        )
+        sizes = [array.shape[0] for array in arrays]
+        packed = upload(np.concatenate(arrays, dtype=np.int32, casting="same_kind"), self._device)
+        input_ids, positions, slots, starts, seq_lens, table = packed.split(sizes)
+        self._fill_in_tokens(input_ids, step_input, scheduled)
+        metadata = AttentionMetadata(
+            cu_seqlens_q=starts,
+            seq_lens=seq_lens,
+            positions=positions,
+            slot_mapping=slots,
+            block_table=table.view(step_input.block_table.shape),
+            max_query_len=int(np.diff(step_input.cu_seqlens_q).max()),
+            max_seq_len=int(step_input.seq_lens.max()),
+        )
+        return self.decoder.forward(input_ids, positions, self.kv_cache, metadata)
+
+    def _fill_in_tokens(
+        self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]
+    ) -> None:
+        """Put the tokens that only the device knows to their places."""
+        unknown = [
+            (token, item.request.row)
+            for token, item in zip(step_input.cu_seqlens_q[:-1].tolist(), scheduled, strict=True)
+            if item.end > len(item.request.token_ids)
+        ]
+        if unknown:
+            places, rows = upload(np.array(unknown).T.copy(), self._device)
+            input_ids.index_copy_(0, places, self._rows.tokens[rows])
+
+    def _sample(
+        self, logits: Tensor, requests: list[Request], ends: list[int]
+    ) -> tuple[Tensor, list[Top | None]]:
+        """Sample a token for each request; the device's rows get them.
+
+        Args:
+            logits: [S, V].
+            requests: S requests.
+            ends: positions of the tokens to be sampled.
+
+        Returns:
+            [S] int32 token ids, -1 where logits were not finite, and the wanted log-probabilities.
+        """
+        from octavo.engine.triton_sampler import sample_tokens
+
+        rows = self._rows.rows_of(requests)
+        sampling = self._rows.sampling.take(rows)
+        last = upload(np.array(ends, dtype=np.int32), self._device) - 1
+        logprobs = self._sampler.wanted_logprobs(logits, requests)
+        if not all(request.can_run_ahead for request in requests):
+            logits = logits.float()
+            self._sampler.adjust_(logits, requests)
+        filters = sampling.filters() if any(asks_for_filters(request) for request in requests) else None
+        ids, is_finite = sample_tokens(
+            logits, sampling.temperatures, sampling.seeds, last - sampling.first_positions, filters
+        )
+        self._rows.put(rows, requests, ids, ends)
+        tops = self._sampler.tops(logprobs, [] if logprobs is None else ids.tolist(), requests)
+        return ids.where(is_finite, -1), tops
+
+    def _later(
+        self,
+        requests: list[Request],
+        outcome: Tensor,
+        tops: list[Top | None] | None = None,
+        chunks: list[PromptLogprobs] | None = None,
+    ) -> Callable[[], StepResult]:
+        """Start copying the outcome, [S] int32, to the host; the returned function waits for it."""
+        ids = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+        ids.copy_(outcome, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> StepResult:
+            copied.synchronize()
+            sampled = [
+                SampledToken(id_, top) if id_ >= 0 else SampledToken.not_finite()
+                for id_, top in zip(ids.tolist(), tops or repeat(None), strict=False)
+            ]
+            return StepResult(dict(zip(requests, sampled, strict=True)), chunks or [])
+
+        return wait

@@ -1,0 +1,125 @@
+"""Between the rows of a device's state and the arrays of a decode step; imported only where Triton runs."""
+
+# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COLUMNS = 128
+
+
+def gather_rows(
+    rows: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    step: Tensor,
+    step_table: Tensor,
+    block_size: int,
+) -> None:
+    """Make the inputs of a decode step of sequences that live in rows of a larger state.
+
+        state    row    0    1    2    3          step   0    1    2
+                 token  a    b    c    d                 d    b    -     rows = [3, 1, -1]
+
+    Args:
+        rows: [S] int32, row of each sequence; -1: none, a dead place of the step.
+        tokens: [R] int32, the token each row's sequence feeds next.
+        positions: [R] int32, that token's position.
+        table: [R, C] int32 block ids.
+        step: [4, S] int32; becomes input ids, positions, slots and sequence lengths. A dead place gets token
+            0, position 0, slot -1 and length 0.
+        step_table: [S, C] int32; becomes the sequences' block ids, as many as they use.
+        block_size: B, tokens.
+    """
+    _gather_kernel[(rows.shape[0],)](
+        rows,
+        tokens,
+        positions,
+        table,
+        step,
+        step_table,
+        table.stride(0),
+        step.stride(0),
+        step_table.stride(0),
+        block_size,
+        COLUMNS=_COLUMNS,
+    )
+
+
+def advance_rows(
+    rows: Tensor, sampled: Tensor, is_finite: Tensor, tokens: Tensor, positions: Tensor, outcome: Tensor
+) -> None:
+    """Move rows on by the tokens sampled for them.
+
+    Args:
+        rows: [S] int32; -1: nothing to do.
+        sampled: [S] int32.
+        is_finite: [S] bool; False: the logits were not finite.
+        tokens: [R] int32; the rows get the sampled tokens.
+        positions: [R] int32; the rows' grow by one.
+        outcome: [S] int32; becomes the sampled token, or -1 where the logits were not finite.
+    """
+    num_rows = rows.shape[0]
+    _advance_kernel[(triton.cdiv(num_rows, _COLUMNS),)](
+        rows, sampled, is_finite, tokens, positions, outcome, num_rows, BLOCK=_COLUMNS
+    )
+
+
+@triton.jit
+def _gather_kernel(
+    rows_ptr,
+    tokens_ptr,
+    positions_ptr,
+    table_ptr,
+    step_ptr,
+    step_table_ptr,
+    stride_table,
+    stride_step,
+    stride_step_table,
+    block_size,
+    COLUMNS: tl.constexpr,
+):
+    """Grid: (S,)."""
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + place).to(tl.int64)
+    is_live = row >= 0
+    token = tl.load(tokens_ptr + row, mask=is_live, other=0)
+    position = tl.load(positions_ptr + row, mask=is_live, other=0)
+    table_at = table_ptr + row * stride_table
+    block = tl.load(table_at + position // block_size, mask=is_live, other=0)
+    slot = tl.where(is_live, block * block_size + position % block_size, -1)
+    tl.store(step_ptr + place, token)
+    tl.store(step_ptr + stride_step + place, position)
+    tl.store(step_ptr + 2 * stride_step + place, slot)
+    tl.store(step_ptr + 3 * stride_step + place, tl.where(is_live, position + 1, 0))
+    num_blocks = tl.where(is_live, position // block_size + 1, 0)
+    for begin in range(0, num_blocks, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        ids = tl.load(table_at + column, mask=column < num_blocks)
+        tl.store(step_table_ptr + place * stride_step_table + column, ids, mask=column < num_blocks)
+
+
+@triton.jit
+def _advance_kernel(
+    rows_ptr,
+    sampled_ptr,
+    is_finite_ptr,
+    tokens_ptr,
+    positions_ptr,
+    outcome_ptr,
+    num_rows,
+    BLOCK: tl.constexpr,
+):
+    """Grid: (ceil(S / BLOCK),)."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + place, mask=place < num_rows, other=-1).to(tl.int64)
+    is_live = row >= 0
+    token = tl.load(sampled_ptr + place, mask=is_live, other=0)
+    is_finite = tl.load(is_finite_ptr + place, mask=is_live, other=0)
+    position = tl.load(positions_ptr + row, mask=is_live, other=0)
+    tl.store(tokens_ptr + row, token, mask=is_live)
+    tl.store(positions_ptr + row, position + 1, mask=is_live)
+    tl.store(outcome_ptr + place, tl.where(is_finite, token, -1), mask=is_live)
