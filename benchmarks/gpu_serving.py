@@ -101,7 +101,7 @@ def bound_s(
     size: str, prompts: list[list[int]], max_tokens: list[int], bandwidth: float, flops: float
 ) -> float:
     """Weights and each KV token (shared ones once for all) read once a step, all operations at the peak."""
-    hidden, layers, heads, inner = SHAPES[size]
+    _, layers, heads, _ = SHAPES[size]
     weights, head = num_weights(size)
     prefix = 0
     while len(prompts) > 1 and all(len(p) > prefix and p[prefix] == prompts[0][prefix] for p in prompts):
