@@ -115,7 +115,7 @@ class RequestOutput:
     error: OctavoError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionDelta:
     """What one step added to one completion; deltas concatenate to the whole.
 

@@ -91,11 +91,6 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
-    def is_full(self) -> bool:
-        """True when it will end with the tokens under way, whatever they are."""
-        return self.num_tokens >= self.max_num_tokens
-
-    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 

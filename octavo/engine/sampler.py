@@ -6,6 +6,7 @@ request gives the same tokens alone, in any batch and after preemption.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,8 +67,7 @@ class TokenCounts:
             self.num_counted += len(new_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """One row's outcome.
 
     Attributes:

@@ -15,13 +15,13 @@ computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows 
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.kv import KVCacheManager
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step: its tokens start : end are computed.
 
     Attributes:
@@ -40,7 +40,7 @@ class ScheduledRequest:
     def next_of(cls, request: Request, max_tokens: int) -> "ScheduledRequest":
         """Schedule as many of a request's next tokens as the budget allows."""
         num_to_compute = request.num_tokens_to_compute
-        num_new_tokens = min(num_to_compute, max_tokens)
+        num_new_tokens = num_to_compute if num_to_compute < max_tokens else max_tokens
         return cls(request, request.num_computed_tokens, num_new_tokens, num_new_tokens == num_to_compute)
 
     @property
@@ -143,17 +143,23 @@ class Scheduler:
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         # Prompts get all their blocks at admission, so only decoding can run out of blocks.
-        for request in [r for r in self.running if r.num_tokens_to_compute == 1 and not r.is_full]:
+        for request in tuple(self.running):
             if budget == 0:
                 break
-            if request.status is RequestStatus.RUNNING and self._grow(request, output):
-                output.scheduled.append(ScheduledRequest.next_of(request, 1))
+            num_tokens = request.num_tokens
+            start = num_tokens - 1
+            if request.num_computed_tokens != start or num_tokens >= request.max_num_tokens:
+                continue
+            if request.status is RequestStatus.RUNNING and self._grow(request, num_tokens, output):
+                output.scheduled.append(ScheduledRequest(request, start, 1, True))
                 budget -= 1
         return budget
 
-    def _grow(self, request: Request, output: SchedulerOutput) -> bool:
-        """Make room for the request's last token, preempting the youngest; False when it had to yield."""
-        while not self.manager.allocate(request.blocks, request.num_tokens):
+    def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
+        """Make room for all tokens of a request, preempting the youngest; False when it had to yield."""
+        if num_tokens <= request.blocks.capacity:
+            return True
+        while not self.manager.allocate(request.blocks, num_tokens):
             if self.running[-1] is not request:
                 self._preempt(self.running[-1])
             elif len(self.running) > 1:

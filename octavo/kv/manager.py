@@ -169,6 +169,9 @@ class KVCacheManager:
         self._require_ours(sequence)
         num_full = sequence.num_full_blocks(token_ids, num_computed_tokens)
         sequence.require_capacity(num_computed_tokens)
+        if num_full == sequence.num_committed:
+            sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_computed_tokens)
+            return False
         sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
         self._set_filled(sequence, max(sequence.num_filled_tokens, num_computed_tokens))
         if not self.enable_prefix_caching:

@@ -36,6 +36,8 @@ def test_graph_equals_eager(tiny: object) -> None:
     assert (tokens(llm), tokens(llm, params)) == with_graphs
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_a_decode_step_never_synchronises(tiny: object) -> None:
     llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
     tokens(llm)
