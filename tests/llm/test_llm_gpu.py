@@ -94,7 +94,9 @@ def test_a_stop_token_found_one_step_late_leaves_nothing_behind(tiny: object) ->
     llm = tiny(device="cuda", dtype="float32", num_blocks=64)  # type: ignore[operator]
     free = tokens(llm)
     stops = [output[9] for output in free]
-    params = [SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[stop]) for stop in stops]
+    params = [
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=[stop]) for stop in stops
+    ]
     outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params)]
     for output, expected, stop in zip(outputs, free, stops, strict=True):
         assert output.token_ids == expected[: expected.index(stop) + 1]
