@@ -1,6 +1,7 @@
 """Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
 
 from octavo.attention.cache import KVCache
+from octavo.attention.device_forest import DeviceForest
 from octavo.attention.forest import ForestPlan
 from octavo.attention.interface import (
     available_impls,
@@ -13,6 +14,7 @@ from octavo.attention.metadata import AttentionMetadata
 
 __all__ = [
     "AttentionMetadata",
+    "DeviceForest",
     "ForestPlan",
     "KVCache",
     "available_impls",
