@@ -3,6 +3,7 @@
 from octavo.attention.cache import KVCache
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.forest import ForestPlan
+from octavo.attention.forest_attention import forest_attention
 from octavo.attention.interface import (
     available_impls,
     paged_attention,
@@ -18,6 +19,7 @@ __all__ = [
     "ForestPlan",
     "KVCache",
     "available_impls",
+    "forest_attention",
     "merge",
     "paged_attention",
     "paged_attention_with_lse",

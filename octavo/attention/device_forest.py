@@ -69,7 +69,8 @@ class DeviceForest:
             device: where the kernels run.
             max_num_tokens: most query tokens of a step; None: one per sequence.
             max_units: most units of each class in a plan.
-            max_partials: most partial results of a plan, H * D float32 each; None: 8 per query token.
+            max_partials: most partial results of a plan, H * D float32 each; None: 16 per sequence
+                and one per query token.
             max_blocks: most blocks of all nodes of a plan.
             thin, fat: tilings; None: what measured best.
             min_segment_tokens: nodes are not cut into segments shorter than this.
@@ -91,7 +92,7 @@ class DeviceForest:
         )
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(
-            num_tokens, max_num_seqs, max_units, max_partials or 8 * num_tokens, max_blocks
+            num_tokens, max_num_seqs, max_units, max_partials or 16 * max_num_seqs + num_tokens, max_blocks
         )
         # A partial result of one head is written and read in float32, mostly in the L2 cache.
         self.costs = Costs(partial_tokens=4 * group, node_tokens=64, tile_tokens=self.tiling.fat_tokens)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from test_node_plan import forests
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 
-from octavo.attention import DeviceForest, triton_paged, triton_plan
+from octavo.attention import DeviceForest, forest_attention, triton_nodes, triton_paged, triton_plan
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_shapes import TileShape
 from octavo.errors import InvalidArgumentError
@@ -184,6 +184,23 @@ def test_one_map_serves_many_layers():
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_attends_in_one_call(impl, monkeypatch):
+    """forest_attention makes positions, metadata and plan by itself, and shares."""
+    monkeypatch.setattr("octavo.attention.device_forest._LAUNCH_BYTES", 0)
+    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
+    case = make_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
+    moved, metadata = to_device(case), case.metadata
+    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
+    launched = []
+    attend_nodes = triton_nodes.attend_nodes
+    monkeypatch.setattr(triton_nodes, "attend_nodes", lambda *a: launched.append(attend_nodes(*a)))
+    out = forest_attention(moved.q, moved.k_cache, moved.v_cache, *arrays, scale=0.25, impl=impl)
+    exact, _ = case.oracle(scale=0.25)
+    assert (out.cpu() - exact).abs().max() < 1e-5
+    assert len(launched) == (impl == "triton")
 
 
 def test_refuses_what_it_was_not_made_for():
