@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from test_node_plan import forests
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 
-from octavo.attention import DeviceForest, forest_attention, triton_nodes, triton_paged, triton_plan
+from octavo.attention import DeviceForest, KVCache, forest_attention, triton_nodes, triton_paged, triton_plan
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_shapes import TileShape
 from octavo.errors import InvalidArgumentError
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.triton_step import TritonStep
 
 THIN = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
 FAT = replace(THIN, rows=32, programs_per_multiprocessor=2)
@@ -201,6 +203,32 @@ def test_attends_in_one_call(impl, monkeypatch):
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
+
+
+def test_a_step_shares_in_layers_without_a_window():
+    """TritonStep with the default tilings: one step's layers with and without a window."""
+    case = shared_case()
+    forest, plan = make_forest(case, thin=None, fat=None)
+    assert plan.num_units > 0
+    cache = KVCache.allocate(
+        num_layers=2, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
+    )
+    cache.data.normal_()
+    qkv = torch.randn(5, 8 * 16, device=DEVICE)
+    rotations = torch.ones(5, 1, 8, dtype=torch.complex64, device=DEVICE)
+
+    def attend(with_forest):
+        metadata = replace(to_device(case).metadata, forest=with_forest)
+        step = TritonStep(cache, metadata, num_heads=4)
+        windows = (None, 20)
+        options = [LayerOptions(layer, 0, 0.25, window, 0.0, None) for layer, window in enumerate(windows)]
+        return [step.attend(qkv.clone(), rotations, layer) for layer in options]
+
+    (shared, windowed), (flat, flat_windowed) = attend(forest), attend(None)
+    assert not forest.partial_lse[: plan.num_partials].isnan().any()
+    assert not torch.equal(shared, flat)
+    assert (shared - flat).abs().max() < 1e-5
+    assert torch.equal(windowed, flat_windowed)
 
 
 def test_refuses_what_it_was_not_made_for():
