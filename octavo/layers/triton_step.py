@@ -15,7 +15,7 @@ class TritonStep:
     """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
 
     Task maps and rotation tables are made by the first layer that needs them and used by the others. Layers
-    without a window read what the metadata's forest shares only once; the others read each sequence by itself.
+    without a window read only once what the forest of the metadata shares; the others read it per sequence.
     """
 
     def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
