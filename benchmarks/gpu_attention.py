@@ -117,14 +117,25 @@ def octavo_attention(batch: Batch) -> Attend:
 
 def flash_attention_3(batch: Batch) -> Attend:
     """Return a call of FlashAttention-3's paged kernel; it wants blocks as [N, B, KH, D] in memory."""
-    k_cache, v_cache = batch.k_cache.contiguous(), batch.v_cache.contiguous()
-    metadata, options = batch.metadata, batch.options
-    return lambda: torch.ops._vllm_fa3_C.fwd(
-        *(batch.q, k_cache, v_cache, None, None, None, None),
+    caches = (batch.k_cache.contiguous(), batch.v_cache.contiguous())
+    return lambda: call_flash_attention_3(batch.q, *caches, batch.metadata, batch.options.scale)
+
+
+def call_flash_attention_3(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    causal: bool = True,
+) -> Tensor:
+    """Call FlashAttention-3's paged kernel; caches are [N, B, KH, D], contiguous."""
+    return torch.ops._vllm_fa3_C.fwd(
+        *(q, k_cache, v_cache, None, None, None, None),
         *(metadata.cu_seqlens_q, None, None, None, metadata.seq_lens),
         *(metadata.max_query_len, metadata.max_seq_len, metadata.block_table),
         *(None, None, None, None, None, None, None, None),
-        *(options.scale, True, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None),
+        *(scale, causal, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None),
     )[0]
 
 

@@ -1,7 +1,9 @@
 """Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
 
 from octavo.attention.cache import KVCache
+from octavo.attention.device_forest import DeviceForest
 from octavo.attention.forest import ForestPlan
+from octavo.attention.forest_attention import forest_attention
 from octavo.attention.interface import (
     available_impls,
     paged_attention,
@@ -13,9 +15,11 @@ from octavo.attention.metadata import AttentionMetadata
 
 __all__ = [
     "AttentionMetadata",
+    "DeviceForest",
     "ForestPlan",
     "KVCache",
     "available_impls",
+    "forest_attention",
     "merge",
     "paged_attention",
     "paged_attention_with_lse",

@@ -23,7 +23,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.attention.hopper_tiles import HALF, STAGES, Pipe, attend_item, key_tiles
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_plan import RECORD, FatWork, num_multiprocessors
+from octavo.attention.triton_plan import RECORD, FatWork
+from octavo.attention.triton_shapes import num_multiprocessors
 from octavo.attention.triton_tiles import Cache, Queries, Score, Shape
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.attention.device_forest import DeviceForest
 from octavo.attention.forest import ForestPlan
 
 
@@ -25,7 +26,10 @@ class AttentionMetadata:
             are never read.
         max_query_len: longest query, in tokens.
         max_seq_len: longest seq_len, in tokens.
-        plan: work list over the prefix forest (host arrays), or None: each sequence by itself.
+        plan: work list over the prefix forest (host arrays), or None: each sequence by itself. GPU kernels do
+            not use it.
+        forest: shared prefixes for GPU kernels (device arrays), whose plan must be of this batch, or None.
+            Others do not use it: what is shared changes the time a step takes, not its results.
     """
 
     cu_seqlens_q: Tensor
@@ -36,3 +40,4 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     plan: ForestPlan | None = None
+    forest: DeviceForest | None = None

@@ -54,6 +54,7 @@ def find_shared_prefixes(
     query_lens: np.ndarray,
     block_size: int,
     costs: Costs,
+    align_blocks: int = 1,
 ) -> SharedPrefixes:
     """Find the prefix forest by equal leading block ids and keep the nodes that pay.
 
@@ -68,13 +69,14 @@ def find_shared_prefixes(
         query_lens: [S] query tokens of each sequence.
         block_size: tokens in a block.
         costs: what a node saves and costs.
+        align_blocks: nodes begin and end at multiples of this many blocks.
     """
     rows = _rows_with_common_first_block(block_tables, num_shareable_blocks)
     if rows.size == 0:
         return SharedPrefixes.none()
     order, common = _sort_rows(block_tables, num_shareable_blocks, rows)
     rows = rows[order]
-    nodes = _lcp_intervals(common.tolist())
+    nodes = _lcp_intervals((common // align_blocks * align_blocks).tolist())
     return _promote(rows, nodes, query_lens[rows], block_size, costs)
 
 

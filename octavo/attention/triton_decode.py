@@ -7,12 +7,14 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_nodes import Ancestors, begin_state
 from octavo.attention.triton_plan import RECORD, ThinWork, num_key_tiles
 from octavo.attention.triton_tiles import (
     Queries,
     attend_tiles,
     cache_argument,
     clear_uncovered,
+    fold_partials,
     load_queries,
     normalise,
     score_argument,
@@ -30,6 +32,7 @@ def attend_thin(
     options: ScoreOptions,
     work: ThinWork,
     results: tuple[Tensor, Tensor],
+    ancestors: Ancestors | None = None,
 ) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
@@ -40,6 +43,7 @@ def attend_thin(
         options: how scores are made.
         work: the step's thin work.
         results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
+        ancestors: partial results of shared nodes, or None.
     """
     shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
     group = q.shape[1] // k_cache.shape[2]
@@ -48,7 +52,7 @@ def attend_thin(
         Queries(q, q.stride(0), q.stride(1), metadata.positions, *results),
         cache_argument(k_cache, v_cache, metadata.block_table),
         score_argument(options),
-        *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
+        *(ancestors, work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
         shape,
         max(1, most_rows),
@@ -60,7 +64,7 @@ def attend_thin(
 
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
-    queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
+    queries, cache, score, ancestors, units, schedule, arrivals, partial_out, partial_lse,
     cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles, (unit, kv head) after (unit, kv head).
@@ -78,7 +82,7 @@ def _attend_thin_kernel(
     unit = tl.load(schedule + 2 + program)
     while at < end:
         at = _attend_piece(
-            queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
+            queries, cache, score, ancestors, units, unit, arrivals, partial_out, partial_lse,
             at, end, tiles_per_program, shape, MERGED_ROWS,
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
@@ -89,7 +93,7 @@ def _attend_thin_kernel(
 
 @triton.jit
 def _attend_piece(
-    queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
+    queries, cache, score, ancestors, units, unit, arrivals, partial_out, partial_lse,
     at, end, tiles_per_program, shape, MERGED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Attend from tile `at` to the end of the run or of its (unit, kv head); returns where it stopped."""
@@ -110,11 +114,11 @@ def _attend_piece(
     if shape.biased:
         slope = tl.load(score.slopes + head, mask=valid, other=0.0)
     tile_begin = kv_begin // shape.keys
+    # Every living row has keys of its own; a dead one has no part in shared nodes.
+    begins = (first_tile == 0) & (kv_end > kv_begin)
+    top, total, values = begin_state(ancestors, token_begin, num_tokens, kv_head, begins, shape, MERGED_ROWS)
     top, total, values = attend_tiles(
-        tl.full([shape.rows], float("-inf"), tl.float32),
-        tl.zeros([shape.rows], tl.float32),
-        tl.zeros([shape.rows, shape.padded_dim], tl.float32),
-        q, position, slope, cache, tl.load(record), kv_head,
+        top, total, values, q, position, slope, cache, tl.load(record), kv_head,
         tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
     out, lse = normalise(top, total, values)
@@ -173,12 +177,6 @@ def _merge_pieces(
         pointers = partial_out + (at_row * shape.padded_dim)[:, :, None] + d[None, None, :]
         out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
         lse = tl.load(partial_lse + at_row, mask=mask, other=float("-inf"), cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(lse - base[None, :])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 0)
-        values = values * shrink[:, None] + tl.sum(weights[:, :, None] * out, 0)
-        top = new_top
+        top, total, values = fold_partials(top, total, values, out, lse)
     out, lse = normalise(top, total, values)
     store_results(queries, token, head, valid, out, lse, shape)

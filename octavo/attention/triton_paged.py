@@ -49,8 +49,8 @@ def paged_attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Attend by a task map made for this call alone; see octavo.attention.paged_attention_with_lse.
 
-    Waits for nothing. metadata.plan is not used. Who calls once per layer makes the map once per step
-    with plan_step and calls attend_with_map.
+    Waits for nothing. Prefixes are shared by metadata.forest; metadata.plan is not used. Who calls once per
+    layer makes the map once per step with plan_step and calls attend_with_map.
 
     Raises:
         InvalidArgumentError: the scale is not positive.
@@ -98,7 +98,7 @@ def attend_with_map(
     Raises:
         InvalidArgumentError: the scale is not positive, or the map is for another window.
     """
-    from octavo.attention import triton_decode, triton_prefill, triton_tiles
+    from octavo.attention import triton_decode, triton_nodes, triton_prefill, triton_tiles
 
     if not options.scale > 0:
         raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
@@ -108,7 +108,11 @@ def attend_with_map(
             f"make one map for each window"
         )
     results = triton_tiles.empty_results(q)
-    triton_decode.attend_thin(q, k_cache, v_cache, metadata, options, step_map.thin, results)
+    if step_map.forest is not None:
+        triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, step_map.forest)
+    ancestors = triton_nodes.ancestors_argument(step_map.forest)
+    step = (q, k_cache, v_cache, metadata, options)
+    triton_decode.attend_thin(*step, step_map.thin, results, ancestors)
     if step_map.fat is not None:
-        triton_prefill.attend_fat(q, k_cache, v_cache, metadata, options, step_map.fat, results)
+        triton_prefill.attend_fat(*step, step_map.fat, results, ancestors)
     return results

@@ -12,15 +12,15 @@ Keys kv begin : kv end are seen by some row of the unit, keys full begin : full 
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.device_forest import DeviceForest
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.triton_shapes import TileShape, fat_shape, num_multiprocessors, thin_shape
 from octavo.attention.triton_tiles import padded_head_dim
 
 RECORD = tl.constexpr(8)
@@ -76,11 +76,21 @@ class StepMap:
         thin: work of sequences with few query tokens; there may be none.
         fat: work of the others, or None if there are none.
         window: the window it was made for.
+        forest: shared nodes, whose keys are not among those of thin and fat, or None.
     """
 
     thin: ThinWork
     fat: FatWork | None
     window: int | None
+    forest: DeviceForest | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Visibility:
+    """Where a unit's keys begin: a window, or the tokens [S] int32 of each sequence that nodes cover."""
+
+    window: int | None
+    leaf_begin: Tensor | None
 
 
 def plan_step(
@@ -98,7 +108,7 @@ def plan_step(
     """Cut a step's attention into work, on the device and without waiting for it.
 
     Args:
-        metadata: the step; its plan is not used.
+        metadata: the step; its forest is used for layers without a window, its plan is not.
         num_tokens: T, rows of q; with max_query_len it bounds the number of units.
         num_heads: H.
         num_kv_heads: KH.
@@ -109,6 +119,9 @@ def plan_step(
 
     Returns:
         The map. Its buffers serve one kernel at a time: calls that use it must follow one another.
+
+    Raises:
+        InvalidArgumentError: the forest is for other heads or fewer tokens.
     """
     group = num_heads // num_kv_heads
     thin = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
@@ -116,28 +129,25 @@ def plan_step(
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
+    forest = metadata.forest if window is None else None
+    if forest is not None:
+        forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
+    see = _Visibility(window, None if forest is None else forest.leaf_begin)
     return StepMap(
-        thin=_thin_work(thin, metadata, heads, window),
-        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, window) if has_fat else None,
+        thin=_thin_work(thin, metadata, heads, see),
+        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, see) if has_fat else None,
         window=window,
+        forest=forest,
     )
 
 
-@cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a GPU has; 2 stand in where the interpreter runs on a CPU."""
-    if device.type == "cpu":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _thin_work(
-    shape: TileShape, metadata: AttentionMetadata, heads: tuple[int, int, int], window: int | None
+    shape: TileShape, metadata: AttentionMetadata, heads: tuple[int, int, int], see: _Visibility
 ) -> ThinWork:
     num_heads, num_kv_heads, head_dim = heads
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
     group = num_heads // num_kv_heads
-    units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, window)
+    units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     _schedule_kernel[(num_programs,)](
@@ -160,13 +170,13 @@ def _fat_work(
     heads: tuple[int, int, int],
     num_tokens: int,
     max_thin_tokens: int,
-    window: int | None,
+    see: _Visibility,
 ) -> FatWork:
     num_heads, num_kv_heads, head_dim = heads
     device = metadata.seq_lens.device
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
-    units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, window)
+    units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
     num_slots = num_multiprocessors(device) * shape.programs_per_multiprocessor
     num_parts = min(num_slots // (num_units * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)
@@ -185,14 +195,14 @@ def _list_units(
     tile_tokens: int,
     above_tokens: int,
     max_tokens: int,
-    window: int | None,
+    see: _Visibility,
 ) -> Tensor:
     """List the units of sequences with above_tokens < query length <= max_tokens: [num_units, 8] int32."""
     num_sequences = metadata.seq_lens.shape[0]
     units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=metadata.seq_lens.device)
     _list_units_kernel[(num_sequences,)](
-        *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions),
-        *(num_sequences, num_units, above_tokens, max_tokens, window or 0),
+        *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
+        *(num_sequences, num_units, above_tokens, max_tokens, see.window or 0),
         *(tile_tokens, triton.next_power_of_2(tile_tokens), triton.next_power_of_2(num_sequences)),
     )
     return units
@@ -200,7 +210,8 @@ def _list_units(
 
 @triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window"])
 def _list_units_kernel(
-    units, cu_seqlens_q, seq_lens, positions, num_sequences, num_units, above_tokens, max_tokens, window,
+    units, cu_seqlens_q, seq_lens, positions, leaf_begin,
+    num_sequences, num_units, above_tokens, max_tokens, window,
     TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     """Program s lists the units of sequence s, whose last causal masks leave the most work.
@@ -234,6 +245,8 @@ def _list_units_kernel(
         if window > 0:
             kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))
             full_begin = tl.maximum(0, highest - window + 1)
+        if leaf_begin is not None:
+            kv_begin = tl.minimum(kv_end, tl.load(leaf_begin + s))
         record = units + (first + index) * RECORD
         tl.store(record, s)
         tl.store(record + 1, token)

@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo.attention import hopper_prefill
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_nodes import Ancestors, begin_state
 from octavo.attention.triton_plan import RECORD, FatWork
 from octavo.attention.triton_tiles import (
     Queries,
@@ -32,6 +33,7 @@ def attend_fat(
     options: ScoreOptions,
     work: FatWork,
     results: tuple[Tensor, Tensor],
+    ancestors: Ancestors | None = None,
 ) -> None:
     """Attend the fat units and write their rows of the results.
 
@@ -42,16 +44,17 @@ def attend_fat(
         options: how scores are made.
         work: the step's fat work.
         results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
+        ancestors: partial results of shared nodes, or None.
     """
     shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
     queries = Queries(q, q.stride(0), q.stride(1), metadata.positions, *results)
     cache, score = cache_argument(k_cache, v_cache, metadata.block_table), score_argument(options)
-    if hopper_prefill.can_attend(q, k_cache, v_cache, options, work):
+    if ancestors is None and hopper_prefill.can_attend(q, k_cache, v_cache, options, work):
         hopper_prefill.attend_fat(queries, cache, k_cache, v_cache, score, work.units, shape)
         return
     num_units, num_kv_heads = work.units.shape[0], k_cache.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
-        *(queries, cache, score, work.units, work.partial_out, work.partial_lse),
+        *(queries, cache, score, ancestors, work.units, work.partial_out, work.partial_lse),
         *(q.shape[0], shape, work.num_parts),
         num_warps=work.shape.num_warps,
         num_stages=work.shape.num_stages,
@@ -67,8 +70,9 @@ def attend_fat(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend_fat_kernel(
-    queries, cache, score, units, partial_out, partial_lse, num_rows, shape, NUM_PARTS: tl.constexpr
-):
+    queries, cache, score, ancestors, units, partial_out, partial_lse, num_rows, shape,
+    NUM_PARTS: tl.constexpr,
+):  # fmt: skip
     """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
     program = tl.program_id(0)
     part = program % NUM_PARTS
@@ -84,8 +88,10 @@ def _attend_fat_kernel(
         tile_begin = tl.minimum(tile_end, tile_begin + part * part_tiles)
         tile_end = tl.minimum(tile_end, tile_begin + part_tiles)
     token, head, valid = tile_rows(tl.load(record + 1), num_tokens, kv_head, shape)
+    begins = (part == 0) & (kv_end > kv_begin)
+    state = begin_state(ancestors, tl.load(record + 1), num_tokens, kv_head, begins, shape, shape.rows)
     top, total, values = _attend_range(
-        queries, cache, score, record, token, head, valid, kv_head,
+        state, queries, cache, score, record, token, head, valid, kv_head,
         tile_begin, tile_end, shape,
     )  # fmt: skip
     out, lse = normalise(top, total, values)
@@ -101,10 +107,10 @@ def _attend_fat_kernel(
 
 @triton.jit
 def _attend_range(
-    queries, cache, score, record, token, head, valid, kv_head,
+    state, queries, cache, score, record, token, head, valid, kv_head,
     tile_begin, tile_end, shape,
 ):  # fmt: skip
-    """Attend to key tiles tile_begin : tile_end, masking only those that some row sees in part."""
+    """Fold key tiles tile_begin : tile_end into the state, masking only those that some row sees in part."""
     kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
     full_begin, full_end = tl.load(record + 5), tl.load(record + 6)
     full_tile_begin = tl.minimum(tile_end, tl.maximum(tile_begin, tl.cdiv(full_begin, shape.keys)))
@@ -115,9 +121,7 @@ def _attend_range(
     slope = position.to(tl.float32)
     if shape.biased:
         slope = tl.load(score.slopes + head, mask=valid, other=0.0)
-    top = tl.full([shape.rows], float("-inf"), tl.float32)
-    total = tl.zeros([shape.rows], tl.float32)
-    values = tl.zeros([shape.rows, shape.padded_dim], tl.float32)
+    top, total, values = state
     if shape.windowed:
         top, total, values = attend_tiles(
             top, total, values, q, position, slope, cache, table_row, kv_head,

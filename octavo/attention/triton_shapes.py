@@ -1,6 +1,7 @@
 """How the Triton attention kernels are tiled: what measured best on an H200, by head dimension and dtype."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -65,6 +66,14 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         programs_per_multiprocessor=2,
         max_registers=None if wide else 128,
     )
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has; 2 stand in where the interpreter runs on a CPU."""
+    if device.type == "cpu":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:

@@ -247,6 +247,18 @@ def attend_tiles(
 
 
 @triton.jit
+def fold_partials(top, total, values, out, lse):
+    """Fold finished partial results out [P, R, padded_dim], lse [P, R] in units of log 2, into the state."""
+    new_top = tl.maximum(top, tl.max(lse, 0))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(lse - base[None, :])
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.sum(weights, 0)
+    values = values * shrink[:, None] + tl.sum(weights[:, :, None] * out, 0)
+    return new_top, total, values
+
+
+@triton.jit
 def normalise(top, total, values):
     """Finish a running softmax: (out [R, D], lse [R] in units of log 2); 0 and -inf if nothing was seen."""
     safe = tl.where(total > 0, total, 1.0)

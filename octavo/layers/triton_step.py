@@ -1,4 +1,4 @@
-"""Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, one or two to read it."""
+"""Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, a few to read it."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from octavo.layers.triton_rotary import rotate_and_store
 class TritonStep:
     """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
 
-    Task maps and rotation tables are made by the first layer that needs them and used by the others.
+    Task maps and rotation tables are made by the first layer that needs them and used by the others. Layers
+    without a window read only once what the forest of the metadata shares; the others read it per sequence.
     """
 
     def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:

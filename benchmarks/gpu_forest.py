@@ -1,0 +1,354 @@
+"""Decoding with shared prefixes on one GPU: shared blocks read once, beside reading each sequence flat.
+
+    python -m benchmarks.gpu_forest [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--sweep]
+
+All implementations get the same block tables, whose sequences truly share blocks. Keys, values and queries
+are random; each replay of a CUDA graph goes through the caches of several layers, so that no layer finds its
+keys in the L2 cache. Each result is checked against the flat kernel's before it is timed. The bound counts
+every block once: the larger of bytes over the measured copy rate and products over the measured matrix rate.
+Prints a table, then one line of JSON. --sweep tries tilings instead and prints the best ones.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import median_s, table
+from benchmarks.gpu_attention import (
+    call_flash_attention_3,
+    copy_rate,
+    graph_seconds,
+    load_flash_attention_3,
+    matrix_rate,
+)
+from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_paged import attend_with_map
+from octavo.attention.triton_plan import plan_step
+from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
+
+BLOCK_SIZE, HEAD_DIM = 64, 128
+# Keys and values that one replay reads at least, several times the L2 cache.
+_MIN_REPLAY_BYTES = 400 << 20
+_MAX_ERROR = 5e-3
+
+Attend = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One query token for each of some sequences that share tokens.
+
+    Attributes:
+        name: for the table.
+        levels: (nodes, tokens of each) from the root to the sequences' own parts; every node has equally
+            many of the next level below it.
+        heads, kv_heads: H and KH.
+    """
+
+    name: str
+    levels: tuple[tuple[int, int], ...]
+    heads: int
+    kv_heads: int
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self.levels[-1][0]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
+        return sum(num_tokens for _, num_tokens in self.levels)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values in bfloat16, shared ones counted once."""
+        return sum(count * num_tokens for count, num_tokens in self.levels) * self.kv_heads * HEAD_DIM * 4
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both products."""
+        return 4 * self.batch * self.seq_len * self.heads * HEAD_DIM
+
+
+GOALS = (
+    Workload("256 x (4096 + 128) 16/8", ((1, 4096), (256, 128)), 16, 8),
+    Workload("64 x (8192 + 256) 32/8", ((1, 8192), (64, 256)), 32, 8),
+    Workload("16 x (4096 + 256) 32/8", ((1, 4096), (16, 256)), 32, 8),
+)
+WORKLOADS = (
+    *GOALS,
+    Workload("64 prompts x 8 samples (1024 + 256) 16/8", ((64, 1024), (512, 256)), 16, 8),
+    Workload("8 documents x 8 questions (2048 + 1024 + 128) 16/8", ((1, 2048), (8, 1024), (64, 128)), 16, 8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A workload's tensors on the GPU, and its block table on the host too."""
+
+    workload: Workload
+    q: Tensor
+    cache: KVCache
+    metadata: AttentionMetadata
+    block_tables: np.ndarray
+
+    @property
+    def num_layers(self) -> int:
+        return self.cache.data.shape[0]
+
+    @property
+    def options(self) -> ScoreOptions:
+        return ScoreOptions(HEAD_DIM**-0.5)
+
+
+def make_block_tables(workload: Workload) -> np.ndarray:
+    """Deal shuffled blocks to nodes, and to each sequence those of its nodes: [S, blocks] int32."""
+    num_blocks = sum(count * num_tokens for count, num_tokens in workload.levels) // BLOCK_SIZE
+    ids = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
+    columns, begin = [], 0
+    for count, num_tokens in workload.levels:
+        end = begin + count * num_tokens // BLOCK_SIZE
+        nodes = ids[begin:end].reshape(count, -1)
+        columns.append(nodes.repeat(workload.batch // count, axis=0))
+        begin = end
+    return np.concatenate(columns, axis=1)
+
+
+def make_batch(workload: Workload) -> Batch:
+    """Draw random queries, and random caches for so many layers that a replay floods the L2 cache."""
+    block_tables = make_block_tables(workload)
+    cache = KVCache.allocate(
+        num_layers=min(16, -(-_MIN_REPLAY_BYTES // workload.kv_bytes) + 1),
+        num_blocks=int(block_tables.max()) + 1,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=workload.kv_heads,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    cache.data.normal_()
+    q = torch.randn(workload.batch, workload.heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    return Batch(workload, q, cache, _metadata(block_tables, workload.seq_len), block_tables)
+
+
+def _metadata(block_tables: np.ndarray, seq_len: int, query_len: int = 1) -> AttentionMetadata:
+    """Metadata of sequences of equal lengths."""
+    batch = block_tables.shape[0]
+    return AttentionMetadata(
+        cu_seqlens_q=(torch.arange(batch + 1, device="cuda") * query_len).int(),
+        seq_lens=torch.full((batch,), seq_len, dtype=torch.int32, device="cuda"),
+        positions=torch.full((batch * query_len,), seq_len - 1, dtype=torch.int32, device="cuda"),
+        slot_mapping=torch.full((batch * query_len,), -1, device="cuda"),
+        block_table=torch.from_numpy(block_tables).cuda(),
+        max_query_len=query_len,
+        max_seq_len=seq_len,
+    )
+
+
+def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
+    """Return a call of the kernels without sharing, with a task map made beforehand, as layers share it."""
+    workload, metadata, options = batch.workload, batch.metadata, batch.options
+    step_map = plan_step(
+        metadata,
+        num_tokens=workload.batch,
+        num_heads=workload.heads,
+        num_kv_heads=workload.kv_heads,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+        thin=leaf,
+    )
+    return lambda layer: attend_with_map(batch.q, *batch.cache.layer(layer), metadata, options, step_map)[0]
+
+
+def make_forest(batch: Batch, **tiling: object) -> DeviceForest:
+    """Make a forest and upload the workload's plan."""
+    workload = batch.workload
+    forest = DeviceForest(
+        max_num_seqs=workload.batch,
+        num_heads=workload.heads,
+        num_kv_heads=workload.kv_heads,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+        device="cuda",
+        max_partials=64 * workload.batch,
+        **tiling,  # pyright: ignore[reportArgumentType]
+    )
+    forest.upload(forest.plan(*_host_arrays(batch)))
+    return forest
+
+
+def _host_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    size = batch.workload.batch
+    return batch.block_tables, np.full(size, batch.workload.seq_len), np.arange(size + 1), BLOCK_SIZE
+
+
+def octavo_forest(batch: Batch, leaf: TileShape | None = None, **tiling: object) -> Attend:
+    """Return a call of the kernels with shared blocks read once."""
+    forest = make_forest(batch, **tiling)
+    return octavo_flat(replace(batch, metadata=replace(batch.metadata, forest=forest)), leaf)
+
+
+def fa3_flat(batch: Batch) -> Attend:
+    """Return a call of FlashAttention-3 over the shared blocks, each sequence by itself."""
+    caches = _token_major(batch)
+    scale = batch.options.scale
+    return lambda layer: call_flash_attention_3(batch.q, *caches[layer], batch.metadata, scale)
+
+
+def fa3_twice(batch: Batch) -> Attend:
+    """Return two calls of FlashAttention-3, over the common root and over the rest, without their merge."""
+    caches, scale, root_len = _token_major(batch), batch.options.scale, batch.workload.levels[0][1]
+    columns = root_len // BLOCK_SIZE
+    root = _metadata(np.ascontiguousarray(batch.block_tables[:1, :columns]), root_len, batch.workload.batch)
+    own = _metadata(np.ascontiguousarray(batch.block_tables[:, columns:]), batch.workload.seq_len - root_len)
+
+    def attend(layer: int) -> Tensor:
+        call_flash_attention_3(batch.q, *caches[layer], root, scale, False)
+        return call_flash_attention_3(batch.q, *caches[layer], own, scale)
+
+    return attend
+
+
+def _token_major(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Copy each layer's caches to [N, B, KH, D] in memory, as FlashAttention-3 wants them."""
+    layers = [batch.cache.layer(layer) for layer in range(batch.num_layers)]
+    return [(k.contiguous(), v.contiguous()) for k, v in layers]
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """|out - expected| / |expected|."""
+    return ((out.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def seconds_per_layer(batch: Batch, attend: Attend) -> float:
+    """Median seconds of one layer's attention."""
+
+    def all_layers() -> None:
+        for layer in range(batch.num_layers):
+            attend(layer)
+
+    return graph_seconds(all_layers, 1) / batch.num_layers
+
+
+def check(batch: Batch, attend: Attend) -> float:
+    """Hold the last layer's result to the flat kernel's; torch.empty is poisoned. Returns the error."""
+    layer = batch.num_layers - 1
+    torch.use_deterministic_algorithms(True)
+    error = relative_error(attend(layer), octavo_flat(batch)(layer))
+    torch.use_deterministic_algorithms(False)
+    if not error < _MAX_ERROR:
+        raise AssertionError(f"{batch.workload.name}: the error against the flat kernel is {error:.1e}")
+    return error
+
+
+def implementations(batch: Batch, with_fa3: bool) -> Iterator[tuple[str, Attend, bool]]:
+    """Yield (name, call, whether its result is whole) of everything that runs a workload."""
+    yield "octavo forest", octavo_forest(batch), True
+    yield "octavo flat", octavo_flat(batch), True
+    if with_fa3:
+        yield "fa3 flat", fa3_flat(batch), True
+        if batch.workload.levels[0][0] == 1:
+            yield "fa3 twice, no merge", fa3_twice(batch), False
+
+
+def compare(with_fa3: bool) -> None:
+    """Measure every workload and print the table and the JSON line."""
+    rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
+    rows, results = [], []
+    for workload in WORKLOADS:
+        batch = make_batch(workload)
+        bound_s = (
+            max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
+        )
+        forest = make_forest(batch)
+        plan_us = round(median_s(lambda f=forest, b=batch: f.plan(*_host_arrays(b))) * 1e6)
+        for name, attend, is_whole in implementations(batch, with_fa3):
+            error = f"{check(batch, attend):.1e}" if is_whole else "-"
+            seconds = seconds_per_layer(batch, attend)
+            figures = {"us": round(seconds * 1e6, 1), "of_bound": round(bound_s / seconds, 3), "error": error}
+            rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *figures.values(), plan_us])
+            results.append({"workload": workload.name, "impl": name, "plan_us": plan_us, **figures})
+    print(table(["workload", "kernel", "bound us", "us", "of bound", "error", "plan us"], rows))
+    device = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(json.dumps({**device, **rates, "results": results}))
+
+
+def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
+    """Yield (name, tiling, shortest segment) to try for nodes with many queries."""
+    base = fat_shape(2, HEAD_DIM, torch.bfloat16)
+    shapes = (
+        replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
+        replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=2, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=3, programs_per_multiprocessor=2, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=3, max_registers=168),
+    )
+    for shape, segment in product(shapes, (128, 256, 512, 1024)):
+        yield f"{_describe(shape)}, segments from {segment}", shape, segment
+
+
+def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
+    """Yield (name, tiling) to try for the sequences' own parts."""
+    base = thin_shape(2, HEAD_DIM, torch.bfloat16)
+    for stages, (programs, registers) in product((2, 3), ((2, None), (3, 168), (4, 128))):
+        shape = replace(
+            base, num_stages=stages, programs_per_multiprocessor=programs, max_registers=registers
+        )
+        yield _describe(shape), shape
+
+
+def _describe(shape: TileShape) -> str:
+    return (
+        f"{shape.rows} rows, {shape.num_warps} warps, {shape.num_stages} stages, "
+        f"{shape.programs_per_multiprocessor} programs, {shape.max_registers} registers"
+    )
+
+
+def sweep() -> None:
+    """Try tilings for nodes, then, with the best of them, tilings for leaves; print the best of each."""
+    for workload in GOALS:
+        batch = make_batch(workload)
+        nodes = []
+        for name, shape, segment in node_tilings():
+            attend = octavo_forest(batch, fat=shape, min_segment_tokens=segment)
+            check(batch, attend)
+            nodes.append((seconds_per_layer(batch, attend) * 1e6, name, shape, segment))
+        nodes.sort(key=lambda entry: entry[0])
+        _, _, shape, segment = nodes[0]
+        leaves = []
+        for name, leaf in leaf_tilings():
+            attend = octavo_forest(batch, leaf, fat=shape, min_segment_tokens=segment)
+            check(batch, attend)
+            leaves.append((seconds_per_layer(batch, attend) * 1e6, name))
+        print(f"{workload.name}")
+        for us, name, *_ in nodes[:6]:
+            print(f"  nodes  {us:6.1f} us  {name}")
+        for us, name in sorted(leaves):
+            print(f"  leaves {us:6.1f} us  {name}", flush=True)
+
+
+def main() -> None:
+    """Compare implementations, or sweep tilings."""
+    parser = argparse.ArgumentParser(description="Decoding with shared prefixes on one GPU.")
+    parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
+    parser.add_argument("--sweep", action="store_true", help="try tilings instead of comparing")
+    arguments = parser.parse_args()
+    if arguments.sweep:
+        sweep()
+        return
+    if arguments.fa3:
+        load_flash_attention_3(arguments.fa3)
+    compare(arguments.fa3 is not None)
+
+
+if __name__ == "__main__":
+    main()

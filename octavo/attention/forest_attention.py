@@ -1,0 +1,88 @@
+"""Attention over sequences that share blocks in one call, which makes what it needs from their lengths."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.device_forest import DeviceForest
+from octavo.attention.forest import ForestPlan, concatenated_ranges
+from octavo.attention.interface import choose_impl, paged_attention
+from octavo.attention.metadata import AttentionMetadata
+
+
+def forest_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: np.ndarray,
+    seq_lens: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    impl: str = "auto",
+) -> Tensor:
+    """Attend each query token to its sequence's keys; blocks that sequences share are read once.
+
+    The queries are the last tokens of their sequences. Who attends layer by layer makes the metadata once
+    and calls paged_attention; this entry makes it anew.
+
+    Args:
+        q: [T, H, D] queries, any strides, last dimension contiguous.
+        k_cache: [N, B, KH, D] keys, any strides, last dimension contiguous.
+        v_cache: [N, B, KH, D] values, likewise.
+        block_tables: [S, max_blocks] int32 on the host; equal leading ids are what sequences share.
+        seq_lens: [S] int32 on the host, tokens in the cache, the query tokens included.
+        cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
+        scale: factor of q.k, usually 1 / sqrt(D).
+        softcap: scores become softcap * tanh(score / softcap); 0: off.
+        impl: "auto" or one of available_impls().
+
+    Returns:
+        [T, H, D] in the dtype of q.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype, device or block id does not fit.
+        ConfigError: impl is unknown or cannot run here.
+    """
+    query_lens = np.diff(cu_seqlens_q)
+    metadata = AttentionMetadata(
+        cu_seqlens_q=_to_device(cu_seqlens_q, q.device),
+        seq_lens=_to_device(seq_lens, q.device),
+        positions=_to_device(concatenated_ranges(seq_lens - query_lens, query_lens), q.device),
+        slot_mapping=torch.full((q.shape[0],), -1, device=q.device),
+        block_table=_to_device(block_tables, q.device),
+        max_query_len=int(query_lens.max(initial=0)),
+        max_seq_len=int(seq_lens.max(initial=0)),
+    )
+    arrays = (block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1])
+    if choose_impl(impl, q.device.type, q.dtype) == "triton":
+        metadata = replace(metadata, forest=_device_forest(q, k_cache, arrays))
+    else:
+        metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays))
+    return paged_attention(q, k_cache, v_cache, metadata, scale=scale, softcap=softcap, impl=impl)
+
+
+def _device_forest(
+    q: Tensor, k_cache: Tensor, arrays: tuple[np.ndarray, np.ndarray, np.ndarray, int]
+) -> DeviceForest | None:
+    forest = DeviceForest(
+        max_num_seqs=arrays[1].shape[0],
+        max_num_tokens=q.shape[0],
+        num_heads=q.shape[1],
+        num_kv_heads=k_cache.shape[2],
+        head_dim=q.shape[2],
+        dtype=q.dtype,
+        device=q.device,
+    )
+    plan = forest.plan(*arrays)
+    if plan.num_units == 0:
+        return None
+    forest.upload(plan)
+    return forest
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)

@@ -1,0 +1,144 @@
+"""Shared prefixes on a real GPU: bfloat16, the default tilings, CUDA graphs that outlive plans."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_triton_gpu import plain_torch
+from triton_cases import DEVICE, HAS_GPU, make_case, to_device
+
+from octavo.attention import DeviceForest, triton_paged
+from octavo.attention.options import ScoreOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+
+SCALE = 128**-0.5
+
+
+def make_forest(case, **options):
+    metadata = case.metadata
+    forest = DeviceForest(
+        max_num_seqs=metadata.seq_lens.shape[0],
+        max_num_tokens=case.q.shape[0],
+        num_heads=case.q.shape[1],
+        num_kv_heads=case.k_cache.shape[2],
+        head_dim=case.q.shape[2],
+        dtype=case.q.dtype,
+        device=DEVICE,
+        **options,
+    )
+    return forest
+
+
+def upload(forest, case):
+    arrays = (case.metadata.block_table, case.metadata.seq_lens, case.metadata.cu_seqlens_q)
+    plan = forest.plan(*(array.numpy() for array in arrays), case.k_cache.shape[1], always=True)
+    forest.upload(plan)
+    return plan
+
+
+def shared_case(query_lens, *, dtype=torch.bfloat16, block_size=64, heads=8, own_tokens=70, head_dim=128):
+    """A root of 640 tokens; half of the sequences also share 320 more; each has some of its own."""
+    root = list(range(640 // block_size))
+    second = list(range(len(root), len(root) + 320 // block_size))
+    num_own, first = -(-own_tokens // block_size), len(root) + len(second)
+    rows, lens = [], []
+    for i in range(len(query_lens)):
+        shared = root + second if i % 2 else root
+        rows.append([*shared, *range(first + i * num_own, first + (i + 1) * num_own)])
+        lens.append(len(shared) * block_size + own_tokens - i % 5)
+    sizes = {"heads": heads, "kv_heads": 2, "head_dim": head_dim, "block_size": block_size, "dtype": dtype}
+    return make_case(lens, query_lens, rows=rows, **sizes)
+
+
+def attend(case, forest):
+    moved = to_device(case)
+    metadata = replace(moved.metadata, forest=forest)
+    options = ScoreOptions(case.q.shape[2] ** -0.5)
+    return triton_paged.paged_attention_with_lse(moved.q, moved.k_cache, moved.v_cache, metadata, options)
+
+
+def assert_within_twice_plain_torch(case):
+    forest = make_forest(case)
+    forest.partial_out.fill_(torch.nan)
+    forest.partial_lse.fill_(torch.nan)
+    assert upload(forest, case).num_units > 0
+    out, lse = (x.cpu() for x in attend(case, forest))
+    exact_out, exact_lse = case.oracle()
+    assert not out.isnan().any()
+    error = (out.double() - exact_out).abs().max()
+    bound = (plain_torch(case).double() - exact_out).abs().max()
+    assert error <= 2 * bound + torch.finfo(case.q.dtype).eps / 8, f"{error:.1e}, plain torch {bound:.1e}"
+    assert (lse - exact_lse).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [16, 64, 320])
+@pytest.mark.parametrize("num_sequences", [3, 40])
+def test_decode(num_sequences, block_size, dtype):
+    """Thin tiles for 3 sequences, fat ones for 40."""
+    case = shared_case([1] * num_sequences, block_size=block_size, dtype=dtype)
+    assert_within_twice_plain_torch(case)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize("heads", [2, 6, 16])
+def test_other_heads(heads, head_dim):
+    assert_within_twice_plain_torch(shared_case([1] * 21, heads=heads, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("query_lens", [[5] * 12, [1, 70, 3, 64, 1, 9] * 2, [40] * 12])
+def test_extend(query_lens):
+    assert_within_twice_plain_torch(shared_case(query_lens))
+
+
+def test_a_graph_outlives_plans_growth_and_death():
+    """One captured step serves several plans, later lengths and rows that died."""
+    case = shared_case([1] * 12)
+    other = shared_case([1] * 12, own_tokens=130)
+    forest = make_forest(case)
+    upload(forest, case)
+    moved = to_device(case)
+    width = max(c.metadata.block_table.shape[1] for c in (case, other))
+    table = torch.zeros(12, width, dtype=torch.int32, device="cuda")
+    # One case's lengths may reach where the other has written nothing.
+    k_cache, v_cache = (x.cuda().nan_to_num(0.5) for x in (other.k_cache, other.v_cache))
+    metadata = replace(moved.metadata, block_table=table, max_seq_len=width * 64, forest=forest)
+    arguments = (moved.q, k_cache, v_cache)
+    options = ScoreOptions(SCALE)
+
+    def step():
+        return triton_paged.paged_attention_with_lse(*arguments, metadata, options)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = step()
+    flat = replace(metadata, forest=None)
+    for source in (case, other, case):
+        ids = source.metadata.block_table.clamp(0, k_cache.shape[0] - 1)
+        table[:, : ids.shape[1]].copy_(ids)
+        upload(forest, source)
+        for grown in (0, 1, 3):
+            lens = source.metadata.seq_lens - 5 + grown
+            lens[grown] = 0
+            metadata.seq_lens.copy_(lens)
+            metadata.positions.copy_(lens - 1)
+            graph.replay()
+            expected_out, expected_lse = triton_paged.paged_attention_with_lse(*arguments, flat, options)
+            assert torch.equal(lse == -torch.inf, expected_lse == -torch.inf)
+            assert (lse - expected_lse).nan_to_num(0.0).abs().max() < 1e-4
+            assert (out.float() - expected_out.float()).abs().max() < 2e-2
+            assert not out[grown].any()
+
+
+def test_same_bits_every_time():
+    case = shared_case([1] * 40)
+    forest = make_forest(case)
+    upload(forest, case)
+    first = attend(case, forest)
+    for _ in range(20):
+        again = attend(case, forest)
+        assert torch.equal(again[0], first[0])
+        assert torch.equal(again[1], first[1])
