@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.engine.device_rows import DeviceRows, upload
 from octavo.models import Decoder
 
@@ -25,11 +25,13 @@ class Variant:
         size: places of its batch.
         samples: it samples and moves the rows on; else it ends with the logits.
         filters: some row asks for top-k, top-p or min-p.
+        shares: rows have prefixes in common.
     """
 
     size: int
     samples: bool
     filters: bool
+    shares: bool
 
 
 class DecodeGraphs:
@@ -43,6 +45,7 @@ class DecodeGraphs:
         decoder: Decoder,
         kv_cache: KVCache,
         rows: DeviceRows,
+        forest: DeviceForest | None,
         *,
         max_model_len: int,
         device: torch.device,
@@ -53,12 +56,14 @@ class DecodeGraphs:
             decoder: the network.
             kv_cache: its cache.
             rows: the sequences' state; its number of rows is the largest batch.
+            forest: what they have in common, where graphs are asked to share; None: they never are.
             max_model_len: longest sequence, tokens.
             device: a CUDA device.
         """
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._state = rows
+        self._forest = forest
         self._max_model_len = max_model_len
         self._device = device
         max_num_seqs = rows.tokens.shape[0]
@@ -78,21 +83,24 @@ class DecodeGraphs:
         padded[: len(rows)] = rows
         self._rows[: len(padded)].copy_(upload(padded, self._device))
 
-    def decode(self, num_seqs: int, *, filters: bool) -> Tensor:
+    def decode(self, num_seqs: int, *, shares: bool, filters: bool) -> Tensor:
         """Run a step and sample.
 
         Args:
             num_seqs: S, rows of the batch.
+            shares: the forest holds a plan of this batch.
             filters: some request asks for top-k, top-p or min-p.
 
         Returns:
             [S] int32 token ids, -1 where logits were not finite: a view that the next step overwrites.
         """
-        return self._replay(Variant(self._size_for(num_seqs), samples=True, filters=filters))[:num_seqs]
+        size = self._size_for(num_seqs)
+        return self._replay(Variant(size, samples=True, filters=filters, shares=shares))[:num_seqs]
 
-    def logits(self, num_seqs: int) -> Tensor:
+    def logits(self, num_seqs: int, *, shares: bool) -> Tensor:
         """Run a step up to its logits, [S, V]: a view that the next step overwrites. The rows stay."""
-        return self._replay(Variant(self._size_for(num_seqs), samples=False, filters=False))[:num_seqs]
+        size = self._size_for(num_seqs)
+        return self._replay(Variant(size, samples=False, filters=False, shares=shares))[:num_seqs]
 
     def _size_for(self, num_seqs: int) -> int:
         return next(size for size in self._sizes if size >= num_seqs)
@@ -127,10 +135,10 @@ class DecodeGraphs:
         gather_rows(
             *(rows, state.tokens, state.positions, state.table, step, self._table, self._kv_cache.block_size)
         )
-        logits = self._forward(size)
+        logits = self._forward(size, self._forest if variant.shares else None)
         return self._sample(logits, rows, filters=variant.filters) if variant.samples else logits
 
-    def _forward(self, size: int) -> Tensor:
+    def _forward(self, size: int, forest: DeviceForest | None) -> Tensor:
         input_ids, positions, slots, seq_lens = self._step[:, :size]
         metadata = AttentionMetadata(
             cu_seqlens_q=self._starts[: size + 1],
@@ -140,6 +148,7 @@ class DecodeGraphs:
             block_table=self._table[:size],
             max_query_len=1,
             max_seq_len=self._max_model_len,
+            forest=forest,
         )
         hidden = self._decoder.forward(input_ids, positions, self._kv_cache, metadata)
         return self._decoder.compute_logits(hidden)

@@ -212,10 +212,18 @@ class Engine:
         plan, cache = self.plan, self._allocate_kv_cache()
         impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
         if plan.device.type == "cuda" and impl == "triton":
-            from octavo.engine.gpu_runner import GpuRunner as Runner
-        else:
-            Runner = ModelRunner
-        return Runner(
+            from octavo.engine.gpu_runner import GpuRunner
+
+            return GpuRunner(
+                decoder,
+                cache,
+                max_num_seqs=self.config.max_num_seqs,
+                max_num_tokens=plan.max_num_batched_tokens,
+                max_model_len=plan.max_model_len,
+                device=plan.device,
+                share_prefixes=self.config.share_prefixes,
+            )
+        return ModelRunner(
             decoder,
             cache,
             max_num_seqs=self.config.max_num_seqs,

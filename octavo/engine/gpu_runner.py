@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.engine.decode_graphs import DecodeGraphs
 from octavo.engine.device_rows import DeviceRows, asks_for_filters, upload
 from octavo.engine.prompt_logprobs import prompt_logprobs
@@ -36,6 +36,7 @@ class GpuRunner:
         kv_cache: KVCache,
         *,
         max_num_seqs: int,
+        max_num_tokens: int,
         max_model_len: int,
         device: torch.device,
         share_prefixes: bool,
@@ -46,31 +47,48 @@ class GpuRunner:
             decoder: the network.
             kv_cache: its cache.
             max_num_seqs: most sequences of a step.
+            max_num_tokens: most tokens of a step.
             max_model_len: longest sequence, tokens.
             device: of both.
             share_prefixes: read blocks that several sequences of a step have in common once for all.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
-        self.share_prefixes = share_prefixes
         self._device = device
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._inputs = StepInputBuilder(
             max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
         )
         self._rows = DeviceRows(self._inputs.tables, device)
-        self.graphs = DecodeGraphs(decoder, kv_cache, self._rows, max_model_len=max_model_len, device=device)
+        self._forest = None
+        if share_prefixes:
+            self._forest = DeviceForest(
+                max_num_seqs=max_num_seqs,
+                max_num_tokens=max(max_num_seqs, max_num_tokens),
+                num_heads=decoder.num_heads,
+                num_kv_heads=decoder.num_kv_heads,
+                head_dim=decoder.config.head_dim,
+                dtype=kv_cache.data.dtype,
+                device=device,
+            )
+        self.graphs = DecodeGraphs(
+            decoder, kv_cache, self._rows, self._forest, max_model_len=max_model_len, device=device
+        )
         self._sampler = Sampler(decoder.config.vocab_size, device)
+        # The rows whose forest is on the device, and whether they share anything.
         self._batch: list[Request] = []
+        self._shares = False
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
         self.kv_cache.copy_blocks(step.block_copies)
         requests = [item.request for item in step.scheduled]
-        self._rows.update_tables(requests)
+        if self._rows.update_tables(requests):
+            self._batch = []
         if all(item.samples and self._rows.holds(item.request, item.start) for item in step.scheduled):
             return self._decode(requests, [item.end for item in step.scheduled])
+        self._batch = []
         return self._mixed(step.scheduled)
 
     def release(self, request: Request) -> None:
@@ -81,16 +99,33 @@ class GpuRunner:
         """Every sequence feeds the token that was sampled for it last."""
         self._rows.send_tables()
         if requests != self._batch:
-            self.graphs.set_batch([request.row for request in requests])
-            self._batch = requests
+            self._set_batch(requests, ends)
         if all(request.can_run_ahead for request in requests):
             filters = any(asks_for_filters(request) for request in requests)
-            outcome = self.graphs.decode(len(requests), filters=filters)
+            outcome = self.graphs.decode(len(requests), shares=self._shares, filters=filters)
             self._rows.advance(requests)
             return self._later(requests, outcome)
-        logits = self.graphs.logits(len(requests))
+        logits = self.graphs.logits(len(requests), shares=self._shares)
         outcome, tops = self._sample(logits, requests, ends)
         return self._later(requests, outcome, tops)
+
+    def _set_batch(self, requests: list[Request], seq_lens: list[int]) -> None:
+        """Tell the device which rows the next steps run, and what these have in common."""
+        rows = [request.row for request in requests]
+        self.graphs.set_batch(rows)
+        num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
+        block_table = self._inputs.tables.rows(rows, num_columns)
+        self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
+        self._batch = requests
+
+    def _share(self, block_table: np.ndarray, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
+        """Send a step's forest to the device; False if sharing would not pay."""
+        if self._forest is None:
+            return False
+        plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q, self.kv_cache.block_size)
+        if plan.num_units:
+            self._forest.upload(plan)
+        return plan.num_units > 0
 
     def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
         """Prompts under way, and whoever decodes beside them."""
@@ -118,6 +153,7 @@ class GpuRunner:
         packed = upload(np.concatenate(arrays, dtype=np.int32, casting="same_kind"), self._device)
         input_ids, positions, slots, starts, seq_lens, table = packed.split(sizes)
         self._fill_in_tokens(input_ids, step_input, scheduled)
+        shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
         metadata = AttentionMetadata(
             cu_seqlens_q=starts,
             seq_lens=seq_lens,
@@ -126,6 +162,7 @@ class GpuRunner:
             block_table=table.view(step_input.block_table.shape),
             max_query_len=int(np.diff(step_input.cu_seqlens_q).max()),
             max_seq_len=int(step_input.seq_lens.max()),
+            forest=self._forest if shares else None,
         )
         return self.decoder.forward(input_ids, positions, self.kv_cache, metadata)
 

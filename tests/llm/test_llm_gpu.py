@@ -118,6 +118,39 @@ def test_completions_of_one_prompt_and_an_abort_while_a_step_is_under_way(tiny: 
     assert_drained(llm)
 
 
+def shared_prompts() -> list[list[int]]:
+    """Three documents behind one preface, four questions on each; one prompt of its own."""
+    preface = [i % 89 for i in range(50)]
+    prompts = [[7, 8, 9]]
+    for document in range(3):
+        text = preface + [(i * (document + 2)) % 97 for i in range(40)]
+        prompts += [[*text, question, 3, question] for question in range(4)]
+    return prompts
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(n=3, seed=1, max_tokens=20, ignore_eos=True)])
+def test_shared_prefixes_give_the_same_tokens(tiny: object, params: SamplingParams) -> None:
+    outputs = []
+    for share in (False, True):
+        options = {"dtype": "float32", "num_blocks": 200, "block_size": 16, "share_prefixes": share}
+        llm = tiny(device="cuda", **options)  # type: ignore[operator]
+        runner, shared = llm.engine.runner, []
+        if share:
+            plan = runner._forest.plan
+            runner._forest.plan = lambda *step, plan=plan: plan(*step, always=True)
+            upload = runner._forest.upload
+            runner._forest.upload = lambda plan, upload=upload, shared=shared: (
+                shared.append(plan),
+                upload(plan),
+            )
+        for _ in range(2):  # the second time prompts come from the prefix cache
+            results = llm.generate(shared_prompts(), params)
+        outputs.append([[c.token_ids for c in result.outputs] for result in results])
+        assert bool(shared) == share
+        assert_drained(llm)
+    assert outputs[0] == outputs[1]
+
+
 def test_preempted_equals_undisturbed(tiny: object) -> None:
     expected = tokens(tiny(device="cuda", dtype="float32"))  # type: ignore[operator]
     llm = tiny(device="cuda", dtype="float32", num_blocks=19)  # type: ignore[operator]
