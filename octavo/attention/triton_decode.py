@@ -13,7 +13,7 @@ from octavo.attention.triton_tiles import (
     Queries,
     attend_tiles,
     cache_argument,
-    clear_uncovered,
+    clear_tokens,
     fold_partials,
     load_queries,
     normalise,
@@ -73,7 +73,8 @@ def _attend_thin_kernel(
         program        |-----0-----|-----1-----|----2----|      b is in three pieces; 2 holds all of c
 
     Who finishes the last piece of a (unit, head) merges its pieces, in their order. So the result does
-    not depend on who was last.
+    not depend on who was last. Units without keys are no work: a padded batch has many of them. (A unit with
+    a part in shared nodes has keys of its own.)
     """
     program = tl.program_id(0)
     tiles_per_program = tl.load(schedule)
@@ -87,8 +88,13 @@ def _attend_thin_kernel(
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
+    num_programs = tl.num_programs(0)
+    for empty in range(program, num_sequences, num_programs):
+        record = units + empty * RECORD
+        num_tokens = tl.where(tl.load(record + 4) <= tl.load(record + 3), tl.load(record + 2), 0)
+        clear_tokens(queries, tl.load(record + 1), num_tokens, 0, 1, shape)
     num_covered = tl.load(cu_seqlens_q + num_sequences)
-    clear_uncovered(queries, num_covered, num_rows, program, tl.num_programs(0), shape)
+    clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
 
 
 @triton.jit
@@ -114,9 +120,9 @@ def _attend_piece(
     if shape.biased:
         slope = tl.load(score.slopes + head, mask=valid, other=0.0)
     tile_begin = kv_begin // shape.keys
-    # Every living row has keys of its own; a dead one has no part in shared nodes.
-    begins = (first_tile == 0) & (kv_end > kv_begin)
-    top, total, values = begin_state(ancestors, token_begin, num_tokens, kv_head, begins, shape, MERGED_ROWS)
+    top, total, values = begin_state(
+        ancestors, token_begin, num_tokens, kv_head, first_tile == 0, shape, MERGED_ROWS
+    )
     top, total, values = attend_tiles(
         top, total, values, q, position, slope, cache, tl.load(record), kv_head,
         tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,

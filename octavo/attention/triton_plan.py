@@ -262,8 +262,8 @@ def _list_units_kernel(
 
 @triton.jit
 def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
-    """Tiles that keys kv_begin : kv_end touch; without keys one, whose program writes the empty result."""
-    return tl.maximum(1, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS)
+    """Tiles that keys kv_begin : kv_end touch."""
+    return tl.where(kv_end > kv_begin, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS, 0)
 
 
 @triton.jit(do_not_specialize=["num_units"])

@@ -278,16 +278,12 @@ def store_results(queries, token, head, valid, out, lse, shape):
 
 
 @triton.jit
-def clear_uncovered(queries, num_covered, num_rows, program, num_programs, shape):
-    """Give tokens beyond the last sequence (a padded batch has some) 0 and -inf.
-
-    Args:
-        num_covered: tokens that belong to sequences.
-        num_rows: tokens in all.
-    """
+def clear_tokens(queries, token_begin, num_tokens, first, step, shape):
+    """Give tokens without keys 0 and -inf: each step-th of their (token, head) rows, from the first-th on."""
     width: tl.constexpr = shape.group * shape.kv_heads
     d = tl.arange(0, shape.padded_dim)
-    for row in range(num_covered * width + program.to(tl.int64), num_rows * width, num_programs):
+    begin = token_begin.to(tl.int64) * width
+    for index in range(first, num_tokens * width, step):
         zero = tl.zeros([shape.padded_dim], dtype=queries.out.dtype.element_ty)
-        tl.store(queries.out + row * shape.head_dim + d, zero, mask=d < shape.head_dim)
-        tl.store(queries.lse + row, float("-inf"))
+        tl.store(queries.out + (begin + index) * shape.head_dim + d, zero, mask=d < shape.head_dim)
+        tl.store(queries.lse + begin + index, float("-inf"))
