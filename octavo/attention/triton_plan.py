@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton_tiles import padded_head_dim
@@ -91,6 +92,7 @@ def plan_step(
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
     window: int | None = None,
     thin: TileShape | None = None,
     fat: TileShape | None = None,
@@ -103,7 +105,8 @@ def plan_step(
         num_heads: H.
         num_kv_heads: KH.
         head_dim: D.
-        dtype: of queries and cache.
+        dtype: of queries.
+        cache_dtype: None: that of the queries.
         window: of the layers that will use the map.
         thin, fat: tilings; None: what measured best.
 
@@ -111,8 +114,10 @@ def plan_step(
         The map. Its buffers serve one kernel at a time: calls that use it must follow one another.
     """
     group = num_heads // num_kv_heads
-    thin = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
-    fat = fat or fat_shape(group, padded_head_dim(head_dim), dtype)
+    cache_dtype = cache_dtype or dtype
+    product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
+    thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype)
+    fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
