@@ -4,7 +4,6 @@ import os
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,6 +20,7 @@ from octavo.attention import triton_float8, triton_paged  # noqa: E402
 from octavo.attention.options import ScoreOptions  # noqa: E402
 
 if not HAS_GPU:
+    import interpreted_float8
     from triton.runtime import interpreter
 
     _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -32,18 +32,7 @@ if not HAS_GPU:
 
     interpreter._patch_lang_tensor = _patch_with_index
 
-    _convert_float = interpreter._convert_float
-
-    def _convert_exactly(data, source, target, rounding_mode):
-        """Triton 3.6 loses the carry when it rounds to float8 and converts NaN to 480: torch does neither."""
-        if tl.float8e4nv not in (source, target):
-            return _convert_float(data, source, target, rounding_mode)
-        dtypes = {tl.float8e4nv: torch.float8_e4m3fn, tl.float16: torch.float16, tl.float32: torch.float32}
-        numbers = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8)).view(dtypes[source])
-        converted = numbers.float().to(dtypes[target]).view(torch.uint8).numpy()
-        return converted.view(f"u{target.primitive_bitwidth // 8}").reshape(data.shape)
-
-    interpreter._convert_float = _convert_exactly
+    interpreted_float8.patch()
 
     @triton.jit
     def _unpack(pairs):
