@@ -37,7 +37,9 @@ def main() -> None:
         LLM(arguments.model, device=arguments.device, kv_cache_dtype=dtype, num_blocks=256)
         for dtype in ("auto", "fp8")
     )
-    token_ids = exact.engine.tokenizer.encode(TEXT)
+    tokenizer = exact.engine.tokenizer
+    assert tokenizer is not None, "the model has no tokenizer"
+    token_ids = tokenizer.encode(TEXT)
     figures = {**teacher_forced(exact, rough, token_ids), **greedy(exact, rough, token_ids)}
     print(
         table(

@@ -80,7 +80,7 @@ def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | str:
     return recorded.get((size, workload), "")
 
 
-def load(size: str, kv_cache_dtype: str) -> LLM:
+def load(size: str, kv_cache_dtype: str = "auto") -> LLM:
     """Build the model with random weights."""
     hidden, layers, heads, inner = SHAPES[size]
     config = dict(  # noqa: C408

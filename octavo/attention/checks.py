@@ -9,7 +9,6 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
-
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -88,5 +88,7 @@ def test_store_rounds_saturates_and_keeps_nan(scaled):
         expected = (rows / scale[:, None] if scaled else rows).clamp(-448, 448).to(FLOAT8)
         for token, slot in [(0, 11), (2, 0), (3, 7), (4, 2)]:
             actual = stored[slot // 4, slot % 4]
-            torch.testing.assert_close(actual.float(), expected[token].float(), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                actual.float(), expected[token].float(), rtol=0, atol=0, equal_nan=True
+            )
     assert int((cache.data.view(torch.uint8) != 1).any(-1).sum()) == 4 * 2 * 3
