@@ -19,20 +19,12 @@ import triton.language as tl
 
 @triton.jit
 def product_queries(q, shape):
-    """Return q [R, D] as operands (even [R, D / 2], odd [R, D / 2]), and what both were divided by.
-
-    The divisor is 1 unless a query is beyond what float16 holds.
-    """
+    """Return q [R, D] as float16 operands (even [R, D / 2], odd [R, D / 2]); beyond +-65504 they saturate."""
     if shape.packed:
-        divisor = 1.0
-        if q.dtype != tl.float16:
-            wide = q.to(tl.float32)
-            divisor = tl.maximum(tl.max(tl.max(tl.abs(wide), 1), 0) / 32768.0, 1.0)
-            q = (wide / divisor).to(tl.float16)
-        even, odd = tl.split(tl.reshape(q, [shape.rows, shape.padded_dim // 2, 2]))
-        return even, odd, divisor
+        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+        return tl.split(tl.reshape(q, [shape.rows, shape.padded_dim // 2, 2]))
     else:
-        return q, 0.0, 1.0
+        return q, 0.0
 
 
 @triton.jit

@@ -245,8 +245,8 @@ def attend_tiles(
     table = cache.table + table_row.to(tl.int64) * cache.table_row
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
-    q, q_odd, divisor = product_queries(q, shape)
-    score_factor = score.factor * divisor
+    q, q_odd = product_queries(q, shape)
+    score_factor = score.factor
     if shape.scaled:
         # Inside the loop values are in the cache's units.
         score_factor *= tl.load(score.k_scale + kv_head)
