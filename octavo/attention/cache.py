@@ -50,8 +50,11 @@ class KVCache:
                 f"a KV cache of {num_blocks} blocks x {block_size} tokens does not fit {device}; "
                 f"lower num_blocks or memory_fraction ({error})"
             ) from error
-        is_float8 = dtype == FLOAT8
-        return cls(data, torch.ones(num_layers, 2, num_kv_heads, device=device) if is_float8 else None)
+        if dtype != FLOAT8:
+            return cls(data)
+        # Each row at a multiple of 16 bytes: Triton compiles a kernel anew for another alignment.
+        scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, device=device)
+        return cls(data, scales[..., :num_kv_heads])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view."""
