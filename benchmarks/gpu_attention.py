@@ -1,6 +1,7 @@
 """Attention kernels on one GPU, beside FlashAttention-3 if its shared object is at hand.
 
     python -m benchmarks.gpu_attention [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
+                                       [--kv-cache-dtype fp8]
 
 Keys, values and queries are random and fresh for each workload, so that neither zeros nor caches flatter.
 Each time is the median over replays of a CUDA graph of several calls. The bound is the larger of bytes over
@@ -13,7 +14,7 @@ import lzma
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.common import table
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.float8 import FLOAT8, read_rows
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_paged import attend_with_map, plan_step
 
@@ -38,11 +40,6 @@ class Workload:
     heads: int
     kv_heads: int
     head_dim: int = 128
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values in bfloat16."""
-        return self.batch * self.seq_len * self.kv_heads * self.head_dim * 4
 
     @property
     def flops(self) -> int:
@@ -73,6 +70,12 @@ class Batch:
     k_cache: Tensor
     v_cache: Tensor
     metadata: AttentionMetadata
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values."""
+        shape = self.workload
+        return 2 * shape.batch * shape.seq_len * shape.kv_heads * shape.head_dim * self.k_cache.itemsize
 
     @property
     def options(self) -> ScoreOptions:
@@ -106,6 +109,11 @@ def make_batch(workload: Workload, block_size: int) -> Batch:
         max_seq_len=workload.seq_len,
     )
     return Batch(workload, q, *cache.layer(0), metadata)
+
+
+def to_float8(batch: Batch) -> Batch:
+    """Return the same batch over a float8 cache of the same layout."""
+    return replace(batch, k_cache=batch.k_cache.to(FLOAT8), v_cache=batch.v_cache.to(FLOAT8))
 
 
 def octavo_attention(batch: Batch) -> Attend:
@@ -191,7 +199,8 @@ def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
     for s in (0, workload.batch - 1):
         rows = metadata.block_table[s].long()
         keys, values = (
-            c[rows].flatten(0, 1)[: workload.seq_len].double() for c in (batch.k_cache, batch.v_cache)
+            read_rows(c, (rows,), torch.float64, None).flatten(0, 1)[: workload.seq_len]
+            for c in (batch.k_cache, batch.v_cache)
         )
         tokens = torch.arange(workload.query_len)[-num_checked:].cuda() + s * workload.query_len
         q = batch.q[tokens].double().unflatten(1, (workload.kv_heads, group))
@@ -204,17 +213,21 @@ def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
     return (error / norm) ** 0.5
 
 
-def measure(batch: Batch, make: Callable[[Batch], Attend], bound_s: float) -> dict[str, float]:
+def measure(batch: Batch, make: Callable[[Batch], Attend], rates: dict[str, float]) -> dict[str, float]:
     """Time and check one implementation on one batch; torch.empty is poisoned for the check."""
+    bound_s = (
+        max(batch.kv_bytes / rates["copy_tb_per_s"], batch.workload.flops / rates["matrix_tflops"]) / 1e12
+    )
     attend = make(batch)
     torch.use_deterministic_algorithms(True)
     error = relative_error(batch, attend())
     torch.use_deterministic_algorithms(False)
     seconds = graph_seconds(attend)
     return {
+        "bound_us": round(bound_s * 1e6, 1),
         "us": round(seconds * 1e6, 1),
         "of_bound": round(bound_s / seconds, 3),
-        "tb_per_s": round(batch.workload.kv_bytes / seconds / 1e12, 2),
+        "tb_per_s": round(batch.kv_bytes / seconds / 1e12, 2),
         "tflops": round(batch.workload.flops / seconds / 1e12, 1),
         "error": float(f"{error:.1e}"),
     }
@@ -225,6 +238,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on one GPU.")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument(
+        "--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="fp8: decode over float8 too"
+    )
     arguments = parser.parse_args()
     implementations: dict[str, Callable[[Batch], Attend]] = {"octavo": octavo_attention}
     if arguments.fa3:
@@ -233,14 +249,13 @@ def main() -> None:
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
     for workload in WORKLOADS:
-        bound_s = (
-            max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
-        )
         for block_size in arguments.block_sizes:
             batch = make_batch(workload, block_size)
-            for name, make in implementations.items():
-                figures = measure(batch, make, bound_s)
-                rows.append([workload.name, block_size, name, f"{bound_s * 1e6:.1f}", *figures.values()])
+            measured = {name: measure(batch, make, rates) for name, make in implementations.items()}
+            if arguments.kv_cache_dtype == "fp8" and workload.query_len == 1:
+                measured["octavo fp8"] = measure(to_float8(batch), octavo_attention, rates)
+            for name, figures in measured.items():
+                rows.append([workload.name, block_size, name, *figures.values()])
                 results.append({"workload": workload.name, "block_size": block_size, "impl": name, **figures})
     header = ["workload", "block", "kernel", "bound us", "us", "of bound", "TB/s", "TFLOP/s", "error"]
     print(table(header, rows))

@@ -4,7 +4,8 @@ Prints tokens per second (or time to first token) beside the physical bound: byt
 bandwidth plus operations at the measured matrix rate. Recorded figures of vLLM 0.26 on an H200 stand beside
 it, named as recorded. The last line is JSON.
 
-    python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--save MACHINE]
+    python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k]
+                                      [--kv-cache-dtype fp8] [--save MACHINE]
 """
 
 import argparse
@@ -28,6 +29,8 @@ RECORDED_VLLM = {
     ("8b", "ttft8k"): 212,
 }  # fmt: skip
 
+RECORDED_VLLM_FP8 = {("0.6b", "nano"): 24440, ("0.6b", "shared"): 10860}
+
 Workload = tuple[list[list[int]], list[int]]
 
 
@@ -37,27 +40,30 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--workloads", default="nano,mid,single,ttft8k,shared")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     bandwidth, flops = copy_bandwidth(), matrix_flops()
     start = time.perf_counter()
-    llm = load(arguments.model)
+    llm = load(arguments.model, arguments.kv_cache_dtype)
+    number_bytes = llm.engine.plan.kv_dtype.itemsize
     ready_s = time.perf_counter() - start
     results, rows = {}, []
     for name in arguments.workloads.split(","):
         prompts, max_tokens = WORKLOADS[name]()
-        bound = bound_s(arguments.model, prompts, max_tokens, bandwidth, flops)
+        bound = bound_s(arguments.model, prompts, max_tokens, bandwidth, flops, number_bytes)
         seconds = [run(llm, prompts, max_tokens) for _ in range(3)][1:]
         best = min(seconds)
         rate = best * 1000 if name == "ttft8k" else sum(max_tokens) / best
         unit = "ms" if name == "ttft8k" else "tokens/s"
         results[name] = {"seconds": seconds, "rate": rate, "bound_s": bound}
-        recorded = RECORDED_VLLM.get((arguments.model, name), "")
+        recorded = recorded_vllm(arguments.model, name, arguments.kv_cache_dtype)
         rows.append([name, f"{rate:,.1f} {unit}", f"{bound / best:.0%}", f"{recorded} (recorded)"])
     print(table(["workload", f"Octavo, Qwen3-{arguments.model}", "of bound", "vLLM 0.26"], rows))
     report: dict[str, object] = {
         "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
         "model": arguments.model,
+        "kv_cache_dtype": arguments.kv_cache_dtype,
         "ready_s": ready_s,
         "copy_bytes_per_s": bandwidth,
         "matrix_flops": flops,
@@ -68,7 +74,13 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def load(size: str) -> LLM:
+def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | str:
+    """What was recorded of vLLM with the same cache, or nothing."""
+    recorded = RECORDED_VLLM_FP8 if kv_cache_dtype == "fp8" else RECORDED_VLLM
+    return recorded.get((size, workload), "")
+
+
+def load(size: str, kv_cache_dtype: str = "auto") -> LLM:
     """Build the model with random weights."""
     hidden, layers, heads, inner = SHAPES[size]
     config = dict(  # noqa: C408
@@ -80,7 +92,7 @@ def load(size: str) -> LLM:
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(config))
-    return LLM(str(folder), load_format="dummy", max_model_len=16384)
+    return LLM(str(folder), load_format="dummy", max_model_len=16384, kv_cache_dtype=kv_cache_dtype)
 
 
 def run(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> float:
@@ -98,9 +110,17 @@ def run(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> float:
 
 
 def bound_s(
-    size: str, prompts: list[list[int]], max_tokens: list[int], bandwidth: float, flops: float
+    size: str,
+    prompts: list[list[int]],
+    max_tokens: list[int],
+    bandwidth: float,
+    flops: float,
+    number_bytes: int,
 ) -> float:
-    """Weights and each KV token (shared ones once for all) read once a step, all operations at the peak."""
+    """Weights and each KV token (shared ones once for all) read once a step, all operations at the peak.
+
+    number_bytes: of a number of the KV cache.
+    """
     _, layers, heads, _ = SHAPES[size]
     weights, head = num_weights(size)
     prefix = 0
@@ -111,7 +131,10 @@ def bound_s(
     seconds = (2 * weights * num_prompt + attention * sum(len(p) ** 2 / 2 for p in prompts)) / flops
     for step in range(1, max(max_tokens)):
         live = [len(p) - prefix + step for p, m in zip(prompts, max_tokens, strict=True) if m > step]
-        seconds += step_bytes(size, [prefix, *live]) / bandwidth + 2 * (weights + head) * len(live) / flops
+        seconds += (
+            step_bytes(size, [prefix, *live], number_bytes) / bandwidth
+            + 2 * (weights + head) * len(live) / flops
+        )
     return seconds
 
 
@@ -121,9 +144,9 @@ def num_weights(size: str) -> tuple[int, int]:
     return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
 
 
-def step_bytes(size: str, kv_lens: list[int]) -> int:
+def step_bytes(size: str, kv_lens: list[int], number_bytes: int = 2) -> int:
     """Bytes a decode step must read: all weights, and the keys and values of so many tokens."""
-    return 2 * sum(num_weights(size)) + sum(kv_lens) * SHAPES[size][1] * 2 * 8 * 128 * 2
+    return 2 * sum(num_weights(size)) + sum(kv_lens) * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
 
 
 def copy_bandwidth() -> float:

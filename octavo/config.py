@@ -12,6 +12,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["none", "int8"]
+KVCacheDType = Literal["auto", "fp8"]
 
 DEFAULT_MODEL = "smollm2"
 
@@ -22,7 +23,7 @@ class EngineConfig:
 
     Attributes:
         model: "smollm2" (embedded), a folder with config.json, a .gguf file, or a hub id.
-        dtype: type of weights, activations and KV cache; auto is float32 on a CPU.
+        dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
         max_model_len: longest prompt + output in tokens; default: the model's own context.
@@ -40,6 +41,8 @@ class EngineConfig:
         seed: seeds dummy weights and every request that brings no seed of its own.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: "int8" runs the linear layers with int8 weights (CPU only).
+        kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU
+            attention over it runs in PyTorch, not in the compiled kernels.
 
     Raises:
         ConfigError: an option is out of range; the message names it, the range and the value.
@@ -60,6 +63,7 @@ class EngineConfig:
     seed: int = 0
     attention_impl: AttentionImpl = "auto"
     quantization: Quantization = "none"
+    kv_cache_dtype: KVCacheDType = "auto"
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():

@@ -78,6 +78,7 @@ def test_no_code_from_files(path: Path) -> None:
         {"load_format": "pickle"},
         {"attention_impl": "flash"},
         {"quantization": "int4"},
+        {"kv_cache_dtype": "int8"},
         {"block_size": 0},
         {"block_size": True},
         {"num_blocks": -1},

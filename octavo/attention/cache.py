@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.attention.float8 import FLOAT8, as_bytes
 from octavo.errors import OutOfMemoryError
 
 
@@ -17,9 +18,12 @@ class KVCache:
 
     Attributes:
         data: [L, 2, N, KH, B, D], dtype of the cache.
+        scales: [L, 2, KH] float32, what 1.0 of a float8 cache stands for; None: 1, as in other dtypes.
+            They may not change while the cache holds anything.
     """
 
     data: Tensor
+    scales: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -33,24 +37,36 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> "KVCache":
-        """Allocate an uninitialised cache.
+        """Allocate an uninitialised cache; a float8 (torch.float8_e4m3fn) one gets scales of 1.
 
         Raises:
             OutOfMemoryError: the device cannot hold it.
         """
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
         try:
-            return cls(torch.empty(shape, dtype=dtype, device=device))
+            data = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError as error:
             raise OutOfMemoryError(
                 f"a KV cache of {num_blocks} blocks x {block_size} tokens does not fit {device}; "
                 f"lower num_blocks or memory_fraction ({error})"
             ) from error
+        if dtype != FLOAT8:
+            return cls(data)
+        # Each row at a multiple of 16 bytes: Triton compiles a kernel anew for another alignment.
+        scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, device=device)
+        return cls(data, scales[..., :num_kv_heads])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view."""
         k, v = self.data[index]
         return k.transpose(1, 2), v.transpose(1, 2)
+
+    def layer_scales(self, index: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return one layer's (k_scale, v_scale), each [KH] float32, or (None, None)."""
+        if self.scales is None:
+            return None, None
+        k_scale, v_scale = self.scales[index]
+        return k_scale, v_scale
 
     @property
     def num_blocks(self) -> int:
@@ -68,4 +84,5 @@ class KVCache:
         """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
         if pairs:
             source, destination = torch.tensor(pairs, device=self.data.device).unbind(1)
-            self.data[:, :, destination] = self.data[:, :, source]
+            data = as_bytes(self.data)
+            data[:, :, destination] = data[:, :, source]

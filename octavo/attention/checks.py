@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.forest import ForestPlan
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
+
+_FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -45,6 +48,7 @@ def check_attention(
             f"got {list(q.shape)}"
         )
     _check_like("q", q, k_cache)
+    check_scales(k_cache, options.k_scale, options.v_scale)
     slopes = options.alibi_slopes
     if slopes is not None:
         if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
@@ -54,6 +58,27 @@ def check_attention(
             )
         _check_device("alibi_slopes", slopes, q)
     _check_metadata(q, k_cache.shape[1], metadata)
+
+
+def check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    """Check the scales of a cache, of which there are two or none.
+
+    Raises:
+        InvalidArgumentError: one is missing, a shape, dtype or device does not fit, or the cache has none.
+    """
+    if k_scale is None and v_scale is None:
+        return
+    if k_cache.dtype != FLOAT8:
+        raise InvalidArgumentError(f"k_scale and v_scale are for float8 caches, this one is {k_cache.dtype}")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is None:
+            raise InvalidArgumentError(f"{name} is missing; give both scales or neither")
+        if scale.shape != k_cache.shape[2:3] or scale.dtype != torch.float32 or not scale.is_contiguous():
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [{k_cache.shape[2]}] float32, one per kv head; "
+                f"got {list(scale.shape)} {scale.dtype}"
+            )
+        _check_device(name, scale, k_cache)
 
 
 def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
@@ -146,7 +171,12 @@ def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
 
 
 def _check_like(name: str, tensor: Tensor, cache: Tensor) -> None:
-    if tensor.dtype != cache.dtype:
+    if cache.dtype == FLOAT8:
+        if tensor.dtype not in _FLOAT8_INPUTS:
+            raise InvalidArgumentError(
+                f"{name} must be float32, bfloat16 or float16 for a float8 cache, got {tensor.dtype}"
+            )
+    elif tensor.dtype != cache.dtype:
         raise InvalidArgumentError(
             f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}; convert it first"
         )

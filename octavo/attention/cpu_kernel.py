@@ -67,12 +67,22 @@ def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
     Raises:
         InvalidArgumentError: a slot does not exist; nothing was written.
     """
+    assert k_scale is None, "scales are of float8 caches, which unavailable_reason refuses"
+    assert v_scale is None, "scales are of float8 caches, which unavailable_reason refuses"
     slots = slot_mapping.to(torch.int64).contiguous()
     num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
     call = StoreCall(

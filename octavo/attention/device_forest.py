@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.prefix_forest import Costs
 from octavo.attention.triton_shapes import TileShape, fat_shape, num_multiprocessors, thin_shape
@@ -65,7 +66,7 @@ class DeviceForest:
             num_heads: H of the layers.
             num_kv_heads: KH.
             head_dim: D.
-            dtype: of queries and cache.
+            dtype: of the cache.
             device: where the kernels run.
             max_num_tokens: most query tokens of a step; None: one per sequence.
             max_units: most units of each class in a plan.
@@ -78,9 +79,9 @@ class DeviceForest:
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         group = num_heads // num_kv_heads
-        padded_dim = max(16, 1 << (head_dim - 1).bit_length())
+        padded_dim = max(32, 1 << (head_dim - 1).bit_length())
         self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
-        self.fat_shape = fat or fat_shape(group, padded_dim, dtype)
+        self.fat_shape = fat or fat_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
         self.tiling = NodeTiling(
             thin_tokens=self.thin_shape.rows // group,
             fat_tokens=self.fat_shape.rows // group,

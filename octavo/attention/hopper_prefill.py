@@ -42,12 +42,16 @@ class Matrices(NamedTuple):
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
-    """Say whether the kernel takes these arguments; the portable one takes all."""
+    """Say whether the kernel takes these arguments; the portable one takes all.
+
+    Its products read keys and values where the copy engine leaves them, so it takes no float8 caches.
+    """
     block, token, head, _ = k_cache.stride()
     return (
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
         and q.dtype in _DTYPES
+        and k_cache.dtype == q.dtype
         and k_cache.shape[3] in (64, 128)
         and k_cache.shape[1] % 64 == 0
         and k_cache.stride() == v_cache.stride()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention import cpu_kernel, reference, torch_paged, triton_paged
-from octavo.attention.checks import check_attention, check_store
+from octavo.attention.checks import check_attention, check_scales, check_store
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import ConfigError, suggest
@@ -22,13 +23,16 @@ class Implementation:
     """One way to run attention.
 
     Attributes:
-        unavailable_reason: why it cannot run on (device type, dtype); None: it can.
+        unavailable_reason: why it cannot run on (device type, dtype of the cache); None: it can.
         store_kv: writes keys and values to slots.
         paged_attention_with_lse: returns (out, lse).
     """
 
     unavailable_reason: Callable[[str, torch.dtype], str | None]
-    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    store_kv: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+        None,
+    ]
     paged_attention_with_lse: Callable[
         [Tensor, Tensor, Tensor, AttentionMetadata, ScoreOptions], tuple[Tensor, Tensor]
     ]
@@ -52,16 +56,27 @@ _IMPLEMENTATIONS = {
 
 
 def store_kv(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, impl: str = "auto"
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    impl: str = "auto",
 ) -> None:
     """Write each token's key and value to its slot of the cache, in place.
 
     Args:
-        k: [T, KH, D] keys; a strided view of a fused qkv will do, its last dimension contiguous.
+        k: [T, KH, D] keys; a strided view of a fused qkv will do, its last dimension contiguous. In the
+            dtype of the cache; float32, bfloat16 or float16 for a float8 (float8_e4m3fn) one.
         v: [T, KH, D] values, likewise.
         k_cache: [N, B, KH, D], any strides, last dimension contiguous; written.
         v_cache: [N, B, KH, D], likewise; written.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
+        k_scale: [KH] contiguous float32 of a float8 cache: k / k_scale is stored, and saturates; None: 1.
+        v_scale: [KH], likewise of values; both or neither.
         impl: "auto" or one of available_impls().
 
     Raises:
@@ -69,8 +84,9 @@ def store_kv(
         ConfigError: impl is unknown or cannot run here.
     """
     check_store(k, v, k_cache, v_cache, slot_mapping)
+    check_scales(k_cache, k_scale, v_scale)
     chosen = _IMPLEMENTATIONS[choose_impl(impl, k_cache.device.type, k_cache.dtype)]
-    chosen.store_kv(k, v, k_cache, v_cache, slot_mapping)
+    chosen.store_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
 
 
 def paged_attention(
@@ -83,6 +99,8 @@ def paged_attention(
     window: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Attend each query token to its own sequence's keys in the cache; returns [T, H, D], dtype of q.
@@ -98,6 +116,8 @@ def paged_attention(
         window=window,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        k_scale=k_scale,
+        v_scale=v_scale,
         impl=impl,
     )[0]
 
@@ -112,6 +132,8 @@ def paged_attention_with_lse(
     window: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Attend each query token to its own sequence's keys in the cache.
@@ -120,7 +142,8 @@ def paged_attention_with_lse(
     head h reads kv head h // (H / KH). Any mix of prefill and decode, any block size and head dim.
 
     Args:
-        q: [T, H, D] queries, any strides, last dimension contiguous.
+        q: [T, H, D] queries, any strides, last dimension contiguous. In the dtype of the cache; float32,
+            bfloat16 or float16 for a float8 (float8_e4m3fn) one.
         k_cache: [N, B, KH, D] keys, any strides, last dimension contiguous.
         v_cache: [N, B, KH, D] values, likewise.
         metadata: the step; without a plan in it each call makes a flat one.
@@ -128,6 +151,8 @@ def paged_attention_with_lse(
         window: a token sees its last `window` keys, itself included; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         alibi_slopes: [H] float32; adds -slope * (p - j) to the scores.
+        k_scale: [KH] contiguous float32 of a float8 cache, by which its keys are multiplied; None: 1.
+        v_scale: [KH], likewise of values; both or neither.
         impl: "auto" or one of available_impls().
 
     Returns:
@@ -138,14 +163,14 @@ def paged_attention_with_lse(
         InvalidArgumentError: a shape, dtype, device or block id does not fit.
         ConfigError: impl is unknown or cannot run here.
     """
-    options = ScoreOptions(scale, window, softcap, alibi_slopes)
+    options = ScoreOptions(scale, window, softcap, alibi_slopes, k_scale, v_scale)
     check_attention(q, k_cache, v_cache, metadata, options)
-    chosen = _IMPLEMENTATIONS[choose_impl(impl, q.device.type, q.dtype)]
+    chosen = _IMPLEMENTATIONS[choose_impl(impl, q.device.type, k_cache.dtype)]
     return chosen.paged_attention_with_lse(q, k_cache, v_cache, metadata, options)
 
 
 def available_impls(device: torch.device | str, dtype: torch.dtype) -> dict[str, str | None]:
-    """Say what can run and why the rest cannot.
+    """Say what can run on a device with a dtype of the cache, and why the rest cannot.
 
     Returns:
         Each implementation, in the order in which "auto" prefers them: None if it can run on the device
@@ -157,7 +182,7 @@ def available_impls(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 @cache
 def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
-    """Return the name of the implementation to run.
+    """Return the name of the implementation to run for a dtype of the cache.
 
     Raises:
         ConfigError: impl is unknown, or was asked for by name and cannot run.
@@ -179,6 +204,6 @@ def _preferred(device_type: str, dtype: torch.dtype) -> str:
     reason = _IMPLEMENTATIONS[fastest].unavailable_reason(device_type, dtype)
     if reason is None:
         return fastest
-    if device_type == "cuda" or dtype == torch.float32:
+    if device_type == "cuda" or dtype in (torch.float32, FLOAT8):
         logger.warning("attention runs in PyTorch, %s times slower than compiled: %s", slowdown, reason)
     return "torch"

@@ -4,18 +4,27 @@ import torch
 from torch import Tensor
 
 from octavo.attention.checks import check_slots
+from octavo.attention.float8 import read_rows, write_rows
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
     block_size = k_cache.shape[1]
     check_slots(slot_mapping, k_cache.shape[0] * block_size)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
-            k_cache[slot // block_size, slot % block_size] = k[token]
-            v_cache[slot // block_size, slot % block_size] = v[token]
+            write_rows(k_cache, (slot // block_size, slot % block_size), k[token], k_scale)
+            write_rows(v_cache, (slot // block_size, slot % block_size), v[token], v_scale)
 
 
 def paged_attention_with_lse(
@@ -25,29 +34,31 @@ def paged_attention_with_lse(
 
     Computes in float32, or in float64 if q is; see octavo.attention.paged_attention_with_lse.
     """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     bounds = metadata.cu_seqlens_q.tolist()
     for s, seq_len in enumerate(metadata.seq_lens.tolist()):
         tokens = slice(bounds[s], bounds[s + 1])
-        keys = _gather(k_cache, metadata.block_table[s], seq_len)
-        values = _gather(v_cache, metadata.block_table[s], seq_len)
+        keys = _gather(k_cache, metadata.block_table[s], seq_len, dtype, options.k_scale)
+        values = _gather(v_cache, metadata.block_table[s], seq_len, dtype, options.v_scale)
         out[tokens], lse[tokens] = _attend(q[tokens], keys, values, metadata.positions[tokens], options)
     return out, lse
 
 
-def _gather(cache: Tensor, block_ids: Tensor, seq_len: int) -> Tensor:
-    """Return one sequence's rows of the cache, [seq_len, KH, D]."""
+def _gather(
+    cache: Tensor, block_ids: Tensor, seq_len: int, dtype: torch.dtype, scale: Tensor | None
+) -> Tensor:
+    """Return one sequence's rows of the cache, [seq_len, KH, D] in the dtype of the computation."""
     block_size = cache.shape[1]
     num_blocks = -(-seq_len // block_size)
-    return cache[block_ids[:num_blocks].long()].flatten(0, 1)[:seq_len]
+    return read_rows(cache, (block_ids[:num_blocks].long(),), dtype, scale).flatten(0, 1)[:seq_len]
 
 
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Dense attention of one sequence: q [Q, H, D], keys and values [K, KH, D] -> (out, lse [Q, H])."""
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     distance = positions[:, None] - torch.arange(keys.shape[0], device=q.device)
     visible = distance >= 0
     if options.window is not None:
@@ -55,13 +66,13 @@ def _attend(
     # What no query sees may hold anything, even NaN, which a weight of 0 would not silence.
     unseen = ~visible.any(dim=0)[:, None, None]
     group_size = q.shape[1] // keys.shape[1]
-    keys = keys.to(dtype).masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
-    values = values.to(dtype).masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * options.scale
+    keys = keys.masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
+    values = values.masked_fill(unseen, 0.0).repeat_interleave(group_size, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(keys.dtype), keys) * options.scale
     if options.softcap > 0:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.to(dtype)[:, None, None] * distance
+        scores = scores - options.alibi_slopes.to(keys.dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))

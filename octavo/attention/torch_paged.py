@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.checks import bad_block, check_plan, check_slots
+from octavo.attention.float8 import read_rows, write_rows
 from octavo.attention.forest import ForestPlan, concatenated_ranges
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -17,15 +18,23 @@ _TILE_KEYS = 64
 _CHUNK_SCORES = 4 << 20
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
     check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     tokens = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slots = slot_mapping[tokens].long()
     block_size = k_cache.shape[1]
-    block_ids, offsets = slots // block_size, slots % block_size
-    k_cache[block_ids, offsets] = k[tokens]
-    v_cache[block_ids, offsets] = v[tokens]
+    index = (slots // block_size, slots % block_size)
+    write_rows(k_cache, index, k[tokens], k_scale)
+    write_rows(v_cache, index, v[tokens], v_scale)
 
 
 def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> ForestPlan:
@@ -192,8 +201,8 @@ def _fold(
     if block_ids.device.type == "cpu" and not 0 <= block_ids.min() <= block_ids.max() < k_cache.shape[0]:
         raise bad_block(k_cache.shape[0])
     offsets = pieces.keys_at % block_size
-    keys = k_cache[block_ids, offsets].to(state.q.dtype)
-    values = v_cache[block_ids, offsets].to(state.q.dtype)
+    keys = read_rows(k_cache, (block_ids, offsets), state.q.dtype, options.k_scale)
+    values = read_rows(v_cache, (block_ids, offsets), state.q.dtype, options.v_scale)
     num_pieces, width = pieces.tokens.shape
     num_kv_heads, head_dim = k_cache.shape[2:]
     # [X, KH, n * G, D]: the query heads of one kv head become rows of one product.

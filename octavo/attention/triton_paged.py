@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
@@ -14,34 +15,44 @@ from octavo.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from octavo.attention.triton_plan import StepMap
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 
 def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
-    """Say why the kernels cannot run on (device type, dtype); None: they can."""
+    """Say why the kernels cannot run on (device type, dtype of the cache); None: they can."""
     if dtype not in _DTYPES:
-        return f"it is written for bfloat16, float16 and float32, not {dtype}"
+        return f"it is written for bfloat16, float16, float32 and float8_e4m3fn, not {dtype}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        return "Triton's interpreter multiplies no bfloat16" if dtype == torch.bfloat16 else None
+        return f"Triton's interpreter has no {dtype}" if dtype in (torch.bfloat16, FLOAT8) else None
     if device_type != "cuda":
         return f"it is written for NVIDIA GPUs, not for {device_type}"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     if torch.cuda.get_device_capability() < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
+    if dtype == FLOAT8 and torch.cuda.get_device_capability() < (8, 9):
+        return "float8 caches need a GPU of compute capability 8.9 or later"
     return None
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
     Slots are not checked against the size of the cache: it would wait for the device.
     """
     from octavo.attention import triton_store
 
-    triton_store.store_kv(k, v, k_cache, v_cache, slot_mapping)
+    triton_store.store_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
 
 
 def paged_attention_with_lse(
@@ -81,6 +92,7 @@ def plan_step(
         num_kv_heads=k_cache.shape[2],
         head_dim=q.shape[2],
         dtype=q.dtype,
+        cache_dtype=k_cache.dtype,
         window=window,
     )
 
@@ -96,7 +108,8 @@ def attend_with_map(
     """Attend by a step's task map; arguments and results as of paged_attention_with_lse.
 
     Raises:
-        InvalidArgumentError: the scale is not positive, or the map is for another window.
+        InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
+            cannot be read two numbers at a time.
     """
     from octavo.attention import triton_decode, triton_nodes, triton_prefill, triton_tiles
 
@@ -106,6 +119,13 @@ def attend_with_map(
         raise InvalidArgumentError(
             f"the task map is for window {step_map.window}, this layer has {options.window}; "
             f"make one map for each window"
+        )
+    if k_cache.dtype == FLOAT8 and any(
+        size % 2 for cache in (k_cache, v_cache) for size in (cache.shape[3], *cache.stride()[:3])
+    ):
+        raise InvalidArgumentError(
+            f"the Triton kernels need float8 caches of even head dim and strides, "
+            f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
         )
     results = triton_tiles.empty_results(q)
     if step_map.forest is not None:

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.device_forest import DeviceForest
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_shapes import TileShape, fat_shape, num_multiprocessors, thin_shape
 from octavo.attention.triton_tiles import padded_head_dim
@@ -101,6 +102,7 @@ def plan_step(
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
     window: int | None = None,
     thin: TileShape | None = None,
     fat: TileShape | None = None,
@@ -113,7 +115,8 @@ def plan_step(
         num_heads: H.
         num_kv_heads: KH.
         head_dim: D.
-        dtype: of queries and cache.
+        dtype: of queries.
+        cache_dtype: None: that of the queries.
         window: of the layers that will use the map.
         thin, fat: tilings; None: what measured best.
 
@@ -124,8 +127,10 @@ def plan_step(
         InvalidArgumentError: the forest is for other heads or fewer tokens.
     """
     group = num_heads // num_kv_heads
-    thin = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
-    fat = fat or fat_shape(group, padded_head_dim(head_dim), dtype)
+    cache_dtype = cache_dtype or dtype
+    product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
+    thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype)
+    fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)

@@ -35,7 +35,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     Args:
         group: query heads of a kv head; a tile holds at least one token's.
         padded_dim: head dimension, rounded up to a power of two.
-        dtype: of queries and cache.
+        dtype: of the cache.
     """
     tile_bytes = _KEYS * padded_dim * dtype.itemsize
     small = tile_bytes <= 8192
@@ -43,7 +43,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         rows=max(16, _power_of_two(group)),
         keys=_keys(padded_dim, dtype),
         num_warps=4,
-        num_stages=3,
+        num_stages=3 if dtype.itemsize > 1 else 4,
         programs_per_multiprocessor=3 if small else 2,
         max_registers=168 if small else None,
     )
@@ -55,7 +55,7 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     Args:
         group: query heads of a kv head; a tile holds at least one token's.
         padded_dim: head dimension, rounded up to a power of two.
-        dtype: of queries and cache.
+        dtype: of the products' operands.
     """
     wide = padded_dim * dtype.itemsize > 256
     return TileShape(

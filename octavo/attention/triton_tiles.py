@@ -17,7 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_float8 import (
+    add_values,
+    join_values,
+    key_products,
+    product_queries,
+    split_values,
+)
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -56,10 +64,15 @@ class Score(NamedTuple):
     window: Any
     softcap: Any
     slopes: Any
+    k_scale: Any
+    v_scale: Any
 
 
 class Shape(NamedTuple):
-    """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on."""
+    """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
+
+    packed: the cache is float8, passed as pairs in int16; see triton_float8.
+    """
 
     group: Any
     kv_heads: Any
@@ -71,17 +84,24 @@ class Shape(NamedTuple):
     windowed: Any
     capped: Any
     biased: Any
+    scaled: Any
+    packed: Any
 
 
 def cache_argument(k_cache: Tensor, v_cache: Tensor, block_table: Tensor) -> Cache:
     """Describe [N, B, KH, D] caches of any strides and their int32 block table to a kernel."""
+    if k_cache.dtype == FLOAT8:
+        k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     k_strides, v_strides = k_cache.stride()[:3], v_cache.stride()[:3]
     return Cache(k_cache, *k_strides, v_cache, *v_strides, block_table, block_table.stride(0))
 
 
 def score_argument(options: ScoreOptions) -> Score:
     """Describe the score options to a kernel; what is off is passed as a constant it never reads."""
-    return Score(options.scale * LOG2_E, options.window or 0, options.softcap, options.alibi_slopes)
+    return Score(
+        *(options.scale * LOG2_E, options.window or 0, options.softcap),
+        *(options.alibi_slopes, options.k_scale, options.v_scale),
+    )
 
 
 def shape_argument(q: Tensor, k_cache: Tensor, options: ScoreOptions, *, rows: int, keys: int) -> Shape:
@@ -92,13 +112,14 @@ def shape_argument(q: Tensor, k_cache: Tensor, options: ScoreOptions, *, rows: i
         *(head_dim, padded_head_dim(head_dim), block_size),
         *(rows, keys),
         *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
+        *(options.k_scale is not None, k_cache.dtype == FLOAT8),
     )
     return Shape(*(tl.constexpr(value) for value in values))
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Return the tile width for a head dimension: a power of two, at least 16 for the matrix units."""
-    return max(16, triton.next_power_of_2(head_dim))
+    """Return the tile width for a head dimension: a power of two, half of it enough for the matrix units."""
+    return max(32, triton.next_power_of_2(head_dim))
 
 
 def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,11 +160,14 @@ def load_block_ids(table, start, kv_begin, kv_end, shape):
 def load_tile(
     base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape, MASKED: tl.constexpr
 ):
-    """Load keys or values [keys, padded_dim]; masked, those outside kv_begin : kv_end are 0.
+    """Load keys or values [keys, padded_dim], or [keys, padded_dim / 2] pairs; masked, those outside
+    kv_begin : kv_end are 0.
 
     Zeros, because a weight of 0 would not silence a NaN in memory nobody has written.
     """
-    d = tl.arange(0, shape.padded_dim)
+    width: tl.constexpr = shape.padded_dim // 2 if shape.packed else shape.padded_dim
+    head_width: tl.constexpr = shape.head_dim // 2 if shape.packed else shape.head_dim
+    d = tl.arange(0, width)
     at = tl.arange(0, shape.keys)
     if shape.block_size % shape.keys == 0:
         base += block_ids.to(tl.int64) * block_stride
@@ -152,12 +176,12 @@ def load_tile(
     else:
         offset = ((start + at) % shape.block_size).to(tl.int64) * token_stride
         pointers = base + (block_ids.to(tl.int64) * block_stride + offset)[:, None] + d[None, :]
-    in_head = (d < shape.head_dim)[None, :]
+    in_head = (d < head_width)[None, :]
     if MASKED:
         visible = (start + at >= kv_begin) & (start + at < kv_end)
-        return tl.load(pointers, mask=visible[:, None] & in_head, other=0.0)
+        return tl.load(pointers, mask=visible[:, None] & in_head, other=0)
     elif shape.head_dim != shape.padded_dim:
-        return tl.load(pointers, mask=in_head, other=0.0)
+        return tl.load(pointers, mask=in_head, other=0)
     else:
         return tl.load(pointers)
 
@@ -173,15 +197,15 @@ def tanh(x):
 
 
 @triton.jit
-def make_scores(product, position, slope, start, kv_end, score, shape, MASKED: tl.constexpr):
+def make_scores(product, position, slope, start, kv_end, factor, score, shape, MASKED: tl.constexpr):
     """Turn q.k [R, keys] into scores: times the factor if cap or bias ask for it, masked if asked."""
     key = start + tl.arange(0, shape.keys)
     if shape.capped:
         # The factor carries log2(e) past the cap: cap(s) * log2(e).
         cap = score.softcap * 1.4426950408889634
-        product = cap * tanh(product * (score.factor / cap))
+        product = cap * tanh(product * (factor / cap))
     elif shape.biased:
-        product = product * score.factor
+        product = product * factor
     if shape.biased:
         distance = (position[:, None] - key[None, :]).to(tl.float32)
         product = product - (slope * 1.4426950408889634)[:, None] * distance
@@ -221,7 +245,15 @@ def attend_tiles(
     table = cache.table + table_row.to(tl.int64) * cache.table_row
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
-    factor = score.factor
+    q, q_odd = product_queries(q, shape)
+    score_factor = score.factor
+    if shape.scaled:
+        # Inside the loop values are in the cache's units.
+        score_factor *= tl.load(score.k_scale + kv_head)
+        v_scale = tl.load(score.v_scale + kv_head)
+        values /= v_scale
+    values, values_odd = split_values(values, shape)
+    factor = score_factor
     if shape.capped or shape.biased:
         factor = 1.0
     block_ids = load_block_ids(table, tile_begin * shape.keys, kv_begin, kv_end, shape)
@@ -229,8 +261,8 @@ def attend_tiles(
         start = tile * shape.keys
         next_ids = load_block_ids(table, start + shape.keys, kv_begin, kv_end, shape)
         k = load_tile(k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
-        product = tl.dot(q, tl.trans(k), input_precision="ieee")
-        s = make_scores(product, position, slope, start, kv_end, score, shape, MASKED)
+        product = key_products(q, q_odd, k, shape)
+        s = make_scores(product, position, slope, start, kv_end, score_factor, score, shape, MASKED)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
         base = new_top
         if MASKED:
@@ -240,9 +272,15 @@ def attend_tiles(
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         v = load_tile(v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
-        values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision="ieee")
+        values *= shrink[:, None]
+        if shape.packed:
+            values_odd *= shrink[:, None]
+        values, values_odd = add_values(values, values_odd, weights, v, shape)
         top = new_top
         block_ids = next_ids
+    values = join_values(values, values_odd, shape)
+    if shape.scaled:
+        values *= v_scale
     return top, total, values
 
 

@@ -44,6 +44,7 @@ def _memory(plan: ExecutionPlan) -> list[tuple[str, str]]:
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
         ("free memory", gib(plan.free_bytes)),
         ("weights", gib(plan.weight_bytes)),
+        ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),
         ("tokens that fit", f"{plan.num_kv_tokens:,}"),

@@ -257,7 +257,7 @@ class Engine:
             block_size=self.plan.block_size,
             num_kv_heads=self.model_config.num_kv_heads,
             head_dim=self.model_config.head_dim,
-            dtype=self.plan.dtype,
+            dtype=self.plan.kv_dtype,
             device=self.plan.device,
         )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.attention.float8 import FLOAT8
+from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
@@ -23,7 +25,8 @@ class ExecutionPlan:
 
     Attributes:
         device: where the model runs.
-        dtype: of weights, activations and KV cache.
+        dtype: of weights and activations.
+        kv_dtype: of the KV cache.
         max_model_len: longest prompt + output, tokens.
         max_num_batched_tokens: token budget of a step.
         num_parameters: of the model.
@@ -36,6 +39,7 @@ class ExecutionPlan:
 
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     max_model_len: int
     max_num_batched_tokens: int
     num_parameters: int
@@ -70,13 +74,15 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     device = _device(config.device)
     dtype = _dtype(config, model, device)
     weight_bytes = _weight_bytes(config, model, dtype)
-    token_bytes = kv_bytes_per_token(model, dtype.itemsize)
+    kv_dtype = _kv_dtype(config, device, dtype)
+    token_bytes = kv_bytes_per_token(model, kv_dtype.itemsize)
     max_model_len = _max_model_len(config, model)
     free_bytes = free_memory_bytes(device)
     block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
     plan = ExecutionPlan(
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
@@ -151,6 +157,14 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if config.quantization == "int8" and (device.type, dtype) != ("cpu", torch.float32):
         raise ConfigError(f"quantization='int8' runs on a CPU in float32, got {device.type} and {dtype}")
     return dtype
+
+
+def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    # Refuses attention implementations that cannot read it, before anything is loaded.
+    choose_impl(config.attention_impl, device.type, FLOAT8)
+    return FLOAT8
 
 
 def _weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

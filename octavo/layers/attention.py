@@ -58,7 +58,17 @@ class OperatorStep:
             options.qk_norm.apply_(q_and_k)
         rotate_(q_and_k, rotations)
         q, k, v = heads.split((self.num_heads, num_kv_heads, num_kv_heads), 1)
-        store_kv(k, v, k_cache, v_cache, self.metadata.slot_mapping, impl=self.impl)
+        k_scale, v_scale = self.kv_cache.layer_scales(options.layer)
+        store_kv(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            self.metadata.slot_mapping,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            impl=self.impl,
+        )
         out = paged_attention(
             q,
             k_cache,
@@ -67,6 +77,8 @@ class OperatorStep:
             scale=options.scale,
             window=options.window,
             softcap=options.softcap,
+            k_scale=k_scale,
+            v_scale=v_scale,
             impl=self.impl,
         )
         return out.flatten(1)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_store import round_to, scale_down
 from octavo.errors import InvalidArgumentError
 
 # Values per program: eight heads of 128.
@@ -35,6 +36,8 @@ def rotate_and_store(
     eps: float = 0.0,
     interleaved: bool = True,
     q_out: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate query and key heads, and write keys and values to the paged cache.
 
@@ -47,7 +50,8 @@ def rotate_and_store(
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         cos: [num_positions, at least D / 2] float32; only the first D / 2 columns are read.
         sin: like cos.
-        k_cache: [N, B, KH, D], any strides, last dimension contiguous; written.
+        k_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
+            float8 (e4m3) saturates.
         v_cache: [N, B, KH, D], likewise; written.
         num_heads: H.
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
@@ -55,6 +59,8 @@ def rotate_and_store(
         interleaved: pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights;
             False: (i, i + D / 2), the order of checkpoints.
         q_out: [T, H, D], any strides, last dimension contiguous; written.
+        k_scale: [KH] contiguous float32, what 1.0 in a float8 k_cache stands for; None: 1.
+        v_scale: [KH], likewise of v_cache.
 
     Returns:
         q_out, or the [T, H, D] view of qkv that holds the rotated queries.
@@ -63,6 +69,7 @@ def rotate_and_store(
         InvalidArgumentError: a shape or stride does not fit.
     """
     _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
+    _check_scales(k_cache, k_scale, v_scale)
     num_kv_heads, head_dim = k_cache.shape[2:]
     num_all = num_heads + 2 * num_kv_heads
     q = qkv.unflatten(1, (num_all, head_dim))[:, :num_heads] if q_out is None else q_out
@@ -85,6 +92,8 @@ def rotate_and_store(
         cos,
         sin,
         cos if norm_weight is None else norm_weight,
+        k_scale,
+        v_scale,
         eps,
         k_cache.shape[1],
         qkv.stride(0),
@@ -143,6 +152,14 @@ def _check(
         )
 
 
+def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (scale.shape != k_cache.shape[2:3] or not scale.is_contiguous()):
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [KH] = [{k_cache.shape[2]}], got {list(scale.shape)}"
+            )
+
+
 @triton.jit
 def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
@@ -168,12 +185,12 @@ def _store_pairs(
     if INTERLEAVED:
         dim = tl.arange(0, 2 * PAIRS)[None, :]
         both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
-        tl.store(row_at + dim, both.to(dtype), mask=is_row & (dim < HEAD_DIM))
+        tl.store(row_at + dim, round_to(both, dtype), mask=is_row & (dim < HEAD_DIM))
     else:
         pair = tl.arange(0, PAIRS)[None, :]
         inside = is_row & (pair < HEAD_DIM // 2)
-        tl.store(row_at + pair, first.to(dtype), mask=inside)
-        tl.store(row_at + HEAD_DIM // 2 + pair, second.to(dtype), mask=inside)
+        tl.store(row_at + pair, round_to(first, dtype), mask=inside)
+        tl.store(row_at + HEAD_DIM // 2 + pair, round_to(second, dtype), mask=inside)
 
 
 @triton.jit
@@ -187,6 +204,8 @@ def _rotate_and_store_kernel(
     cos_ptr,
     sin_ptr,
     norm_weight_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     eps,
     block_size,
     stride_qkv,
@@ -247,7 +266,9 @@ def _rotate_and_store_kernel(
             + offset * stride_k_token
             + (head - NUM_HEADS) * stride_k_head
         )
-        _store_pairs(k_at, is_k, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+        k_first = scale_down(rotated_first, k_scale_ptr, head - NUM_HEADS, is_k)
+        k_second = scale_down(rotated_second, k_scale_ptr, head - NUM_HEADS, is_k)
+        _store_pairs(k_at, is_k, k_first, k_second, HEAD_DIM, PAIRS, INTERLEAVED)
         is_v = (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS)
         v_at = (
             v_cache_ptr
@@ -255,4 +276,6 @@ def _rotate_and_store_kernel(
             + offset * stride_v_token
             + (head - NUM_ROTATED) * stride_v_head
         )
-        _store_pairs(v_at, is_v, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+        v_first = scale_down(rotated_first, v_scale_ptr, head - NUM_ROTATED, is_v)
+        v_second = scale_down(rotated_second, v_scale_ptr, head - NUM_ROTATED, is_v)
+        _store_pairs(v_at, is_v, v_first, v_second, HEAD_DIM, PAIRS, INTERLEAVED)

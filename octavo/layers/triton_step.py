@@ -34,6 +34,7 @@ class TritonStep:
         k_cache, v_cache = self._kv_cache.layer(options.layer)
         cos, sin = self._table(rotations)
         qk_norm, window = options.qk_norm, options.window
+        k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
         q = rotate_and_store(
             qkv,
             self._rows,
@@ -45,10 +46,12 @@ class TritonStep:
             num_heads=self._num_heads,
             norm_weight=None if qk_norm is None else qk_norm.weight,
             eps=0.0 if qk_norm is None else qk_norm.eps,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         if window not in self._maps:
             self._maps[window] = plan_step(q, k_cache, self._metadata, window)
-        scores = ScoreOptions(options.scale, window, options.softcap)
+        scores = ScoreOptions(options.scale, window, options.softcap, k_scale=k_scale, v_scale=v_scale)
         out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
 

@@ -17,6 +17,7 @@ def test_importing_the_room_imports_no_triton():
 def test_says_why_it_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert "not torch.float64" in triton_paged.unavailable_reason("cuda", torch.float64)
+    assert "not torch.float8_e5m2" in triton_paged.unavailable_reason("cuda", torch.float8_e5m2)
     assert "not for mps" in triton_paged.unavailable_reason("mps", torch.float16)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "not installed" in triton_paged.unavailable_reason("cuda", torch.float16)
@@ -27,5 +28,6 @@ def test_the_interpreter_runs_float32_on_a_cpu(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert triton_paged.unavailable_reason("cpu", torch.float32) is None
     assert "bfloat16" in triton_paged.unavailable_reason("cpu", torch.bfloat16)
+    assert "float8" in triton_paged.unavailable_reason("cpu", torch.float8_e4m3fn)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "NVIDIA" in triton_paged.unavailable_reason("cpu", torch.float32)

@@ -16,10 +16,11 @@ tl = triton.language
 
 from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
 
-from octavo.attention import triton_paged  # noqa: E402
+from octavo.attention import triton_float8, triton_paged  # noqa: E402
 from octavo.attention.options import ScoreOptions  # noqa: E402
 
 if not HAS_GPU:
+    import interpreted_float8
     from triton.runtime import interpreter
 
     _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -30,6 +31,17 @@ if not HAS_GPU:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_with_index
+
+    interpreted_float8.patch()
+
+    @triton.jit
+    def _unpack(pairs):
+        """What triton_float8.unpack does in assembly, which the interpreter cannot run."""
+        low = pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True)
+        high = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+        return low.to(tl.float16), high.to(tl.float16)
+
+    triton_float8.unpack = _unpack
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
@@ -62,8 +74,8 @@ def run(case, *, scale=None, **options):
     """Attend with the Triton kernels; returns (out, lse) on the CPU."""
     moved = to_device(case)
     options = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
-    if options.alibi_slopes is not None:
-        options = replace(options, alibi_slopes=options.alibi_slopes.to(DEVICE))
+    tensors = {name: getattr(options, name) for name in ("alibi_slopes", "k_scale", "v_scale")}
+    options = replace(options, **{name: t.to(DEVICE) for name, t in tensors.items() if t is not None})
     with poisoned_memory():
         out, lse = triton_paged.paged_attention_with_lse(
             moved.q, moved.k_cache, moved.v_cache, moved.metadata, options
@@ -78,16 +90,18 @@ def check(seq_lens, query_lens, *, scale=None, window=None, softcap=0.0, alibi_s
     assert_close(case, run(case, **options), **options)
 
 
-def assert_close(case, results, **options):
+def assert_close(case, results, *, eps=0.0, **options):
+    """eps: of the numbers products are made of, if they are coarser than q."""
     out, lse = results
+    operand_eps = max(eps, torch.finfo(case.q.dtype).eps)
     exact_out, exact_lse = dense_oracle(case, **options)
     plain_out, plain_lse = case.run("reference", **{k: v for k, v in options.items() if v is not None})
     assert not out.isnan().any()
     assert not lse.isnan().any()
     assert out.dtype == case.q.dtype
-    assert_error(out, exact_out, plain_out, 4 * torch.finfo(case.q.dtype).eps)
-    eps = 4 * torch.finfo(torch.float32).eps
+    assert_error(out, exact_out, plain_out, 4 * operand_eps)
+    lse_eps = max(eps, 4 * torch.finfo(torch.float32).eps)
     if case.q.dtype != torch.float32:
         # Products of 16-bit numbers are exact in float32, sums are not in the reference's order.
-        eps *= 4
-    assert_error(lse, exact_lse, plain_lse, eps * (1 + finite_max(exact_lse)))
+        lse_eps *= 4
+    assert_error(lse, exact_lse, plain_lse, lse_eps * (1 + finite_max(exact_lse)))

@@ -64,6 +64,13 @@ def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str
     assert "256 bytes" in shown  # 2 (k, v) x 2 layers x 2 kv heads x 8 dim x 4 bytes
 
 
+def test_inspect_shows_the_cache_dtype(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
+    main(["inspect", tiny, "--load-format", "dummy", "--num-blocks", "7", "--kv-cache-dtype", "fp8"])
+    shown = capsys.readouterr().out
+    assert "float8_e4m3fn" in shown
+    assert " 64 bytes" in shown
+
+
 def test_bench_ends_with_json(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     main(
         [

@@ -33,6 +33,7 @@ class QKVCase:
         norm: bool = True,
         slots: tuple[int, ...] = (9, -1, 3, 14, 0),
         slot_dtype: torch.dtype = torch.int64,
+        float8: bool = False,
     ) -> None:
         self.num_heads, self.num_kv_heads = heads
         self.head_dim, self.block_size = head_dim, block_size
@@ -52,13 +53,15 @@ class QKVCase:
             block_size=block_size,
             num_kv_heads=heads[1],
             head_dim=head_dim,
-            dtype=dtype,
+            dtype=torch.float8_e4m3fn if float8 else dtype,
             device=device,
         )
         cache.data.fill_(7.0)
         self.k_cache, self.v_cache = cache.layer(0)
 
-    def run(self, q_out: Tensor | None = None) -> Tensor:
+    def run(
+        self, q_out: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None
+    ) -> Tensor:
         from octavo.layers.triton_rotary import rotate_and_store
 
         return rotate_and_store(
@@ -74,6 +77,8 @@ class QKVCase:
             eps=self.eps,
             interleaved=self.interleaved,
             q_out=q_out,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
 
     def expected(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,6 +169,34 @@ def test_any_cache_layout(device: str, dtype: torch.dtype) -> None:
     case.k_cache, case.v_cache = case.k_cache.contiguous(), case.v_cache.permute(2, 0, 1, 3).contiguous()
     case.v_cache = case.v_cache.permute(1, 2, 0, 3)
     case.assert_right()
+
+
+@everywhere
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_float8_cache(device: str, dtype: torch.dtype, interleaved: bool) -> None:
+    """Scaled keys and values, some of them too large for float8, which saturates."""
+    case = QKVCase(device, dtype, interleaved=interleaved, norm=False, float8=True)
+    case.qkv[1:3] *= 3000
+    k_scale, v_scale = torch.tensor([[0.5, 1.0], [2.0, 4.0]], device=device)
+    case.run(k_scale=k_scale, v_scale=v_scale)
+    _, k, v = case.expected(torch.float64)
+    for token, slot in enumerate(case.slot_mapping.tolist()):
+        if slot >= 0:
+            at = (slot // case.block_size, slot % case.block_size)
+            exact_k = (k[token] / k_scale[:, None]).clamp(-448, 448)
+            exact_v = (v[token] / v_scale[:, None]).clamp(-448, 448)
+            assert torch.equal(case.v_cache[at].float(), exact_v.to(torch.float8_e4m3fn).float())
+            # Half a unit in the last place, and a little more: a rotated key may lie close to a tie.
+            bound = exact_k.abs() * 2**-4 * 1.01 + 2**-10
+            assert ((case.k_cache[at].double() - exact_k).abs() <= bound).all()
+    assert case.k_cache.float().abs().max() == 448
+
+
+@everywhere
+def test_refuses_scales_that_do_not_fit(device: str, dtype: torch.dtype) -> None:
+    case = QKVCase(device, dtype, float8=True)
+    with pytest.raises(InvalidArgumentError, match="k_scale must be contiguous"):
+        case.run(k_scale=torch.ones(3, device=device), v_scale=torch.ones(2, device=device))
 
 
 @everywhere

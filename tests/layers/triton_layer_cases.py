@@ -16,6 +16,10 @@ if find_spec("triton") is None:
 # The interpreter computes with NumPy, which warns where a GPU just returns inf: exp(-gate) is meant to.
 ignores_overflow = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    import interpreted_float8
+
+    interpreted_float8.patch()
 HAS_GPU = torch.cuda.is_available()
 PLACES = (
     [pytest.param("cpu", dtype) for dtype in (torch.float32, torch.float16)]

@@ -27,8 +27,10 @@ def test_gpu_float32_gives_the_cpus_tokens(tiny: object, block_size: int) -> Non
     assert tokens(tiny(device="cuda", **options)) == expected  # type: ignore[operator]
 
 
-def test_graph_equals_eager(tiny: object) -> None:
-    llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_graph_equals_eager(tiny: object, kv_cache_dtype: str) -> None:
+    options = {"device": "cuda", "dtype": "bfloat16", "num_blocks": 256, "kv_cache_dtype": kv_cache_dtype}
+    llm = tiny(**options)  # type: ignore[operator]
     params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True, temperature=0.8, top_p=0.9)
     with_graphs = tokens(llm), tokens(llm, params)
     graphs = llm.engine.runner.graphs
