@@ -61,7 +61,7 @@ class DecodeGraphs:
             step_input: S sequences with one new token each.
 
         Returns:
-            (logits [S, V] float32, positions [S] int32): views that the next call overwrites.
+            (logits [S, V], positions [S] int32): views that the next call overwrites.
         """
         num_seqs = step_input.seq_lens.shape[0]
         size = self._size_for(num_seqs)

@@ -125,7 +125,7 @@ class ModelRunner:
     def _pick(self, logits: Tensor, positions: Tensor, requests: list[Request]) -> list[SampledToken]:
         if self._gpu_sampler is not None and all(is_plain(request) for request in requests):
             return self._gpu_sampler.sample(logits, positions, requests)
-        return self.sampler.sample(logits, requests)
+        return self.sampler.sample(logits.float(), requests)
 
     def _prompt_logprobs(self, item: ScheduledRequest, hidden: Tensor) -> PromptLogprobs | None:
         """Log-probabilities of the prompt tokens that follow this chunk's positions, where wanted.
@@ -146,7 +146,7 @@ class ModelRunner:
         wanted = hidden[start - first : stop - first]
         tops: list[list[tuple[int, float, int]]] = []
         for rows in wanted.split(max(1, _MAX_LOGITS_BYTES // (4 * self.decoder.config.vocab_size))):
-            logprobs = self.decoder.compute_logits(rows).log_softmax(-1)
+            logprobs = self.decoder.compute_logits(rows).float().log_softmax(-1)
             for row in logprobs:
                 tops.append(top_logprobs(row, request.token_ids[start + len(tops)], num))
         return PromptLogprobs(request, start, tops)
