@@ -145,6 +145,14 @@ def _load(at, k, SIZE: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _prefetch(at):
+    """Ask for the lines that hold these addresses to be brought to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _write(
     first,
     second,
@@ -288,6 +296,9 @@ def _matrix_kernel(
     the end. Splitting columns among warps instead would have each of them read all of x.
     """
     EVEN: tl.constexpr = SIZE % (PARTS * DEPTH) == 0
+    # One address per cache line of what all stages of the pipeline hold.
+    LINE: tl.constexpr = 128 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(STAGES * PARTS * DEPTH, LINE))
     start_next(OVERLAP)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -298,6 +309,12 @@ def _matrix_kernel(
     x_at = x_ptr + x_row[None, :, None] * stride_x + k
     first_at = weight_ptr + weight_row[None, :, None] * SIZE + k
     second_at = first_at + num_columns.to(tl.int64) * SIZE
+    if OVERLAP:
+        line = tl.minimum(tl.arange(0, LINES) * LINE, SIZE - 1)
+        line_at = weight_ptr + weight_row[:, None] * SIZE + line[None, :]
+        _prefetch(line_at)
+        if ACTIVATION is not None:
+            _prefetch(line_at + num_columns.to(tl.int64) * SIZE)
     wait_for_previous(OVERLAP)
 
     first = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
