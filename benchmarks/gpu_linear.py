@@ -162,7 +162,7 @@ def compare(model: str, num_rows: int) -> list[dict[str, object]]:
 
 
 def candidates(num_rows: int, is_gated: bool) -> list[Tiling]:
-    """At most 13 tilings worth a try; columns are halved for gated shapes, which compute two each."""
+    """A dozen tilings worth a try; columns are halved for gated shapes, which compute two each."""
     if num_rows == 1:
         found = [Tiling(1, c, d, w) for c, d, w in product((2, 4), (512, 1024), (2, 4))]
         found += [Tiling(1, 2, 2048, 4), Tiling(1, 2, 2048, 8), Tiling(1, 8, 512, 4)]

@@ -75,31 +75,27 @@ def skinny_linear(
         )
     if tiling is None:
         tiling = choose_tiling(num_rows, num_columns, size, is_gated=activation is not None, dtype=x.dtype)
-    kernel = _vector_kernel if tiling.rows == 1 else _matrix_kernel
-    kernel[(triton.cdiv(num_columns, tiling.columns),)](
-        x,
-        weight,
-        weight if bias is None else bias,
-        weight if norm_weight is None else norm_weight,
-        out,
-        num_rows,
-        num_columns,
-        x.stride(0),
-        out.stride(0),
-        eps,
-        SIZE=size,
-        ROWS=tiling.rows,
-        COLUMNS=tiling.columns,
-        DEPTH=tiling.depth,
-        PARTS=tiling.num_warps,
-        STAGES=tiling.num_stages,
-        NORM=norm_weight is not None,
-        BIAS=bias is not None,
-        ACTIVATION=activation,
-        ADD=residual is not None,
-        num_warps=tiling.num_warps,
+    elif tiling.rows < num_rows:
+        raise InvalidArgumentError(f"a tiling of {tiling.rows} rows cannot take {num_rows}")
+    grid = (triton.cdiv(num_columns, tiling.columns),)
+    tensors = (x, weight, weight if bias is None else bias, weight if norm_weight is None else norm_weight)
+    options = {
+        "SIZE": size,
+        "COLUMNS": tiling.columns,
+        "DEPTH": tiling.depth,
+        "NORM": norm_weight is not None,
+        "BIAS": bias is not None,
+        "ACTIVATION": activation,
+        "ADD": residual is not None,
+        "num_warps": tiling.num_warps,
         **overlap_options(x),
-    )
+    }
+    if tiling.rows == 1:
+        _vector_kernel[grid](*tensors, out, num_columns, eps, **options)
+    else:
+        tile = {"ROWS": tiling.rows, "PARTS": tiling.num_warps, "STAGES": tiling.num_stages}
+        strides = (x.stride(0), out.stride(0))
+        _matrix_kernel[grid](*tensors, out, num_rows, num_columns, *strides, eps, **tile, **options)
     return out
 
 
@@ -183,24 +179,18 @@ def _write(
     tl.store(out_at, first.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_columns"])
+@triton.jit(do_not_specialize=["num_columns"])
 def _vector_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
     norm_weight_ptr,
     out_ptr,
-    num_rows,
     num_columns,
-    stride_x,
-    stride_out,
     eps,
     SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -249,17 +239,16 @@ def _vector_kernel(
     up = total
     if ACTIVATION is not None:
         up = tl.sum(second, axis=1) * scale
-    row = tl.arange(0, ROWS)
     _write(
         total[None, :],
         up[None, :],
         bias_ptr,
         out_ptr,
-        row,
+        tl.arange(0, 1),
         column,
-        num_rows,
+        1,
         num_columns,
-        stride_out,
+        0,
         BIAS,
         ACTIVATION,
         ADD,

@@ -166,6 +166,8 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
         skinny_linear(x, weight[:5], activation="silu")
     with pytest.raises(InvalidArgumentError, match="a residual"):
         skinny_linear(x, weight, activation="silu", residual=x[:, :3])
+    with pytest.raises(InvalidArgumentError, match="tiling of 1 rows cannot take 2"):
+        skinny_linear(x, weight, tiling=Tiling(1, 2, 32, 1))
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 64])
