@@ -2,6 +2,7 @@
 
 from octavo.layers.activation import ACTIVATIONS
 from octavo.layers.attention import AttentionLayer, AttentionStep, make_step
+from octavo.layers.block import make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
@@ -24,7 +25,9 @@ __all__ = [
     "Rotary",
     "interleave_halves",
     "inverse_frequencies",
+    "make_input",
     "make_linear",
+    "make_output",
     "make_step",
     "rotate_",
     "vocabulary_shard",

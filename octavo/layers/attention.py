@@ -8,11 +8,10 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.attention.interface import choose_impl
+from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.cpu_step import CpuStep, can_prepare
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear import Linear
 from octavo.layers.rotary import rotate_
-from octavo.parallel import TensorParallel
 
 
 class AttentionStep(Protocol):
@@ -100,28 +99,29 @@ class AttentionLayer:
     """One rank's attention heads of one layer.
 
     Attributes:
-        qkv_proj: [T, hidden] to a new [T, (num_heads + 2 num_kv_heads) * D]: q heads, k heads, v heads,
-            the halves of q and k interleaved (see rotary).
-        o_proj: [T, num_heads * D] to [T, hidden], a part of the sum over ranks.
+        qkv_proj: to [T, (num_heads + 2 num_kv_heads) * D]: q heads, k heads, v heads, the halves of q and k
+            interleaved (see rotary).
+        o_proj: from [T, num_heads * D].
         options: what attention needs to know of the layer.
-        parallel: this rank.
     """
 
-    qkv_proj: Linear
-    o_proj: Linear
+    qkv_proj: BlockInput
+    o_proj: BlockOutput
     options: LayerOptions
-    parallel: TensorParallel
 
-    def __call__(self, x: Tensor, rotations: Sequence[Tensor], step: AttentionStep) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
+    ) -> Tensor | None:
         """Attend.
 
         Args:
-            x: [T, hidden].
+            hidden: [T, hidden] residual stream; mutated.
+            delta: [T, hidden] still to be added to it, or None.
             rotations: [T, 1, D / 2] complex64, one per rope of the network.
             step: attention over the cache; this step's keys and values are written to it.
 
         Returns:
-            A new [T, hidden].
+            [T, hidden] still to be added to the residual stream, or None.
         """
-        out = step.attend(self.qkv_proj(x), rotations[self.options.rope], self.options)
-        return self.parallel.all_reduce(self.o_proj(out))
+        qkv = self.qkv_proj(hidden, delta)
+        return self.o_proj(step.attend(qkv, rotations[self.options.rope], self.options), hidden)

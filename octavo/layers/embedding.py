@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from octavo.layers.gpu import has_triton
 from octavo.layers.linear import Linear
 from octavo.parallel import TensorParallel
 
@@ -59,7 +60,8 @@ class LMHead:
         """Keep a rank's head.
 
         Args:
-            linear: [R, hidden] to [R, rows], this rank's (padded) rows of the vocabulary.
+            linear: [R, hidden] to [R, rows], this rank's (padded) rows of the vocabulary; norms first if the
+                model does.
             vocab_size: ids of the whole vocabulary.
             softcap: logits become softcap * tanh(logit / softcap); 0: off.
             parallel: this rank.
@@ -70,6 +72,11 @@ class LMHead:
         self._parallel = parallel
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] to [R, vocab size] float32, whole on every rank."""
-        logits = self._parallel.all_gather_last_dim(self._linear(hidden))[:, : self._vocab_size].float()
-        return logits.div_(self._softcap).tanh_().mul_(self._softcap) if self._softcap else logits
+        """[R, hidden] to [R, vocab size], whole on every rank.
+
+        float32, or the dtype of hidden without a softcap on a GPU, whose samplers read it as it is.
+        """
+        logits = self._parallel.all_gather_last_dim(self._linear(hidden))[:, : self._vocab_size]
+        if self._softcap:
+            return logits.float().div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits if has_triton(logits) else logits.float()

@@ -1,36 +1,32 @@
 """The gated feed-forward block."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.layers.linear import Linear
-from octavo.parallel import TensorParallel
+from octavo.layers.block import BlockInput, BlockOutput
 
 
+@dataclass(frozen=True, slots=True)
 class FeedForward:
-    """down(activation(gate(x)) * up(x)), gate and up in one product."""
+    """down(activation(gate(x)) * up(x)), gate and up in one product.
 
-    def __init__(
-        self,
-        gate_up_proj: Linear,
-        down_proj: Linear,
-        gated_activation: Callable[[Tensor], Tensor],
-        parallel: TensorParallel,
-    ) -> None:
-        """Keep a rank's share.
+    Attributes:
+        gate_up_proj: to [T, n], the gated activation of this rank's [gate | up].
+        down_proj: from [T, n].
+    """
+
+    gate_up_proj: BlockInput
+    down_proj: BlockOutput
+
+    def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
+        """Run the block.
 
         Args:
-            gate_up_proj: [T, hidden] to [T, 2 n] = [gate | up].
-            down_proj: [T, n] to [T, hidden], a part of the sum over ranks.
-            gated_activation: [T, 2 n] to [T, n].
-            parallel: this rank.
-        """
-        self.gate_up_proj = gate_up_proj
-        self.down_proj = down_proj
-        self._gated_activation = gated_activation
-        self._parallel = parallel
+            hidden: [T, hidden] residual stream; mutated.
+            delta: [T, hidden] still to be added to it, or None.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] to a new [T, hidden]."""
-        return self._parallel.all_reduce(self.down_proj(self._gated_activation(self.gate_up_proj(x))))
+        Returns:
+            [T, hidden] still to be added to the residual stream, or None.
+        """
+        return self.down_proj(self.gate_up_proj(hidden, delta), hidden)

@@ -20,12 +20,12 @@ class PlainLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Keep weight [out, in] and bias [out]."""
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
-        return linear(x, self._weight, self._bias)
+        return linear(x, self.weight, self.bias)
 
 
 class PackedLinear:

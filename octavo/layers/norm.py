@@ -23,8 +23,8 @@ class RMSNorm:
             weight: [n]; float32 makes half-precision inputs be normalised in float32.
             eps: added to the mean square.
         """
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise [T, n]; returns a new tensor of the same dtype."""
@@ -35,19 +35,19 @@ class RMSNorm:
         return self._normed(x, delta)
 
     def _normed(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        layers = compiled_layers() if takes(x) and takes(self._weight) else None
+        layers = compiled_layers() if takes(x) and takes(self.weight) else None
         if layers is not None and (delta is None or takes(delta)):
-            return layers.add_rms_norm(x, delta, self._weight, self._eps)
+            return layers.add_rms_norm(x, delta, self.weight, self.eps)
         if has_triton(x):
             from octavo.layers import triton_norm
 
             if delta is None:
-                return triton_norm.rms_norm(x, self._weight, self._eps)
-            return triton_norm.add_rms_norm(delta, x, self._weight, self._eps)
+                return triton_norm.rms_norm(x, self.weight, self.eps)
+            return triton_norm.add_rms_norm(delta, x, self.weight, self.eps)
         if delta is not None:
             x.add_(delta)
-        weight = self._weight
-        return rms_norm(x.to(weight.dtype), weight.shape, weight, self._eps).to(x.dtype)
+        weight = self.weight
+        return rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps).to(x.dtype)
 
 
 class HeadRMSNorm:

@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
+from octavo.layers.triton_launch import overlap_options, start_next, wait_for_previous
 
-_NAMES = ("silu", "gelu", "gelu_tanh")
+NAMES = ("silu", "gelu", "gelu_tanh")
 _BLOCK = 1024
 
 
@@ -28,9 +29,9 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     Raises:
         InvalidArgumentError: the name is unknown, or the shape or stride does not fit.
     """
-    if name not in _NAMES:
+    if name not in NAMES:
         raise InvalidArgumentError(
-            f"the activation must be one of {', '.join(_NAMES)}, got {name!r}{suggest(name, _NAMES)}"
+            f"the activation must be one of {', '.join(NAMES)}, got {name!r}{suggest(name, NAMES)}"
         )
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
         raise InvalidArgumentError(
@@ -41,26 +42,43 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         grid = (num_rows, triton.cdiv(size, _BLOCK))
-        _gated_activation_kernel[grid](gate_up, out, gate_up.stride(0), size, NAME=name, BLOCK=_BLOCK)
+        _gated_activation_kernel[grid](
+            gate_up, out, gate_up.stride(0), size, NAME=name, BLOCK=_BLOCK, **overlap_options(gate_up)
+        )
     return out
 
 
 @triton.jit
+def activate(gate, NAME: tl.constexpr):
+    """Return the activation of float32 values."""
+    if NAME == "silu":
+        return gate * tl.sigmoid(gate)
+    elif NAME == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (g + 0.044715 g^3).
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+
+
+@triton.jit
 def _gated_activation_kernel(
-    gate_up_ptr, out_ptr, stride_gate_up, size, NAME: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr,
+    out_ptr,
+    stride_gate_up,
+    size,
+    NAME: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid: (T, ceil(F / BLOCK))."""
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
+    wait_for_previous(OVERLAP)
     gate_at = gate_up_ptr + row * stride_gate_up + column
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
-    if NAME == "silu":
-        active = gate * tl.sigmoid(gate)
-    elif NAME == "gelu":
-        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (g + 0.044715 g^3).
-        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out_ptr + row * size + column, (active * up).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        out_ptr + row * size + column, (activate(gate, NAME) * up).to(out_ptr.dtype.element_ty), mask=inside
+    )

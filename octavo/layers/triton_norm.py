@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+from octavo.layers.triton_launch import overlap_options, start_next, wait_for_previous
 
 _MAX_ROW = 65536
 # Values per warp: 8 per thread, one 16-byte access in half precision.
@@ -100,6 +101,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weig
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // _VALUES_PER_WARP)),
+        **overlap_options(x),
     )
     return out
 
@@ -117,11 +119,14 @@ def _rms_norm_kernel(
     weight_offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid: (T,). Without ADD the residual is not touched."""
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
+    wait_for_previous(OVERLAP)
     x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         residual_at = residual_ptr + row * stride_residual + column

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from octavo.attention.triton_store import round_to, scale_down
 from octavo.errors import InvalidArgumentError
+from octavo.layers.triton_launch import overlap_options, start_next, wait_for_previous
 
 # Values per program: eight heads of 128.
 _VALUES = 1024
@@ -110,6 +111,7 @@ def rotate_and_store(
         NORM=norm_weight is not None,
         INTERLEAVED=interleaved,
         num_warps=max(1, heads_per_program * num_pairs * 2 // 256),
+        **overlap_options(qkv),
     )
     return q
 
@@ -228,14 +230,17 @@ def _rotate_and_store_kernel(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    start_next(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     is_rotated = head < NUM_ROTATED
     row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
     is_head = head < NUM_ROTATED + NUM_KV_HEADS
+    wait_for_previous(OVERLAP)
     first, second = _load_pairs(row_at, is_head, HEAD_DIM, PAIRS, INTERLEAVED)
     if NORM:
         mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM

@@ -12,7 +12,6 @@ from octavo.layers import (
     Embedding,
     FeedForward,
     LMHead,
-    RMSNorm,
     Rotary,
     make_step,
 )
@@ -21,31 +20,23 @@ from octavo.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and feed-forward, each between norms and added to the residual stream.
+    """Attention and feed-forward, each adding to the residual stream.
 
     Attributes:
-        attention_norm: of the attention's input.
         attention: the attention block.
-        attention_post_norm: of the attention's output, or None.
-        feed_forward_norm: of the feed-forward's input.
         feed_forward: the feed-forward block.
-        feed_forward_post_norm: of the feed-forward's output, or None.
     """
 
-    attention_norm: RMSNorm
     attention: AttentionLayer
-    attention_post_norm: RMSNorm | None
-    feed_forward_norm: RMSNorm
     feed_forward: FeedForward
-    feed_forward_post_norm: RMSNorm | None
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Run the layer.
 
-        Each block's output is added to the residual stream by the norm that reads the sum next: one pass
-        over the stream instead of two.
+        A block's output is added to the residual stream by the product that makes it, or by the norm that
+        reads the sum next: never in a pass of its own.
 
         Args:
             hidden: [T, hidden] residual stream; mutated.
@@ -54,13 +45,10 @@ class DecoderLayer:
             step: attention over the cache.
 
         Returns:
-            [T, hidden] still to be added to the residual stream.
+            [T, hidden] still to be added to the residual stream, or None.
         """
-        out = self.attention(_add_and_norm(self.attention_norm, hidden, delta), rotations, step)
-        if self.attention_post_norm is not None:
-            out = self.attention_post_norm(out)
-        out = self.feed_forward(_add_and_norm(self.feed_forward_norm, hidden, out))
-        return out if self.feed_forward_post_norm is None else self.feed_forward_post_norm(out)
+        delta = self.attention(hidden, delta, rotations, step)
+        return self.feed_forward(hidden, delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +63,7 @@ class Decoder:
         embed_tokens: ids to hidden states.
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
-        norm: of the last hidden states.
-        lm_head: hidden states to logits.
+        lm_head: last hidden states to logits, the last norm included.
     """
 
     config: ModelConfig
@@ -86,7 +73,6 @@ class Decoder:
     embed_tokens: Embedding
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
-    norm: RMSNorm
     lm_head: LMHead
 
     def forward(
@@ -101,7 +87,7 @@ class Decoder:
             metadata: the step's ragged batch.
 
         Returns:
-            [T, hidden] after the last norm.
+            [T, hidden] for compute_logits: the residual stream after the last layer.
         """
         hidden = self.embed_tokens(input_ids)
         rotations = [rope(positions) for rope in self.ropes]
@@ -109,12 +95,8 @@ class Decoder:
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)
-        return _add_and_norm(self.norm, hidden, delta)
+        return hidden if delta is None else hidden.add_(delta)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return [R, vocab size] float32 logits of [R, hidden] rows of forward's result."""
+        """Return [R, vocab size] logits of [R, hidden] rows of forward's result; dtype: see LMHead."""
         return self.lm_head(hidden)
-
-
-def _add_and_norm(norm: RMSNorm, hidden: Tensor, delta: Tensor | None) -> Tensor:
-    return norm(hidden) if delta is None else norm.add_(hidden, delta)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.layers import (
-    ACTIVATIONS,
     AttentionLayer,
     Embedding,
     FeedForward,
@@ -20,7 +19,9 @@ from octavo.layers import (
     Rotary,
     interleave_halves,
     inverse_frequencies,
+    make_input,
     make_linear,
+    make_output,
     vocabulary_shard,
 )
 from octavo.layers.linear import Linear
@@ -77,7 +78,6 @@ def load_decoder(
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=tuple(builder.layer(index) for index in range(config.num_layers)),
-        norm=builder.norm("model.norm"),
         lm_head=builder.lm_head(embedding_weight),
     )
     if torch.device(device).type == "cpu":
@@ -123,15 +123,17 @@ class _Builder:
         return Embedding(weight, first_id, self._config.embedding_multiplier, self._parallel), weight
 
     def lm_head(self, embedding_weight: Tensor) -> LMHead:
+        """The last norm and the head."""
         config = self._config
+        norm = self._norm("model.norm")
         if config.tie_word_embeddings:
             linear = make_linear(embedding_weight, quantization=self._quantization)
         else:
             weight, _ = self._vocabulary_rows("lm_head.weight")
             linear = make_linear(weight, quantization=self._quantization)
-        return LMHead(linear, config.vocab_size, config.final_softcap, self._parallel)
+        return LMHead(make_input(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
-    def norm(self, name: str) -> RMSNorm:
+    def _norm(self, name: str) -> RMSNorm:
         return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps)
 
     def layer(self, index: int) -> DecoderLayer:
@@ -143,47 +145,43 @@ class _Builder:
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix = f"model.layers.{index}"
-        attention = self._attention(f"{prefix}.self_attn", index)
-        feed_forward = self._feed_forward(f"{prefix}.mlp")
-        input_norm, second_norm = (
-            self.norm(f"{prefix}.{name}") for name in ("input_layernorm", "post_attention_layernorm")
-        )
-        if not self._config.has_post_norms:
-            return DecoderLayer(input_norm, attention, None, second_norm, feed_forward, None)
-        third_norm, fourth_norm = (
-            self.norm(f"{prefix}.{name}")
-            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-        )
-        return DecoderLayer(input_norm, attention, second_norm, third_norm, feed_forward, fourth_norm)
+        return DecoderLayer(self._attention(prefix, index), self._feed_forward(prefix))
 
     def _attention(self, prefix: str, index: int) -> AttentionLayer:
         config = self._config
+        block = f"{prefix}.self_attn"
+        norm = self._norm(f"{prefix}.input_layernorm")
+        post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
+        qkv = self._qkv(block)
+        output = self._row_parallel(
+            f"{block}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
+        )
         return AttentionLayer(
-            qkv_proj=self._qkv(prefix),
-            o_proj=self._row_parallel(
-                f"{prefix}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
-            ),
+            qkv_proj=make_input(norm, qkv),
+            o_proj=make_output(output, post_norm, self._parallel),
             options=LayerOptions(
                 layer=index,
                 rope=config.layer_ropes[index],
                 scale=config.attention_scale,
                 window=config.layer_windows[index],
                 softcap=config.attention_softcap,
-                qk_norm=self._qk_norm(prefix) if config.has_qk_norm else None,
+                qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
             ),
-            parallel=self._parallel,
         )
 
     def _feed_forward(self, prefix: str) -> FeedForward:
         config = self._config
+        # Without post-norms the second of a layer's two norms has the name of the attention's post-norm.
+        norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
+        norm = self._norm(f"{prefix}.{norm_name}")
+        post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
         inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
         rows = slice(inner.start, inner.stop)
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        gate_up = self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0)
+        down = self._row_parallel(f"{prefix}.mlp.down_proj", rows, config.has_mlp_bias)
         return FeedForward(
-            self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0),
-            self._row_parallel(f"{prefix}.down_proj", rows, config.has_mlp_bias),
-            ACTIVATIONS[config.activation],
-            self._parallel,
+            make_input(norm, gate_up, config.activation), make_output(down, post_norm, self._parallel)
         )
 
     def _qkv(self, prefix: str) -> Linear:

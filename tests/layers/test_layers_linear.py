@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
-from octavo.layers import ACTIVATIONS, Embedding, LMHead, make_linear, vocabulary_shard
+from octavo.layers import ACTIVATIONS, Embedding, LMHead, embedding, make_linear, vocabulary_shard
 from octavo.layers.linear import PackedLinear, PlainLinear
 from octavo.parallel import TensorParallel
 
@@ -95,6 +95,15 @@ def test_lm_head_caps_logits_in_float32() -> None:
     torch.testing.assert_close(head(hidden), 2.0 * torch.tanh(hidden @ weight.T / 2.0))
     half = LMHead(make_linear(weight.bfloat16()), 6, 0.0, TensorParallel())
     assert half(hidden.bfloat16()).dtype == torch.float32
+
+
+def test_lm_head_leaves_the_dtype_to_gpu_samplers_unless_it_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "has_triton", lambda tensor: True)
+    linear, hidden = make_linear(torch.randn(6, 4).bfloat16()), torch.randn(3, 4).bfloat16()
+    plain = LMHead(linear, 6, 0.0, TensorParallel())(hidden)
+    assert plain.dtype == torch.bfloat16
+    torch.testing.assert_close(plain, linear(hidden))
+    assert LMHead(linear, 6, 2.0, TensorParallel())(hidden).dtype == torch.float32
 
 
 class Lone:

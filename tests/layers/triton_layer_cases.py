@@ -5,6 +5,8 @@ a process of its own, that a test starts. By hand: TRITON_INTERPRET=1 python -m 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
@@ -37,6 +39,16 @@ everywhere = pytest.mark.parametrize(("device", "dtype"), PLACES)
 def random(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     return values.to(device, dtype)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Every torch.empty holds NaN: what a kernel forgets to write shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def assert_as_good_as_torch(got: Tensor, same_dtype: Tensor, exact: Tensor) -> None:

@@ -1,0 +1,259 @@
+"""Products of few rows on one GPU, beside cuBLAS with separate norm and activation kernels.
+
+    python -m benchmarks.gpu_linear [--models 0.6b 8b] [--rows 1 2 4 8 16 32 64]
+    python -m benchmarks.gpu_linear --sweep [--models ...] [--rows 1 4 16 64]
+
+A time is that of a CUDA graph of one call per copy of the weights, divided by their number: together the
+copies are several times the L2 cache, so that weights come from memory, as in a decoder. The bound is bytes
+over 4.28 TB/s, this GPU's copy rate. Prints a table, then one line of JSON. --sweep times other tilings and
+prints the best few.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import product
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from benchmarks.common import table
+from octavo.layers import triton_launch
+from octavo.layers.linear_tiling import Tiling, choose_tiling
+from octavo.layers.triton_activation import gated_activation
+from octavo.layers.triton_linear import skinny_linear
+from octavo.layers.triton_norm import rms_norm
+
+BYTES_PER_SECOND = 4.28e12
+# Of weights in one graph: several times an L2 cache of 60 MB.
+_ROTATED_BYTES = 400e6
+_MAX_COPIES = 28
+_EPS = 1e-6
+# What a run may compile at once, in processes of their own.
+_COMPILERS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One of a decoder's products: weight [num_weight_rows, size] and what rides along."""
+
+    name: str
+    num_weight_rows: int
+    size: int
+    has_norm: bool = False
+    activation: str | None = None
+    adds: bool = False
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the result."""
+        return self.num_weight_rows // (1 if self.activation is None else 2)
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 * self.num_weight_rows * self.size
+
+    def bound_us(self, num_rows: int) -> float:
+        """Microseconds to move weights, rows and results once."""
+        row_bytes = 2 * (self.size + self.num_columns * (2 if self.adds else 1))
+        return (self.weight_bytes + num_rows * row_bytes) / BYTES_PER_SECOND * 1e6
+
+    def tiling(self, num_rows: int) -> Tiling:
+        """What Octavo runs."""
+        return choose_tiling(
+            num_rows, self.num_columns, self.size, is_gated=self.activation is not None, dtype=torch.bfloat16
+        )
+
+
+def decoder_shapes(hidden: int, heads: int, kv_heads: int, inner: int) -> tuple[Shape, ...]:
+    """The products of a Qwen3 decoder with heads of 128."""
+    return (
+        Shape("qkv", 128 * (heads + 2 * kv_heads), hidden, has_norm=True),
+        Shape("o", hidden, 128 * heads, adds=True),
+        Shape("gate_up", 2 * inner, hidden, has_norm=True, activation="silu"),
+        Shape("down", hidden, inner, adds=True),
+        Shape("lm_head", 151936, hidden, has_norm=True),
+    )
+
+
+MODELS = {"0.6b": decoder_shapes(1024, 16, 8, 3072), "8b": decoder_shapes(4096, 32, 8, 12288)}
+
+
+class Case:
+    """A shape's tensors on the GPU, for one number of rows."""
+
+    def __init__(self, shape: Shape, num_rows: int) -> None:
+        self.shape = shape
+        copies = max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / shape.weight_bytes)))
+        self.weights = [_random(shape.num_weight_rows, shape.size) for _ in range(copies)]
+        self.norm_weight = _random(shape.size) if shape.has_norm else None
+        self.x = _random(num_rows, shape.size)
+        self.residual = _random(num_rows, shape.num_columns) if shape.adds else None
+
+    def fused(self, weight: Tensor, tiling: Tiling) -> Tensor:
+        """Octavo's product."""
+        return skinny_linear(
+            self.x,
+            weight,
+            norm_weight=self.norm_weight,
+            eps=_EPS,
+            activation=self.shape.activation,
+            residual=self.residual,
+            tiling=tiling,
+        )
+
+    def separate(self, weight: Tensor) -> Tensor:
+        """The peer: cuBLAS between kernels of their own."""
+        x = self.x if self.norm_weight is None else rms_norm(self.x, self.norm_weight, _EPS)
+        out = linear(x, weight)
+        if self.shape.activation is not None:
+            out = gated_activation(out, self.shape.activation)
+        return out if self.residual is None else self.residual.add_(out)
+
+    def microseconds(self, call: Callable[[Tensor], Tensor], num_replays: int = 9) -> float:
+        """Median time of a call in a graph of one call per copy of the weights."""
+        call(self.weights[0])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for weight in self.weights:
+                call(weight)
+        times = []
+        for _ in range(num_replays + 2):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        return statistics.median(times[2:]) * 1e3 / len(self.weights)
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda") * 0.02
+
+
+def compare(model: str, num_rows: int) -> list[dict[str, object]]:
+    """Time Octavo's product and the peer at every shape of a model."""
+    results: list[dict[str, object]] = []
+    for shape in MODELS[model]:
+        case = Case(shape, num_rows)
+        tiling = shape.tiling(num_rows)
+        fused_us = case.microseconds(lambda weight, case=case, tiling=tiling: case.fused(weight, tiling))
+        separate_us = case.microseconds(case.separate)
+        results.append(
+            {
+                "model": model,
+                "shape": shape.name,
+                "rows": num_rows,
+                "bound_us": round(shape.bound_us(num_rows), 2),
+                "octavo_us": round(fused_us, 2),
+                "cublas_us": round(separate_us, 2),
+                "of_bound": round(shape.bound_us(num_rows) / fused_us, 3),
+                "speedup": round(separate_us / fused_us, 2),
+            }
+        )
+    return results
+
+
+def candidates(num_rows: int, is_gated: bool) -> list[Tiling]:
+    """A dozen tilings worth a try; columns are halved for gated shapes, which compute two each."""
+    if num_rows == 1:
+        found = [Tiling(1, c, d, w) for c, d, w in product((2, 4), (512, 1024), (2, 4))]
+        found += [Tiling(1, 2, 2048, 4), Tiling(1, 2, 2048, 8), Tiling(1, 8, 512, 4)]
+        found += [Tiling(16, 16, 64, 4, 4)]
+    else:
+        rows = max(16, 1 << (num_rows - 1).bit_length())
+        found = [Tiling(rows, c, 64, 4, s) for c, s in product((8, 16, 32), (3, 4))]
+        found += [Tiling(rows, c, 32, 8, 4) for c in (16, 32)] + [Tiling(rows, 64, 32, 4, 3)]
+        found += [Tiling(rows, c, 128, 2, 3) for c in (8, 16)] + [Tiling(rows, 16, 128, 4, 2)]
+    return [replace(t, columns=max(1, t.columns // 2)) for t in found] if is_gated else found
+
+
+def compile_case(model: str, index: int, num_rows: int) -> None:
+    """Compile a shape's candidates into Triton's cache, by one call each."""
+    shape = MODELS[model][index]
+    case = Case(replace(shape, num_weight_rows=256), num_rows)
+    for overlap in (True, False):
+        triton_launch.OVERLAP = overlap
+        for tiling in [shape.tiling(num_rows), *candidates(num_rows, shape.activation is not None)]:
+            _try(case, tiling)
+
+
+def _try(case: Case, tiling: Tiling) -> str | None:
+    """Call once; return why it cannot run. Other errors than a lack of resources are raised."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        case.fused(case.weights[0], tiling)
+    except OutOfResources as error:
+        return str(error)
+    return None
+
+
+def sweep(model: str, index: int, num_rows: int, num_best: int = 4) -> dict[str, object]:
+    """Time all candidates at one shape, with and without overlap, and print the best."""
+    shape = MODELS[model][index]
+    case = Case(shape, num_rows)
+    results: list[tuple[float, bool, Tiling]] = []
+    chosen = shape.tiling(num_rows)
+    tilings = [chosen, *(t for t in candidates(num_rows, shape.activation is not None) if t != chosen)]
+    for overlap, tiling in product((True, False), tilings):
+        triton_launch.OVERLAP = overlap
+        if _try(case, tiling) is None:
+            microseconds = case.microseconds(lambda weight, tiling=tiling: case.fused(weight, tiling), 5)
+            results.append((microseconds, overlap, tiling))
+    separate_us = case.microseconds(case.separate)
+    best = sorted(results, key=lambda result: result[0])[:num_best]
+    print(f"{model} {shape.name} rows {num_rows}: bound {shape.bound_us(num_rows):.2f} us, ", end="")
+    print(f"cuBLAS {separate_us:.2f}; chosen {[f'{us:.2f}' for us, _, t in results if t == chosen]}")
+    for microseconds, overlap, tiling in best:
+        print(f"    {microseconds:6.2f}  {'overlap' if overlap else '       '}  Tiling{astuple(tiling)}")
+    return {
+        "model": model,
+        "shape": shape.name,
+        "rows": num_rows,
+        "cublas_us": round(separate_us, 2),
+        "best": [{"us": round(us, 2), "overlap": overlap, **asdict(t)} for us, overlap, t in best],
+    }
+
+
+def run_sweep(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
+    """Compile everything in parallel, then time it alone on the GPU."""
+    cases = [(m, i, rows) for m in models for i in range(len(MODELS[m])) for rows in all_rows]
+    with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(compile_case, *case) for case in cases]:
+            done.result()
+    return [sweep(*case) for case in cases]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
+    parser.add_argument("--rows", type=int, nargs="+", default=None)
+    parser.add_argument("--sweep", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.sweep:
+        results = run_sweep(arguments.models, arguments.rows or [1, 4, 16, 64])
+    else:
+        results = [
+            result
+            for model in arguments.models
+            for num_rows in arguments.rows or [1, 2, 4, 8, 16, 32, 64]
+            for result in compare(model, num_rows)
+        ]
+        print(table(list(results[0]), [list(result.values()) for result in results]))
+    print(
+        json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results})
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Products of few rows on a GPU, with all that is fused to them, against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+from triton_layer_cases import (
+    assert_as_good_as_torch,
+    everywhere,
+    ignores_overflow,
+    plain_norm,
+    poisoned_memory,
+    random,
+)
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear_tiling import Tiling, choose_tiling
+
+pytestmark = ignores_overflow
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
+EPS = 1e-6
+ROWS = [1, 2, 3, 17, 64]
+
+
+def plain_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The specification, each step in the dtype of x."""
+    if norm_weight is not None:
+        x = plain_norm(x, norm_weight, EPS, 0.0)
+    out = x @ weight.to(x.dtype).T
+    if bias is not None:
+        out = out + bias.to(x.dtype)
+    if activation is not None:
+        gate, up = out.chunk(2, -1)
+        out = ACTIVATIONS[activation](gate) * up
+    return out if residual is None else residual + out
+
+
+def check(x: Tensor, weight: Tensor, *, tiling: Tiling | None = None, **options) -> Tensor:
+    """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
+    from octavo.layers.triton_linear import skinny_linear
+
+    doubled = {
+        name: value.double() if isinstance(value, Tensor) else value for name, value in options.items()
+    }
+    exact = plain_linear(x.double(), weight.double(), **doubled)
+    plain = plain_linear(x, weight, **options)
+    with poisoned_memory():
+        got = skinny_linear(x, weight, **options, eps=EPS, tiling=tiling)
+    assert_as_good_as_torch(got, plain, exact)
+    return got
+
+
+@everywhere
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize(("num_columns", "size"), [(1, 1), (37, 45), (64, 256), (130, 300)])
+def test_product(device: str, dtype: torch.dtype, num_rows: int, num_columns: int, size: int) -> None:
+    # Strided views: rows of a wider tensor.
+    x = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
+    weight = random(num_columns, size, device=device, dtype=dtype, seed=1)
+    bias = random(num_columns, device=device, dtype=dtype, seed=2)
+    check(x, weight)
+    check(x, weight, bias=bias)
+
+
+@everywhere
+@pytest.mark.parametrize("norm_dtype", [torch.float32, None])
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_norm(device: str, dtype: torch.dtype, num_rows: int, norm_dtype: torch.dtype | None) -> None:
+    # Rows of very different lengths: one's norm must not reach another.
+    x = random(num_rows, 300, device=device, dtype=dtype)
+    x *= torch.logspace(-1, 1, num_rows, device=device, dtype=dtype)[:, None]
+    weight = random(70, 300, device=device, dtype=dtype, seed=1)
+    norm_weight = random(300, device=device, dtype=norm_dtype or dtype, seed=2)
+    check(x, weight, norm_weight=norm_weight)
+
+
+@everywhere
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activation(device: str, dtype: torch.dtype, num_rows: int, activation: str) -> None:
+    x = random(num_rows, 90, device=device, dtype=dtype)
+    weight = random(2 * 43, 90, device=device, dtype=dtype, seed=1) / 8
+    bias = random(2 * 43, device=device, dtype=dtype, seed=2)
+    norm_weight = random(90, device=device, seed=3)
+    check(x, weight, activation=activation)
+    check(x, weight, bias=bias, norm_weight=norm_weight, activation=activation)
+
+
+@everywhere
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, num_rows: int) -> None:
+    x = random(num_rows, 130, device=device, dtype=dtype)
+    weight = random(45, 130, device=device, dtype=dtype, seed=1)
+    bias = random(45, device=device, dtype=dtype, seed=2)
+    wide = random(num_rows + 1, 50, device=device, dtype=dtype, seed=3)
+    before = wide.clone()
+    residual = wide[:num_rows, :45]
+    got = check(x, weight, bias=bias, residual=residual)
+    assert got is residual
+    assert torch.equal(wide[:, 45:], before[:, 45:])
+    assert torch.equal(wide[num_rows], before[num_rows])
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Tiling(1, 1, 32, 1),
+        Tiling(1, 8, 64, 2),
+        Tiling(1, 4, 512, 4),
+        Tiling(16, 8, 16, 2, 3),
+        Tiling(32, 32, 16, 1, 2),
+        Tiling(64, 16, 16, 8, 2),
+    ],
+)
+def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: Tiling) -> None:
+    x = random(min(tiling.rows, 20), 200, device=device, dtype=dtype)
+    weight = random(2 * 50, 200, device=device, dtype=dtype, seed=1) / 8
+    norm_weight = random(200, device=device, seed=2)
+    check(x, weight, norm_weight=norm_weight, tiling=tiling)
+    check(x, weight, norm_weight=norm_weight, activation="silu", tiling=tiling)
+
+
+@everywhere
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype, rows: int) -> None:
+    from octavo.layers.triton_linear import skinny_linear
+
+    x = random(rows, 96, device=device, dtype=dtype)
+    weight = random(40, 96, device=device, dtype=dtype, seed=1)
+    norm_weight = random(96, device=device, seed=2)
+    options = {"norm_weight": norm_weight, "eps": EPS, "tiling": Tiling(rows, 16, 16, 2, 3)}
+    whole = skinny_linear(x, weight, **options)
+    others = x.clone()
+    others[1:] = torch.nan
+    assert torch.equal(skinny_linear(others, weight, **options)[0], whole[0])
+    assert torch.equal(skinny_linear(x[:3], weight, **options), whole[:3])
+
+
+@everywhere
+def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.triton_linear import skinny_linear
+
+    x, weight = (torch.zeros(*shape, device=device, dtype=dtype) for shape in ((2, 8), (6, 8)))
+    for bad in (x[:0], torch.zeros(65, 8, device=device, dtype=dtype), weight.t()[:2], x[0]):
+        with pytest.raises(InvalidArgumentError, match="x must be"):
+            skinny_linear(bad, weight)
+    for bad in (weight.double(), weight[:, :7], torch.zeros(8, 6, device=device, dtype=dtype).t()):
+        with pytest.raises(InvalidArgumentError, match="weight must be"):
+            skinny_linear(x, bad)
+    for name in ("bias", "norm_weight"):
+        with pytest.raises(InvalidArgumentError, match=f"{name} must be"):
+            skinny_linear(x, weight, **{name: torch.zeros(5, device=device)})
+    with pytest.raises(InvalidArgumentError, match="residual must be"):
+        skinny_linear(x, weight, residual=x)
+    with pytest.raises(InvalidArgumentError, match="did you mean 'silu'"):
+        skinny_linear(x, weight, activation="sillu")
+    with pytest.raises(InvalidArgumentError, match="even number of columns"):
+        skinny_linear(x, weight[:5], activation="silu")
+    with pytest.raises(InvalidArgumentError, match="a residual"):
+        skinny_linear(x, weight, activation="silu", residual=x[:, :3])
+    with pytest.raises(InvalidArgumentError, match="tiling of 1 rows cannot take 2"):
+        skinny_linear(x, weight, tiling=Tiling(1, 2, 32, 1))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 64])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("num_columns", "size"), [(1, 1), (1024, 3072), (151936, 4096)])
+def test_tilings_can_be_compiled(num_rows: int, is_gated: bool, num_columns: int, size: int) -> None:
+    """Powers of two; at least what the matrix units need; shared memory that a multiprocessor has."""
+    for dtype in (torch.bfloat16, torch.float32):
+        tiling = choose_tiling(num_rows, num_columns, size, is_gated=is_gated, dtype=dtype)
+        sizes = (tiling.rows, tiling.columns, tiling.depth, tiling.num_warps)
+        assert all(n >= 1 and n & (n - 1) == 0 for n in sizes)
+        assert (tiling.rows == 1) == (num_rows == 1)
+        if tiling.rows == 1:
+            continue
+        assert tiling.rows >= max(16, num_rows)
+        assert tiling.depth >= 16
+        tile_rows = tiling.rows + tiling.columns * (2 if is_gated else 1)
+        stage_bytes = tile_rows * tiling.depth * tiling.num_warps * dtype.itemsize
+        assert tiling.num_stages * stage_bytes <= 200 * 1024

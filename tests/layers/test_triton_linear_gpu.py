@@ -1,0 +1,79 @@
+"""Products of few rows on a real GPU: the shapes of decoders, CUDA graphs, kernels that overlap."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, plain_norm
+
+from octavo.layers import triton_launch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+EPS = 1e-6
+
+
+def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*sizes, device="cuda") * scale).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 16, 33, 64])
+@pytest.mark.parametrize(("num_columns", "size"), [(1024, 3072), (6144, 1024), (4096, 12288), (10007, 4096)])
+def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: torch.dtype) -> None:
+    from octavo.layers.triton_linear import skinny_linear
+
+    torch.manual_seed(num_rows)
+    x, norm_weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype)
+    weight = random(num_columns, size, dtype=dtype, scale=size**-0.5)
+    residual = random(num_rows, num_columns, dtype=dtype)
+    exact_norm = plain_norm(x.double(), norm_weight.double(), EPS, 0.0)
+    got = skinny_linear(x, weight, norm_weight=norm_weight, eps=EPS)
+    plain = plain_norm(x, norm_weight, EPS, 0.0) @ weight.T
+    assert_as_good_as_torch(got, plain, exact_norm @ weight.double().T)
+    expected, exact = residual + x @ weight.T, residual.double() + x.double() @ weight.double().T
+    assert_as_good_as_torch(skinny_linear(x, weight, residual=residual), expected, exact)
+
+
+class FeedForwards:
+    """A chain of fused feed-forwards over one residual stream, each of whose kernels reads the last one's."""
+
+    def __init__(self, num_rows: int, num_layers: int = 12) -> None:
+        self.start = random(num_rows, 1024)
+        self.hidden = self.start.clone()
+        self.layers = [
+            (random(1024), random(6144, 1024, scale=0.03), random(1024, 3072, scale=0.02))
+            for _ in range(num_layers)
+        ]
+
+    def run(self) -> None:
+        """A copy, then fused, ordinary and fused kernels in turn."""
+        from octavo.layers.triton_linear import skinny_linear
+        from octavo.layers.triton_norm import rms_norm
+
+        self.hidden.copy_(self.start)
+        for norm_weight, gate_up, down in self.layers:
+            inner = skinny_linear(self.hidden, gate_up, norm_weight=norm_weight, eps=EPS, activation="silu")
+            skinny_linear(inner.mul_(0.5), down, residual=self.hidden)
+            inner = skinny_linear(rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu")
+            skinny_linear(inner, down, residual=self.hidden)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 64])
+def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = FeedForwards(num_rows)
+    monkeypatch.setattr(triton_launch, "OVERLAP", False)
+    chain.run()
+    expected = chain.hidden.clone()
+    assert expected.isfinite().all()
+    monkeypatch.setattr(triton_launch, "OVERLAP", True)
+    chain.run()
+    assert torch.equal(chain.hidden, expected)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain.run()
+    for _ in range(50):
+        chain.hidden.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(chain.hidden, expected)

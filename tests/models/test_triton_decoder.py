@@ -1,0 +1,73 @@
+"""Decoders with fused products against the same ones without, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from decoder_harness import PagedSequences, make_decoder, random_weights, run_chunked
+
+from octavo.layers import block, linear
+from octavo.layers.block import FusedInput, FusedOutput, PlainInput
+from octavo.models import Decoder, ModelConfig
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with the interpreter")
+TINY: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "biases": {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
+    "qk norms, tied": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "post norms, soft caps": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+PROMPTS = {"a": list(range(9)), "b": [3, 1, 4, 1, 5]}
+
+
+@pytest.mark.skipif(
+    INTERPRETED or find_spec("triton") is None, reason="the process started here needs triton"
+)
+def test_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CASES)} passed" in done.stdout
+
+
+def logits_of(decoder: Decoder) -> dict[str, torch.Tensor]:
+    return run_chunked(PagedSequences(decoder, block_size=4), PROMPTS)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig.from_hf(TINY | CASES[case])
+    plain = make_decoder(config, random_weights(config), attention_impl="torch")
+    monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
+    monkeypatch.setattr(block, "has_triton", lambda tensor: True)
+    fused = make_decoder(config, random_weights(config), attention_impl="torch")
+    assert isinstance(plain.layers[0].attention.qkv_proj, PlainInput)
+    assert isinstance(fused.layers[0].attention.qkv_proj, FusedInput)
+    assert isinstance(fused.layers[1].feed_forward.down_proj, FusedOutput)
+    expected, got = logits_of(plain), logits_of(fused)
+    for name in PROMPTS:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
