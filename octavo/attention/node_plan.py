@@ -138,7 +138,12 @@ class NodePlan:
             plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
-            costs = replace(costs, node_tokens=4 * costs.node_tokens + block_size)
+            # Longer segments first of all, and fewer nodes.
+            costs = replace(
+                costs,
+                partial_tokens=4 * costs.partial_tokens + 1,
+                node_tokens=2 * costs.node_tokens + block_size,
+            )
 
     @property
     def num_units(self) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_nodes import Ancestors, begin_state
+from octavo.attention.triton_nodes import Ancestors, begin_state, wait_for_nodes
 from octavo.attention.triton_plan import RECORD, ThinWork, num_key_tiles
 from octavo.attention.triton_tiles import (
     Queries,
@@ -56,6 +56,7 @@ def attend_thin(
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
         shape,
         max(1, most_rows),
+        launch_pdl=ancestors is not None and ancestors.overlaps.value,
         num_warps=work.shape.num_warps,
         num_stages=work.shape.num_stages,
         maxnreg=work.shape.max_registers,
@@ -88,6 +89,9 @@ def _attend_thin_kernel(
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
+    if ancestors is not None:
+        # Programs without a first piece too: what follows this kernel may read the partial results.
+        wait_for_nodes(ancestors)
     num_programs = tl.num_programs(0)
     for empty in range(program, num_sequences, num_programs):
         record = units + empty * RECORD

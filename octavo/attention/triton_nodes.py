@@ -4,11 +4,15 @@
     nodes    queries gathered from many sequences  x  a segment of shared keys  ->  partial results
     leaves   a sequence's queries  x  its own keys, begun from the state that its partial results give
 
+On Hopper and later each of these kernels is launched while the one before it still runs, and waits where it
+needs results (programmatic dependent launch).
+
 Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
 """
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,16 +35,28 @@ from octavo.attention.triton_tiles import (
 
 
 class Ancestors(NamedTuple):
-    """Partial results of each token's shared nodes, as the kernels that attend to leaves take them."""
+    """Partial results of each token's shared nodes, as the kernels that attend to leaves take them.
+
+    `overlaps`, a tl.constexpr: the kernel may start before they are written.
+    """
 
     merge_begin: Any
     out: Any
     lse: Any
+    overlaps: Any
 
 
 def ancestors_argument(forest: DeviceForest | None) -> Ancestors | None:
     """Describe a forest's results to a kernel; None, a constant, if there is no forest."""
-    return None if forest is None else Ancestors(forest.merge_begin, forest.partial_out, forest.partial_lse)
+    if forest is None:
+        return None
+    overlaps = tl.constexpr(can_overlap(forest.device))
+    return Ancestors(forest.merge_begin, forest.partial_out, forest.partial_lse, overlaps)
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Say whether a kernel can start on the device while the one before it still runs."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def attend_nodes(
@@ -67,10 +83,13 @@ def attend_nodes(
         (forest.fat_shape, forest.fat_units, forest.counts[1:]),
         (forest.thin_shape, forest.thin_units, forest.counts),
     )
-    for tile, units, count in classes:
+    overlaps = can_overlap(q.device)
+    for index, (tile, units, count) in enumerate(classes):
         _attend_nodes_kernel[(forest.num_programs(tile),)](
             *(queries, cache, score_argument(options), units, count, forest.tokens, forest.slots),
-            *(q.shape[0], shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys)),
+            *(q.shape[0], shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys), overlaps),
+            # The first one needs what came before it, the queries.
+            launch_pdl=overlaps and index > 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
@@ -78,8 +97,12 @@ def attend_nodes(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _attend_nodes_kernel(queries, cache, score, units, count, tokens, slots, num_rows, shape):
+def _attend_nodes_kernel(
+    queries, cache, score, units, count, tokens, slots, num_rows, shape, OVERLAPS: tl.constexpr
+):
     """Attend the (unit, kv head)s of this program's turns; no key of a node is hidden from its queries."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     num_items = tl.load(count) * shape.kv_heads
     row = tl.arange(0, shape.rows)
@@ -109,6 +132,16 @@ def _attend_nodes_kernel(queries, cache, score, units, count, tokens, slots, num
         out, lse = normalise(top, total, values)
         slot = tl.load(slots + entry, mask=valid, other=0).to(tl.int64)
         store_results(queries, slot, head, valid, out, lse, shape)
+    if OVERLAPS:
+        # So that the end of this kernel means the end of the one before it too.
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def wait_for_nodes(ancestors):
+    """Wait until the partial results are written, if the kernel may have started before."""
+    if ancestors.overlaps:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -143,6 +176,7 @@ def begin_state(ancestors, token_begin, num_tokens, kv_head, wanted, shape, ROWS
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
+        wait_for_nodes(ancestors)
         for begin in range(0, tl.where(wanted, count, 0), ABREAST):
             index = begin + tl.arange(0, ABREAST)
             slot = (first[None, :] + index[:, None]).to(tl.int64)

@@ -110,6 +110,16 @@ def test_gives_up_the_least_valuable_nodes_first():
     assert (plan.leaf_begin == [320] * 8 + [0] * 2).all()
 
 
+def test_makes_longer_segments_before_it_gives_up_a_node():
+    """Two segments would balance the programs better, but there is room for the results of one."""
+    rows = [[*range(16), 100 + i] for i in range(4)]
+    lens = [16 * len(row) for row in rows]
+    assert make_plan(rows, lens, [1] * 4, 16).num_partials > 4
+    plan = make_plan(rows, lens, [1] * 4, 16, capacity=replace(ROOMY, num_partials=4))
+    assert plan.num_partials == 4
+    assert (plan.leaf_begin == 256).all()
+
+
 def test_classes_tiles_and_segments():
     """64 sequences fill fat tiles; 4 are two thin tiles; long nodes are cut so that programs have work."""
     rows = [[*range(64), 1000 + i] for i in range(64)] + [[2000, 2001, 3000 + i] for i in range(4)]

@@ -87,6 +87,15 @@ def test_extend(query_lens):
     check(shared_case(query_lens, heads=8))
 
 
+def test_extend_with_keys_in_parts(monkeypatch):
+    """Few tiles on many multiprocessors: only the first part of a tile's keys begins with its ancestors."""
+    monkeypatch.setattr("octavo.attention.triton_plan.num_multiprocessors", lambda device: 24)
+    monkeypatch.setattr("octavo.attention.triton_plan._MIN_SPLIT_KEYS", 32)
+    case = shared_case([9, 20, 1, 12, 30])
+    assert make_map(to_device(case)).fat.num_parts > 1
+    check(case)
+
+
 def test_many_sequences_fill_fat_tiles():
     rows = [[*range(4), 100 + i] for i in range(33)]
     case = make_case([70] * 33, [1] * 33, rows=rows, block_size=16, heads=4)
@@ -172,7 +181,9 @@ def test_uploads_replace_each_other():
     first, second = shared_case(), make_case([70, 40, 90, 20, 33], [1] * 5)
     forest, _ = make_forest(first)
     for case in (second, first):
-        forest.upload(make_forest(case)[1])
+        plan = make_forest(case)[1]
+        forest.upload(plan)
+        assert (forest.merge_begin[5:] == plan.num_partials).all(), "tokens behind the plan's have none"
         assert_close(case, run_shared(case, forest))
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an 
 SCALE = 128**-0.5
 
 
-def make_forest(case, **options):
+def make_forest(case):
     metadata = case.metadata
     forest = DeviceForest(
         max_num_seqs=metadata.seq_lens.shape[0],
@@ -25,7 +25,7 @@ def make_forest(case, **options):
         head_dim=case.q.shape[2],
         dtype=case.q.dtype,
         device=DEVICE,
-        **options,
+        max_partials=4096,
     )
     return forest
 
