@@ -6,7 +6,7 @@ import torch
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.prefix_forest import Costs
-from octavo.attention.triton_shapes import TileShape, fat_shape, num_multiprocessors, thin_shape
+from octavo.attention.triton_shapes import TileShape, node_shape, num_multiprocessors, thin_shape
 from octavo.errors import InvalidArgumentError
 
 # What two more launches cost, in bytes that the GPU reads meanwhile.
@@ -57,7 +57,7 @@ class DeviceForest:
         max_blocks: int = 16384,
         thin: TileShape | None = None,
         fat: TileShape | None = None,
-        min_segment_tokens: int = 256,
+        min_segment_tokens: int = 512,
     ) -> None:
         """Allocate the buffers; the plan is empty until the first upload.
 
@@ -81,7 +81,7 @@ class DeviceForest:
         group = num_heads // num_kv_heads
         padded_dim = max(32, 1 << (head_dim - 1).bit_length())
         self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
-        self.fat_shape = fat or fat_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
+        self.fat_shape = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
         self.tiling = NodeTiling(
             thin_tokens=self.thin_shape.rows // group,
             fat_tokens=self.fat_shape.rows // group,

@@ -76,6 +76,25 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+    """Return the tiling for shared nodes with many query tokens, which have few keys a program.
+
+    Args:
+        group: query heads of a kv head; a tile holds at least one token's.
+        padded_dim: head dimension, rounded up to a power of two.
+        dtype: of queries and cache.
+    """
+    if padded_dim * dtype.itemsize > 256:
+        return fat_shape(group, padded_dim, dtype)
+    return TileShape(
+        rows=max(64, _power_of_two(group)),
+        keys=_keys(padded_dim, dtype),
+        num_warps=4,
+        num_stages=3,
+        programs_per_multiprocessor=2,
+    )
+
+
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:
     """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
     return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))
