@@ -117,12 +117,13 @@ class PromptReader:
         if not isinstance(content, Iterable):
             raise PromptError(f"a prompt must be a string or token ids, got {type(content).__name__}")
         token_ids = list(content)
-        for token_id in token_ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
-                raise PromptError(f"token ids must be integers, got {token_id!r}")
+        # Long prompts come by the hundred: types and bounds are checked at the speed of C.
+        if not set(map(type, token_ids)) <= {int}:
+            token_ids = [_as_integer(token_id) for token_id in token_ids]
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < self.vocab_size:
                 raise PromptError(f"token ids must be in [0, {self.vocab_size - 1}], got {token_id}")
-        return [int(token_id) for token_id in token_ids]
+        return token_ids
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self.max_model_len:
@@ -135,6 +136,12 @@ class PromptReader:
                 f"the KV cache holds {self.num_kv_tokens} tokens in all, got {num_tokens} prompt tokens; "
                 "raise num_blocks or memory_fraction"
             )
+
+
+def _as_integer(token_id: object) -> int:
+    if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
+        raise PromptError(f"token ids must be integers, got {token_id!r}")
+    return int(token_id)
 
 
 def _unwrap(prompt: object) -> object:

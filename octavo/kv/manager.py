@@ -1,7 +1,6 @@
 """Who owns a block, who shares it, who is evicted."""
 
 from collections.abc import Sequence
-from itertools import islice
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
@@ -291,8 +290,7 @@ class KVCacheManager:
     def _longest_match(
         self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int
     ) -> list[int]:
-        sequence.extend_keys(token_ids, num_blocks)
-        return self._store.tree.longest_match(islice(sequence.block_keys, num_blocks))
+        return self._store.tree.longest_match(sequence.keys(token_ids, num_blocks))
 
     def _set_filled(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         sequence.num_filled_tokens = num_tokens

@@ -1,7 +1,7 @@
 """One sequence's view of the cache: its block ids, and the keys its full blocks are found by."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -89,6 +89,17 @@ class SequenceBlocks:
         if num_blocks > num_known:
             new_token_ids = token_ids[num_known * self.block_size : num_blocks * self.block_size]
             self._append_keys(_int32_bytes(new_token_ids))
+
+    def keys(self, token_ids: Sequence[int], num_blocks: int) -> Iterator[BlockKey]:
+        """Yield the keys of the leading full blocks, up to `num_blocks`; hashes little more than is taken.
+
+        Raises:
+            InvalidArgumentError: a token id is no integer of at most 32 bits.
+        """
+        for index in range(num_blocks):
+            if index == len(self.block_keys):
+                self.extend_keys(token_ids, min(num_blocks, 2 * index + 1))
+            yield self.block_keys[index]
 
     def require_unchanged(self, token_ids: Sequence[int], start: int, stop: int) -> None:
         """Refuse token ids that differ from those the keys of blocks `start` .. `stop` - 1 were made of.
