@@ -29,9 +29,9 @@ class EngineConfig:
         max_model_len: longest prompt + output in tokens; default: the model's own context.
         block_size: tokens per KV block; any size >= 1. Default: 16 on a CPU, 64 on a GPU.
         num_blocks: KV blocks to allocate; default: by memory_fraction.
-        memory_fraction: share of the device's free memory (after the weights) the KV cache may take when
-            num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most 4 GiB. The cache
-            never exceeds max_num_seqs sequences of max_model_len.
+        memory_fraction: share of the device's free memory (after weights and, on a GPU, activations) the KV
+            cache may take when num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most
+            4 GiB. The cache never exceeds max_num_seqs sequences of max_model_len.
         max_num_seqs: most sequences that run in one step.
         max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
             Default: 512 on a CPU, 8192 on a GPU.

@@ -93,12 +93,21 @@ class DeviceForest:
         )
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(
-            num_tokens, max_num_seqs, max_units, max_partials or 16 * max_num_seqs + num_tokens, max_blocks
+            num_tokens,
+            max_num_seqs,
+            max_units,
+            max_partials or _max_partials(max_num_seqs, num_tokens),
+            max_blocks,
         )
         # A partial result of one head is written and read in float32, mostly in the L2 cache.
         self.costs = Costs(partial_tokens=4 * group, node_tokens=64, tile_tokens=self.tiling.fat_tokens)
         self._min_saved_tokens = _LAUNCH_BYTES // (2 * num_kv_heads * head_dim * dtype.itemsize)
         self._allocate(num_heads, head_dim)
+
+    @staticmethod
+    def nbytes(*, max_num_seqs: int, max_num_tokens: int, num_heads: int, head_dim: int) -> int:
+        """Return the bytes of a forest's partial results, all but a small part of its memory."""
+        return _max_partials(max_num_seqs, max_num_tokens) * num_heads * (head_dim + 1) * 4
 
     def _allocate(self, num_heads: int, head_dim: int) -> None:
         capacity = self.capacity
@@ -226,3 +235,8 @@ class DeviceForest:
                 f"shared nodes end at multiples of {self.tiling.align_tokens} keys, which tiles of "
                 f"{tile_keys} do not divide; use the same tiles for both"
             )
+
+
+def _max_partials(max_num_seqs: int, max_num_tokens: int) -> int:
+    """Levels times segments of a decoding sequence seldom exceed 16; a prompt's token has one at least."""
+    return 16 * max_num_seqs + max_num_tokens

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from octavo.attention import KVCache
 from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.memory import plan_execution
+from octavo.engine.memory import gib, plan_execution
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader
@@ -101,6 +101,16 @@ class Engine:
         self.config = config
         self.model_config = ModelConfig.from_hf(read_config(source))
         self.plan = plan = plan_execution(config, self.model_config)
+        logger.info(
+            "%s on %s: weights %s, KV cache %s (%d tokens), activations %s of %s free",
+            source.path,
+            plan.device,
+            gib(plan.weight_bytes),
+            gib(plan.kv_bytes),
+            plan.num_kv_tokens,
+            gib(plan.working_bytes),
+            gib(plan.free_bytes),
+        )
         self.tokenizer = load_tokenizer(source)
         self.manager = KVCacheManager(
             plan.num_blocks,

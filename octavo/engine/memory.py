@@ -10,6 +10,7 @@ import torch
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
+from octavo.engine.working_memory import working_bytes
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
 
@@ -34,6 +35,7 @@ class ExecutionPlan:
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
+        working_bytes: most memory that steps need beside both, on a GPU; 0 on a CPU, where it is not planned.
         free_bytes: memory free on the device before loading.
     """
 
@@ -47,6 +49,7 @@ class ExecutionPlan:
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
+    working_bytes: int
     free_bytes: int
 
     @property
@@ -57,6 +60,11 @@ class ExecutionPlan:
     @property
     def kv_bytes(self) -> int:
         return self.num_kv_tokens * self.kv_bytes_per_token
+
+    @property
+    def total_bytes(self) -> int:
+        """Device memory that the engine will have taken at its busiest."""
+        return self.weight_bytes + self.kv_bytes + self.working_bytes
 
     @property
     def max_full_sequences(self) -> float:
@@ -79,24 +87,37 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     max_model_len = _max_model_len(config, model)
     free_bytes = free_memory_bytes(device)
     block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
+    max_num_tokens = config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type]
+    working = 0
+    if device.type == "cuda":
+        working = working_bytes(
+            model,
+            itemsize=dtype.itemsize,
+            max_num_tokens=max_num_tokens,
+            max_num_seqs=config.max_num_seqs,
+            share_prefixes=config.share_prefixes,
+        )
+    cache_bytes = free_bytes - weight_bytes - working
     plan = ExecutionPlan(
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
+        max_num_batched_tokens=max_num_tokens,
         num_parameters=num_parameters(model),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=token_bytes,
         block_size=block_size,
         num_blocks=config.num_blocks
-        or _num_blocks(config, device, max_model_len, block_size, token_bytes, free_bytes - weight_bytes),
+        or _num_blocks(config, device, max_model_len, block_size, token_bytes, cache_bytes),
+        working_bytes=working,
         free_bytes=free_bytes,
     )
-    if weight_bytes + plan.kv_bytes > free_bytes:
+    if plan.total_bytes > free_bytes:
         raise OutOfMemoryError(
-            f"weights ({gib(weight_bytes)}) and KV cache ({gib(plan.kv_bytes)}) do not fit the "
-            f"{gib(free_bytes)} free on {device}; lower num_blocks or memory_fraction, or use a smaller model"
+            f"weights ({gib(weight_bytes)}), KV cache ({gib(plan.kv_bytes)}) and activations "
+            f"({gib(working)}) do not fit the {gib(free_bytes)} free on {device}; lower num_blocks, memory_fraction, "
+            "max_num_batched_tokens or max_num_seqs, or use a smaller model"
         )
     return plan
 
