@@ -116,8 +116,8 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     if plan.total_bytes > free_bytes:
         raise OutOfMemoryError(
             f"weights ({gib(weight_bytes)}), KV cache ({gib(plan.kv_bytes)}) and activations "
-            f"({gib(working)}) do not fit the {gib(free_bytes)} free on {device}; lower num_blocks, memory_fraction, "
-            "max_num_batched_tokens or max_num_seqs, or use a smaller model"
+            f"({gib(working)}) do not fit the {gib(free_bytes)} free on {device}; lower num_blocks, "
+            "memory_fraction, max_num_batched_tokens or max_num_seqs, or use a smaller model"
         )
     return plan
 
