@@ -83,6 +83,7 @@ class KVCache:
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
         if pairs:
-            source, destination = torch.tensor(pairs, device=self.data.device).unbind(1)
+            indexes = torch.tensor(pairs, pin_memory=self.data.is_cuda)
+            source, destination = indexes.to(self.data.device, non_blocking=True).unbind(1)
             data = as_bytes(self.data)
             data[:, :, destination] = data[:, :, source]
