@@ -135,8 +135,10 @@ def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -
 @triton.jit
 def _fold(values, LENGTH: tl.constexpr):
     """Add up groups of LENGTH along the last dimension: [R, C, D] to [R, C, D / LENGTH]."""
-    rows, columns, depth = values.shape[0], values.shape[1], values.shape[2]
-    return tl.sum(tl.reshape(values, [rows, columns, depth // LENGTH, LENGTH]), axis=3)
+    # A shape is constexpr only as long as it has no name.
+    return tl.sum(
+        tl.reshape(values, [values.shape[0], values.shape[1], values.shape[2] // LENGTH, LENGTH]), axis=3
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
