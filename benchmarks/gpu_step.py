@@ -20,6 +20,8 @@ from common import machine, save, table
 from gpu_serving import SHAPES, copy_bandwidth, load, step_bytes
 
 from octavo import LLM, SamplingParams
+from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.step_result import StepResult
 
 _NUM_PROFILED = 20
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
@@ -119,10 +121,10 @@ def _time_waits(llm: LLM, waits: list[float]) -> None:
     runner = llm.engine.runner
     launch = runner.launch
 
-    def timed_launch(step: object) -> Callable[[], object]:
+    def timed_launch(step: SchedulerOutput) -> Callable[[], StepResult]:
         wait = launch(step)
 
-        def timed() -> object:
+        def timed() -> StepResult:
             start = time.perf_counter()
             result = wait()
             waits.append(time.perf_counter() - start)
@@ -130,7 +132,7 @@ def _time_waits(llm: LLM, waits: list[float]) -> None:
 
         return timed
 
-    runner.launch = timed_launch
+    setattr(runner, "launch", timed_launch)  # noqa: B010
 
 
 def _profile(llm: LLM) -> tuple[float, Kernels, int]:
@@ -140,8 +142,8 @@ def _profile(llm: LLM) -> tuple[float, Kernels, int]:
         for _ in range(_NUM_PROFILED):
             llm.engine.step()
     intervals, counts, times, syncs = [], Counter(), Counter(), 0
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in profile.events() or ():
+        if event.device_type.name == "CUDA":
             intervals.append((event.time_range.start, event.time_range.end))
             counts[event.name] += 1
             times[event.name] += event.time_range.elapsed_us()

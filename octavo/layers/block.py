@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from octavo.layers.activation import ACTIVATIONS
@@ -80,7 +79,7 @@ class FusedInput:
     """BlockInput in one launch for few rows.
 
     The norm is a launch of its own where a delta is still to be added: each program would have to write the
-    sum. And in float16 beyond one row, where weight times unnormed values may be too large to multiply.
+    sum.
 
     Attributes:
         plain: for more rows.
@@ -97,7 +96,7 @@ class FusedInput:
         from octavo.layers.triton_linear import skinny_linear
 
         weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
-        if delta is not None or (hidden.dtype == torch.float16 and hidden.shape[0] > 1):
+        if delta is not None:
             return skinny_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
         norm = self.plain.norm
         return skinny_linear(
