@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD
@@ -79,21 +80,29 @@ def attend_nodes(
     queries = Queries(q, q.stride(0), q.stride(1), positions, forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
     cache = cache_argument(k_cache, v_cache, forest.block_ids.unsqueeze(1))
-    classes: tuple[tuple[TileShape, Tensor, Tensor], ...] = (
+    score = score_argument(options)
+    classes: list[tuple[TileShape, Tensor, Tensor]] = [
         (forest.fat_shape, forest.fat_units, forest.counts[1:]),
         (forest.thin_shape, forest.thin_units, forest.counts),
-    )
+    ]
     overlaps = can_overlap(q.device)
-    for index, (tile, units, count) in enumerate(classes):
+    is_first = True
+    if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
+        tile, *_ = classes.pop(0)
+        shape = shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys)
+        hopper_prefill.attend_nodes(queries, cache, k_cache, v_cache, score, forest, shape)
+        is_first = False
+    for tile, units, count in classes:
         _attend_nodes_kernel[(forest.num_programs(tile),)](
-            *(queries, cache, score_argument(options), units, count, forest.tokens, forest.slots),
+            *(queries, cache, score, units, count, forest.tokens, forest.slots),
             *(q.shape[0], shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys), overlaps),
             # The first one needs what came before it, the queries.
-            launch_pdl=overlaps and index > 0,
+            launch_pdl=overlaps and not is_first,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
         )
+        is_first = False
 
 
 @triton.jit(do_not_specialize=["num_rows"])
