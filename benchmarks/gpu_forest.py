@@ -300,7 +300,7 @@ def compare(with_fa3: bool) -> None:
 
 
 def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
-    """Yield (name, tiling, shortest segment) to try for nodes with many queries; the first is Hopper's own."""
+    """Yield (name, tiling, shortest segment) to try for nodes with many queries; first Hopper's own."""
     base = fat_shape(2, HEAD_DIM, torch.bfloat16)
     shapes = (
         HOPPER_NODE_SHAPE,

@@ -18,12 +18,12 @@ Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchr
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.hopper_tiles import HALF, STAGES, Gather, Pipe, attend_item, key_tiles, pass_item
@@ -48,9 +48,7 @@ class Matrices(NamedTuple):
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
-    return (
-        _takes(q, k_cache, v_cache, options) and work.num_parts == 1 and work.shape.rows == 2 * HALF.value
-    )
+    return _takes(q, k_cache, v_cache, options) and work.num_parts == 1 and work.shape.rows == 2 * HALF.value
 
 
 def can_attend_nodes(
@@ -101,10 +99,10 @@ def attend_nodes(
 ) -> None:
     """Attend a forest's fat units; arguments as the portable kernel takes them, and the caches as tensors.
 
-    The kernel may start while the one before it runs. It waits before it reads queries or writes; the plan
-    and the nodes' keys it reads at once. Both are older: a step's new keys never are a node's, whose blocks
-    lie before every query token, and plans are copied, which no kernel overlaps. Only then does it let the
-    next kernel in, which may so read queries, too.
+    The kernel may start while the one before it still runs. The plan and the nodes' keys it reads at once:
+    they are older than the step, whose own keys are never a node's, since a node ends before every query
+    token of its sequences. Before it reads queries or writes, it waits; and only then does it let the next
+    kernel in, which therefore may read queries without waiting.
     """
     gather = Gather(forest.tokens, forest.slots, queries.q.shape[0], forest.counts[1:])
     _attend(queries, gather, cache, k_cache, v_cache, score, forest.fat_units, shape, shape.keys.value)
@@ -215,15 +213,15 @@ def _fetch(
 @gluon.jit
 def _attend_first_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        gdc_wait()
+        gdc_launch_dependents()
     _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, 0)
 
 
 @gluon.jit
 def _attend_second_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
-        tl.extra.cuda.gdc_wait()
+        gdc_wait()
     _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, HALF)
 
 

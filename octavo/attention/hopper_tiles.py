@@ -32,7 +32,7 @@ class Pipe(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Where the query tokens of a shared node are: entry i is row tokens[i] of q, its result goes to slots[i].
+    """Query tokens that lie scattered: entry i is row tokens[i] of q, its result is row slots[i].
 
     Rows of q from num_rows on do not exist. num_units points to the number of units.
     """
@@ -68,8 +68,8 @@ def key_tiles(record, KEYS: gl.constexpr):
 def pass_item(record, pipe, used, KEYS: gl.constexpr):
     """Let an item's tiles go by for a half that has no rows in it; returns the number of the tile after."""
     _, num_tiles = key_tiles(record, KEYS)
-    for tile in range(used, used + num_tiles):
-        stage, phase = tile % STAGES, (tile // STAGES) & 1
+    for i in range(0, num_tiles):
+        stage, phase = (used + i) % STAGES, ((used + i) // STAGES) & 1
         mbarrier.wait(pipe.k_filled.index(stage), phase)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -185,7 +185,7 @@ def _softmax(
 
 @gluon.jit
 def _query_rows(gather, entry, valid):
-    """Row of q [R] int64 of each entry, and whether it exists [R]; entries are rows if nothing is gathered."""
+    """Row of q [R] int64 of each entry, which it is itself if not gathered, and whether it exists [R]."""
     if gather is None:
         return entry.to(gl.int64), valid
     else:
@@ -195,7 +195,7 @@ def _query_rows(gather, entry, valid):
 
 @gluon.jit
 def _result_rows(gather, entry, valid):
-    """Row of the results [R] int64 of each entry."""
+    """Row of the results [R] int64 of each entry, which it is itself if not gathered."""
     if gather is None:
         return entry.to(gl.int64)
     else:

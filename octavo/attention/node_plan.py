@@ -272,8 +272,8 @@ def _segment_len(
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
     most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
-    # One row for each limit: the longest node in one segment, in two, ...
-    limits = -(-longest // np.arange(1, most + 1))
+    # The longest node in one segment, in two, ...; below, one row for each.
+    limits = -(-longest // (np.arange(1, most + 1) * tiling.align_tokens)) * tiling.align_tokens
     num_segments = -(-kv_lens // limits[:, None])
     num_items = num_segments @ num_tiles * tiling.num_kv_heads
     num_partials = num_segments @ nodes.num_tokens[chosen]

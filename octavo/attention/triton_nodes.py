@@ -80,29 +80,26 @@ def attend_nodes(
     queries = Queries(q, q.stride(0), q.stride(1), positions, forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
     cache = cache_argument(k_cache, v_cache, forest.block_ids.unsqueeze(1))
-    score = score_argument(options)
-    classes: list[tuple[TileShape, Tensor, Tensor]] = [
-        (forest.fat_shape, forest.fat_units, forest.counts[1:]),
-        (forest.thin_shape, forest.thin_units, forest.counts),
-    ]
-    overlaps = can_overlap(q.device)
-    is_first = True
-    if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
-        tile, *_ = classes.pop(0)
+    score, overlaps = score_argument(options), can_overlap(q.device)
+
+    def launch(tile: TileShape, units: Tensor, count: Tensor, *, early: bool) -> None:
         shape = shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys)
-        hopper_prefill.attend_nodes(queries, cache, k_cache, v_cache, score, forest, shape)
-        is_first = False
-    for tile, units, count in classes:
         _attend_nodes_kernel[(forest.num_programs(tile),)](
-            *(queries, cache, score, units, count, forest.tokens, forest.slots),
-            *(q.shape[0], shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys), overlaps),
-            # The first one needs what came before it, the queries.
-            launch_pdl=overlaps and not is_first,
+            *(queries, cache, score, units, count, forest.tokens, forest.slots, q.shape[0], shape, overlaps),
+            launch_pdl=early,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
         )
-        is_first = False
+
+    fat = forest.fat_shape
+    if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
+        shape = shape_argument(q, k_cache, options, rows=fat.rows, keys=fat.keys)
+        hopper_prefill.attend_nodes(queries, cache, k_cache, v_cache, score, forest, shape)
+    else:
+        # Needs what came before it, the queries, at once.
+        launch(fat, forest.fat_units, forest.counts[1:], early=False)
+    launch(forest.thin_shape, forest.thin_units, forest.counts, early=overlaps)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -1,4 +1,4 @@
-"""Shared prefixes on a real GPU: 16 bits, the default tilings, both node kernels, graphs that outlive plans."""
+"""Shared prefixes on a real GPU: 16-bit numbers, the default tilings, CUDA graphs that outlive plans."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def assert_within_twice_plain_torch(case):
 
 
 def node_results(case, plan, forest):
-    """Partial results of the plan's nodes, by slot, on the CPU; and whether the Hopper kernel made the fat."""
+    """(out, lse) of the plan's slots on the CPU, and whether fat units took the Hopper kernel."""
     moved = to_device(case)
     forest.upload(plan)
     forest.partial_out.fill_(torch.nan)
@@ -87,7 +87,7 @@ def node_results(case, plan, forest):
 
 
 def expected_nodes(case, plan, dtype):
-    """(out [P, H, D], lse [P, H]) of each node's tokens over its segment, products and softmax in the dtype."""
+    """(out [P, H, D], lse [P, H]) of each unit's tokens over its keys, calculated in the dtype."""
     block_size, group = case.k_cache.shape[1], case.q.shape[1] // case.k_cache.shape[2]
     out = torch.full((plan.num_partials, *case.q.shape[1:]), torch.nan, dtype=dtype)
     lse = torch.full(out.shape[:2], torch.nan, dtype=dtype)
