@@ -1,6 +1,6 @@
 """Products of few rows on one GPU, beside cuBLAS with separate norm and activation kernels.
 
-    python -m benchmarks.gpu_linear [--models 0.6b 8b] [--rows 1 2 4 8]
+    python -m benchmarks.gpu_linear [--models 0.6b 8b] [--rows 1 2 4]
     python -m benchmarks.gpu_linear --sweep [--models ...] [--rows ...]
 
 A time is that of a CUDA graph of one call per copy of the weights, divided by their number: together the
@@ -230,7 +230,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     if arguments.sweep:

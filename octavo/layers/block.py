@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo.layers.activation import ACTIVATIONS
 from octavo.layers.gpu import has_triton
 from octavo.layers.linear import Linear, PlainLinear
-from octavo.layers.linear_tiling import MAX_ROWS
+from octavo.layers.linear_tiling import is_skinny
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
@@ -91,7 +91,7 @@ class FusedInput:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
-        if not _is_skinny(hidden):
+        if not is_skinny(hidden.shape[0], *self.linear.weight.shape):
             return self.plain(hidden, delta)
         from octavo.layers.triton_linear import skinny_linear
 
@@ -118,7 +118,7 @@ class FusedOutput:
 
     def __call__(self, x: Tensor, hidden: Tensor) -> Tensor | None:
         """See BlockOutput."""
-        if not _is_skinny(x):
+        if not is_skinny(x.shape[0], *self.linear.weight.shape):
             return self.plain(x, hidden)
         from octavo.layers.triton_linear import skinny_linear
 
@@ -148,7 +148,3 @@ def _can_fuse(projection: Linear) -> TypeGuard[PlainLinear]:
         and has_triton(projection.weight)
         and projection.weight.is_contiguous()
     )
-
-
-def _is_skinny(rows: Tensor) -> bool:
-    return 1 <= rows.shape[0] <= MAX_ROWS

@@ -1,14 +1,18 @@
-"""How products of few rows are tiled.
-
-Measured on an H200 for one row; for more, from what the compiler makes of a tiling (registers, shuffles).
-"""
+"""Which products of few rows get a kernel of their own, and how they are tiled: by measurement on an H200."""
 
 from dataclasses import dataclass
 
 import torch
 
-# More rows than this go to cuBLAS.
-MAX_ROWS = 8
+# Most rows, of products with short and with long sums; beyond that cuBLAS was faster, and at an LM head too.
+MAX_ROWS = 4
+_SHORT = 4096
+_VOCABULARY = 65536
+
+
+def is_skinny(num_rows: int, num_weight_rows: int, size: int) -> bool:
+    """True for products of M = num_rows rows and a weight [num_weight_rows, size] that pay off."""
+    return num_rows == 1 or (1 < num_rows <= MAX_ROWS and size < _SHORT and num_weight_rows < _VOCABULARY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +40,13 @@ def choose_tiling(num_rows: int, num_weight_rows: int, size: int, dtype: torch.d
         size: K.
         dtype: of weights and rows; wider ones than 2 bytes get less of K at a time.
     """
-    is_short, is_wide = size < 4096, num_weight_rows >= 65536
     if num_weight_rows <= 2048:
-        # Few programs: many warps each, so that enough is under way.
-        tile = (2, 2048, 8) if num_rows <= 2 else (4, 1024, 4)
-    elif num_rows > 2:
-        # Many sums: few warps, since each adds up its part of all of them.
-        tile = (8 if is_wide else 4, 256, 1) if is_short else (8, 512, 2)
-    elif num_rows == 1 and is_short:
-        tile = (8 if is_wide else 4, 512, 4)
+        columns, depth, num_warps = 2, 2048, 8
+    elif num_rows > 1:
+        columns, depth, num_warps = 8, 512, 2
+    elif size < _SHORT:
+        columns, depth, num_warps = 4, 1024, 2
     else:
-        tile = (4, 1024, 2)
-    columns, depth, num_warps = tile
+        columns, depth, num_warps = 4, 4096, 4
     smallest = max(16, 1 << (size - 1).bit_length())
     return Tiling(columns, min(depth // (dtype.itemsize // 2), smallest), num_warps)

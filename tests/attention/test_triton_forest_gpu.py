@@ -146,7 +146,6 @@ def test_both_node_kernels_agree(monkeypatch):
     assert torch.equal(same_lse, lse)
     monkeypatch.setattr(hopper_prefill, "can_attend_nodes", lambda *arguments: False)
     portable_out, portable_lse, _ = node_results(case, plan, forest)
-    assert not torch.equal(portable_out, out)
     assert (portable_out - out).abs().max() < 5e-3
     assert (portable_lse - lse).abs().max() < 1e-4
 
