@@ -1,20 +1,17 @@
 """The arithmetic behind benchmark figures: a bound that is wrong makes every fraction of it wrong."""
 
+import json
 from pathlib import Path
 from random import Random
-from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def gpu_bound(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(autouse=True)
+def benchmarks_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import gpu_bound
-
-    return gpu_bound
 
 
 def prefixes(prompts: list[list[int]]) -> set[tuple[int, ...]]:
@@ -22,8 +19,9 @@ def prefixes(prompts: list[list[int]]) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bound_counts_every_distinct_prefix_once(gpu_bound: ModuleType, seed: int) -> None:
+def test_the_bound_counts_every_distinct_prefix_once(seed: int) -> None:
     """Prompts of two letters share prefixes at every depth, and end at different times."""
+    import gpu_bound
     from gpu_workloads import Workload
 
     rng = Random(seed)
@@ -41,3 +39,33 @@ def test_the_bound_counts_every_distinct_prefix_once(gpu_bound: ModuleType, seed
         expected += gpu_bound.step_bytes("0.6b", num_tokens) / bandwidth
         expected += 2 * (weights + head) * workload.n * len(live) / flops
     assert gpu_bound.bound_s("0.6b", workload, bandwidth, flops, 2) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "results").glob("*gpu_serving*.json")), ids=lambda path: path.name
+)
+def test_every_result_file_can_be_drawn(path: Path) -> None:
+    from plot_gpu import bars, unit
+
+    report = json.loads(path.read_text())
+    for workload, result in report["results"].items():
+        rates = bars(report, workload)
+        assert rates["Octavo"] > 0
+        bound_is_larger = rates["physical bound"] > rates["Octavo"]
+        assert bound_is_larger == (unit(workload, result) == "tokens/s"), workload
+
+
+def test_bars_show_what_the_file_holds() -> None:
+    from plot_gpu import bars
+
+    result = {"unit": "tokens/s", "rate": 50.0, "seconds": [3.0, 2.0], "bound_s": 1.0}
+    peers = {"hf": {"rate": 5.0, "note": ""}, "unshared": {"rate": 20.0, "seconds": [5.0]}}
+    report = {"model": "0.6b", "kv_cache_dtype": "auto", "results": {"nano": result | peers, "new": result}}
+    assert bars(report, "nano") == {
+        "Octavo": 50.0,
+        "Octavo, sharing off": 20.0,
+        "HF transformers": 5.0,
+        "vLLM 0.26 (recorded)": 23330,
+        "physical bound": 100.0,
+    }
+    assert bars(report, "new") == {"Octavo": 50.0, "physical bound": 100.0}
