@@ -2,8 +2,8 @@
 
 Conversations share a system text, and groups of them a document; each asks its own question. Every one runs
 with sharing off and on. Tokens are compared up to an answer's first difference, after which the texts differ
-by right; the margin there says how near the two most likely tokens were to each other. The other figure is the
-largest difference of the log-probability of a token among the 20 most likely, before any difference of text.
+by right; the margin there says how near the two most likely tokens were to each other. The other figure is
+the largest difference of a log-probability among the 20 most likely tokens, before any difference of text.
 --golden compares with float32 answers of Hugging Face transformers too. The last line is JSON.
 
     python benchmarks/prefix_accuracy.py [--device auto] [--dtype auto] [--prompts 16] [--golden]
@@ -64,7 +64,7 @@ def main() -> None:
     if arguments.golden:
         report["golden"] = compare_golden(arguments)
     if arguments.save:
-        print("saved", save("prefix_accuracy", report, arguments.save))
+        print("saved", save(f"prefix_accuracy-{report['sharing']['dtype']}", report, arguments.save))
     print(json.dumps(report))
 
 
@@ -191,7 +191,7 @@ def agreement(divergences: list[Figures], num_answers: int) -> Figures:
     num_equal = OUTPUT_LEN * (num_answers - len(divergences)) + sum(d["position"] for d in divergences)
     return {
         "answers": num_answers,
-        "equal_answers": 1 - len(divergences) / num_answers,
+        "equal_answers": (num_answers - len(divergences)) / num_answers,
         "equal_tokens": num_equal / (OUTPUT_LEN * num_answers),
         "margin_largest_at_a_difference": max((d["margin"] for d in divergences), default=None),
     }

@@ -69,3 +69,17 @@ def test_bars_show_what_the_file_holds() -> None:
         "physical bound": 100.0,
     }
     assert bars(report, "new") == {"Octavo": 50.0, "physical bound": 100.0}
+
+
+def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prefix_accuracy
+
+    monkeypatch.setattr(prefix_accuracy, "OUTPUT_LEN", 4)
+    expected = [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]
+    got = [[1, 2, 3, 4], [1, 9, 3, 4], [1, 2, 3, 9]]
+    divergences = prefix_accuracy.find_divergences(expected, got)
+    assert divergences == [{"row": 1, "position": 1}, {"row": 2, "position": 3}]
+    figures = prefix_accuracy.agreement([{**d, "margin": 0.5 * d["position"]} for d in divergences], 3)
+    assert figures["equal_tokens"] == (4 + 1 + 3) / 12
+    assert figures["equal_answers"] == pytest.approx(1 / 3)
+    assert figures["margin_largest_at_a_difference"] == 1.5
