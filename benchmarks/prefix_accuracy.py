@@ -1,7 +1,7 @@
 """What share_prefixes=True does to greedy answers: rounding, and what rounding can turn.
 
 Conversations share a system text, and groups of them a document; each asks its own question. Every one runs
-with sharing off and on. Tokens are compared up to an answer's first difference, after which the texts differ
+with sharing off, on, and off in another order, as a control. Tokens are compared up to an answer's first difference, after which the texts differ
 by right; the margin there says how near the two most likely tokens were to each other. The other figure is
 the largest difference of a log-probability among the 20 most likely tokens, before any difference of text.
 --golden compares with float32 answers of Hugging Face transformers too. The last line is JSON.
@@ -80,30 +80,41 @@ def load(arguments: argparse.Namespace, share_prefixes: bool) -> LLM:
 
 
 def compare_sharing(arguments: argparse.Namespace) -> Figures:
-    """Run the conversations with sharing off and on, one engine after the other, and print the comparison."""
-    answers = []
-    for share_prefixes in (False, True):
-        llm = load(arguments, share_prefixes)
-        plan = llm.engine.plan
-        prompts = make_prompts(llm, arguments.prompts or (16 if plan.device.type == "cpu" else 256))
-        answers.append(answer(llm, prompts))
-        del llm
-        gc.collect()
-    flat, shared = answers
-    divergences = find_divergences([a.token_ids for a in flat], [a.token_ids for a in shared])
-    for divergence in divergences:
-        completion = flat[divergence["row"]]
-        divergence["margin"] = margin(completion, divergence["position"])
+    """Run the conversations with sharing off and on, one engine after the other, and print the comparison.
+
+    The control runs them in reverse order with sharing off: rounding that has nothing to do with sharing.
+    """
+    llm = load(arguments, share_prefixes=False)
+    plan = llm.engine.plan
+    prompts = make_prompts(llm, arguments.prompts or (16 if plan.device.type == "cpu" else 256))
+    flat = answer(llm, prompts)
+    llm.reset_prefix_cache()
+    control = answer(llm, prompts[::-1])[::-1]
+    del llm
+    gc.collect()
+    shared = answer(load(arguments, share_prefixes=True), prompts)
     figures = {
         "device": str(plan.device),
         "dtype": str(plan.dtype).removeprefix("torch."),
         "prompt_tokens_least": min(map(len, prompts)),
         "prompt_tokens_most": max(map(len, prompts)),
-        "largest_logprob_difference": max(map(largest_difference, flat, shared)),
-        **agreement(divergences, len(prompts)),
     }
-    print_figures("sharing on against off", figures)
-    return {**figures, "divergences": divergences}
+    comparisons = {"on_against_off": compare(flat, shared), "off_in_reverse_order": compare(flat, control)}
+    for title, comparison in comparisons.items():
+        print_figures(f"sharing {title.replace('_', ' ')}", {**figures, **comparison})
+    return {**figures, **comparisons}
+
+
+def compare(expected: list[CompletionOutput], got: list[CompletionOutput]) -> Figures:
+    """Compare answers; margins are those of the expected ones."""
+    divergences = find_divergences([a.token_ids for a in expected], [a.token_ids for a in got])
+    for divergence in divergences:
+        divergence["margin"] = margin(expected[divergence["row"]], divergence["position"])
+    return {
+        "largest_logprob_difference": max(map(largest_difference, expected, got)),
+        **agreement(divergences, len(expected)),
+        "divergences": divergences,
+    }
 
 
 def compare_golden(arguments: argparse.Namespace) -> Figures:
@@ -198,7 +209,11 @@ def agreement(divergences: list[Figures], num_answers: int) -> Figures:
 
 
 def print_figures(title: str, figures: Figures) -> None:
-    rows = [[name, f"{value:.4g}" if isinstance(value, float) else value] for name, value in figures.items()]
+    rows = [
+        [name, f"{value:.4g}" if isinstance(value, float) else value]
+        for name, value in figures.items()
+        if name != "divergences"
+    ]
     print(f"\n{title}\n{table(['figure', 'value'], rows)}", flush=True)
 
 
