@@ -14,10 +14,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import machine, save, table
-from gpu_serving import SHAPES, copy_bandwidth, load, step_bytes
+from gpu_bound import SHAPES, step_bytes
+from gpu_serving import copy_bandwidth, load
 
 from octavo import LLM, SamplingParams
 from octavo.engine.scheduler import SchedulerOutput
@@ -42,7 +44,7 @@ def main() -> None:
     results = []
     for batch in map(int, arguments.batches.split(",")):
         result, kernels = measure(llm, batch, arguments.context)
-        num_bytes = step_bytes(arguments.model, [arguments.context] * batch)
+        num_bytes = step_bytes(arguments.model, arguments.context * batch)
         results.append({**result, "bound_us": num_bytes / bandwidth * 1e6})
         for name, (count, us) in kernels.most_common(arguments.kernels):
             print(f"  batch {batch}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
@@ -118,7 +120,7 @@ def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kerne
 
 def _time_waits(llm: LLM, waits: list[float]) -> None:
     """Make the runner note how long the engine waits for each result."""
-    runner = llm.engine.runner
+    runner: Any = llm.engine.runner
     launch = runner.launch
 
     def timed_launch(step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -132,7 +134,7 @@ def _time_waits(llm: LLM, waits: list[float]) -> None:
 
         return timed
 
-    setattr(runner, "launch", timed_launch)  # noqa: B010
+    runner.launch = timed_launch
 
 
 def _profile(llm: LLM) -> tuple[float, Kernels, int]:
