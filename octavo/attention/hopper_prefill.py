@@ -62,6 +62,7 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOption
         and options.softcap == 0
         and options.alibi_slopes is None
         and work.num_parts == 1
+        and not work.row_invariant
         and work.shape.rows == 2 * HALF.value
     )
 

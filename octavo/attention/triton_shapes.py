@@ -79,6 +79,8 @@ def num_multiprocessors(device: torch.device) -> int:
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for shared nodes with many query tokens, which have few keys a program.
 
+    It is also that of deterministic steps, whose tiles hold one token or many.
+
     Args:
         group: query heads of a kv head; a tile holds at least one token's.
         padded_dim: head dimension, rounded up to a power of two.
