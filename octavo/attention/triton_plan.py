@@ -21,7 +21,13 @@ from torch import Tensor
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton_shapes import TileShape, fat_shape, node_shape, num_multiprocessors, thin_shape
+from octavo.attention.triton_shapes import (
+    TileShape,
+    fat_shape,
+    deterministic_shape,
+    num_multiprocessors,
+    thin_shape,
+)
 from octavo.attention.triton_tiles import padded_head_dim
 
 RECORD = tl.constexpr(8)
@@ -136,7 +142,7 @@ def plan_step(
     cache_dtype = cache_dtype or dtype
     product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
     if deterministic:
-        shape = fat or node_shape(group, padded_head_dim(head_dim), product_dtype)
+        shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
         return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
     thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype)
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)

@@ -79,8 +79,6 @@ def num_multiprocessors(device: torch.device) -> int:
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for shared nodes with many query tokens, which have few keys a program.
 
-    It is also that of deterministic steps, whose tiles hold one token or many.
-
     Args:
         group: query heads of a kv head; a tile holds at least one token's.
         padded_dim: head dimension, rounded up to a power of two.
@@ -95,6 +93,19 @@ def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         num_stages=3,
         programs_per_multiprocessor=2,
     )
+
+
+def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+    """Return the one tiling of a deterministic step, whose tiles hold one token or many.
+
+    64 rows are what the fast matrix instruction needs. float32 has none, and decodes better with few.
+
+    Args:
+        group: query heads of a kv head; a tile holds at least one token's.
+        padded_dim: head dimension, rounded up to a power of two.
+        dtype: of the products' operands.
+    """
+    return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
 
 
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:

@@ -35,20 +35,28 @@ def _log_softmax_kernel(logits_ptr, out_ptr, vocab_size, stride_row, CHUNK: tl.c
     logits_at = logits_ptr + row * stride_row
     token = tl.arange(0, CHUNK)
     maxima = tl.full([CHUNK], float("-inf"), tl.float32)
-    for start in range(0, vocab_size, CHUNK):
-        inside = start + token < vocab_size
-        logits = tl.load(logits_at + start + token, mask=inside, other=float("-inf"))
-        maxima = tl.maximum(maxima, logits.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
+    start = 0
+    while start < vocab_size:
+        logits = _load(logits_at, start + token, vocab_size)
+        maxima = tl.maximum(maxima, logits, propagate_nan=tl.PropagateNan.ALL)
+        start += CHUNK
     largest = tl.max(maxima, axis=0)
     sums = tl.zeros([CHUNK], tl.float32)
-    for start in range(0, vocab_size, CHUNK):
-        inside = start + token < vocab_size
-        logits = tl.load(logits_at + start + token, mask=inside, other=float("-inf"))
-        sums += tl.exp(logits.to(tl.float32) - largest)
+    start = 0
+    while start < vocab_size:
+        sums += tl.exp(_load(logits_at, start + token, vocab_size) - largest)
+        start += CHUNK
     # The largest value alone gives 1, so no result is positive.
     log_sum = tl.log(tl.sum(sums, axis=0))
-    for start in range(0, vocab_size, CHUNK):
-        inside = start + token < vocab_size
-        logits = tl.load(logits_at + start + token, mask=inside, other=float("-inf"))
+    start = 0
+    while start < vocab_size:
+        logits = _load(logits_at, start + token, vocab_size)
         out_at = out_ptr + row * vocab_size + start + token
-        tl.store(out_at, logits.to(tl.float32) - largest - log_sum, mask=inside)
+        tl.store(out_at, logits - largest - log_sum, mask=start + token < vocab_size)
+        start += CHUNK
+
+
+@triton.jit
+def _load(logits_at, token, vocab_size):
+    """Load float32 logits; beyond the vocabulary -inf."""
+    return tl.load(logits_at + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
