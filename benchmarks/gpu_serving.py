@@ -80,8 +80,14 @@ def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | str:
     return recorded.get((size, workload), "")
 
 
-def load(size: str, kv_cache_dtype: str = "auto") -> LLM:
-    """Build the model with random weights."""
+def load(
+    size: str,
+    kv_cache_dtype: str = "auto",
+    *,
+    deterministic: bool = False,
+    memory_fraction: float | None = None,
+) -> LLM:
+    """Build the model with random weights; options as of EngineConfig."""
     hidden, layers, heads, inner = SHAPES[size]
     config = dict(  # noqa: C408
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
@@ -92,7 +98,14 @@ def load(size: str, kv_cache_dtype: str = "auto") -> LLM:
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(config))
-    return LLM(str(folder), load_format="dummy", max_model_len=16384, kv_cache_dtype=kv_cache_dtype)
+    return LLM(
+        str(folder),
+        load_format="dummy",
+        max_model_len=16384,
+        kv_cache_dtype=kv_cache_dtype,
+        deterministic=deterministic,
+        memory_fraction=memory_fraction,
+    )
 
 
 def run(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> float:

@@ -23,8 +23,8 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_shapes import (
     TileShape,
-    fat_shape,
     deterministic_shape,
+    fat_shape,
     num_multiprocessors,
     thin_shape,
 )
