@@ -107,7 +107,8 @@ def invariant_linear(
     if out.numel() == 0:
         return out
     if tiling is None:
-        tiling = choose_tiling(num_rows, num_columns, x.dtype, num_multiprocessors(x.device))
+        min_programs = num_multiprocessors(x.device) * 3 // 4
+        tiling = choose_tiling(num_rows, num_columns, x.dtype, min_programs)
     grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(num_columns, tiling.columns),)
     _linear_kernel[grid](
         *(x, weight, weight if bias is None else bias, out, num_rows, num_columns, x.stride(0)),
