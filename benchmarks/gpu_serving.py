@@ -152,8 +152,15 @@ def model_config(size: str) -> Figures:
     )  # fmt: skip
 
 
-def load(size: str, kv_cache_dtype: str = "auto", share_prefixes: bool = True) -> LLM:
-    """Build the model with random weights."""
+def load(
+    size: str,
+    kv_cache_dtype: str = "auto",
+    share_prefixes: bool = True,
+    *,
+    deterministic: bool = False,
+    memory_fraction: float | None = None,
+) -> LLM:
+    """Build the model with random weights; options as of EngineConfig."""
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(model_config(size)))
     return LLM(
@@ -162,6 +169,8 @@ def load(size: str, kv_cache_dtype: str = "auto", share_prefixes: bool = True) -
         max_model_len=16384,
         kv_cache_dtype=kv_cache_dtype,
         share_prefixes=share_prefixes,
+        deterministic=deterministic,
+        memory_fraction=memory_fraction,
     )
 
 

@@ -38,6 +38,10 @@ class EngineConfig:
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
         share_prefixes: read KV blocks that several running requests have in common once per step for all of
             them, instead of once for each; results agree within rounding.
+        deterministic: the same request gives the same tokens and log-probabilities, bit for bit, whatever
+            runs beside it, however its prompt is chunked, cached prefix or not, preempted or not; a seed of
+            its own fixes what it draws. On NVIDIA GPUs only, and slower: shared blocks are read once for
+            each request, whatever share_prefixes says.
         seed: seeds dummy weights and every request that brings no seed of its own.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: "int8" runs the linear layers with int8 weights (CPU only).
@@ -60,6 +64,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     share_prefixes: bool = True
+    deterministic: bool = False
     seed: int = 0
     attention_impl: AttentionImpl = "auto"
     quantization: Quantization = "none"

@@ -37,8 +37,8 @@ class LLM:
             progress: show a progress bar while loading.
             **options: fields of EngineConfig, such as dtype, device, load_format, max_model_len,
                 block_size, num_blocks, memory_fraction, max_num_seqs, max_num_batched_tokens,
-                enable_prefix_caching, seed, attention_impl, quantization, kv_cache_dtype. Unknown names
-                are refused.
+                enable_prefix_caching, seed, attention_impl, quantization, kv_cache_dtype, deterministic.
+                Unknown names are refused.
 
         Raises:
             ConfigError: an option is unknown or wrong.

@@ -48,7 +48,12 @@ class Matrices(NamedTuple):
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
-    return _takes(q, k_cache, v_cache, options) and work.num_parts == 1 and work.shape.rows == 2 * HALF.value
+    return (
+        _takes(q, k_cache, v_cache, options)
+        and work.num_parts == 1
+        and not work.row_invariant
+        and work.shape.rows == 2 * HALF.value
+    )
 
 
 def can_attend_nodes(

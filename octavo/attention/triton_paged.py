@@ -73,7 +73,12 @@ def paged_attention_with_lse(
 
 
 def plan_step(
-    q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int | None = None
+    q: Tensor,
+    k_cache: Tensor,
+    metadata: AttentionMetadata,
+    window: int | None = None,
+    *,
+    deterministic: bool = False,
 ) -> "StepMap":
     """Make a step's task map on the device, for every layer with these shapes and this window.
 
@@ -82,6 +87,7 @@ def plan_step(
         k_cache: [N, B, KH, D] of any layer, likewise.
         metadata: the step, of at least one sequence.
         window: the layers' window.
+        deterministic: see triton_plan.plan_step.
     """
     from octavo.attention import triton_plan
 
@@ -94,6 +100,7 @@ def plan_step(
         dtype=q.dtype,
         cache_dtype=k_cache.dtype,
         window=window,
+        deterministic=deterministic,
     )
 
 
@@ -132,7 +139,8 @@ def attend_with_map(
         triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, step_map.forest)
     ancestors = triton_nodes.ancestors_argument(step_map.forest)
     step = (q, k_cache, v_cache, metadata, options)
-    triton_decode.attend_thin(*step, step_map.thin, results, ancestors)
+    if step_map.thin is not None:
+        triton_decode.attend_thin(*step, step_map.thin, results, ancestors)
     if step_map.fat is not None:
         triton_prefill.attend_fat(*step, step_map.fat, results, ancestors)
     return results

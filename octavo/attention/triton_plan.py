@@ -21,7 +21,13 @@ from torch import Tensor
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.triton_shapes import TileShape, fat_shape, num_multiprocessors, thin_shape
+from octavo.attention.triton_shapes import (
+    TileShape,
+    deterministic_shape,
+    fat_shape,
+    num_multiprocessors,
+    thin_shape,
+)
 from octavo.attention.triton_tiles import padded_head_dim
 
 RECORD = tl.constexpr(8)
@@ -60,6 +66,7 @@ class FatWork:
         num_parts: programs that share the keys of a unit.
         partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
         partial_lse: [parts, T, H] float32, in units of log 2.
+        row_invariant: a row's result must not depend on the other rows of its tile.
     """
 
     shape: TileShape
@@ -67,6 +74,7 @@ class FatWork:
     num_parts: int
     partial_out: Tensor
     partial_lse: Tensor
+    row_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,13 @@ class StepMap:
     """One step's work for every layer with the same heads and window; see plan_step.
 
     Attributes:
-        thin: work of sequences with few query tokens; there may be none.
+        thin: work of sequences with few query tokens, perhaps of no sequence; None in a deterministic step.
         fat: work of the others, or None if there are none.
         window: the window it was made for.
         forest: shared nodes, whose keys are not among those of thin and fat, or None.
     """
 
-    thin: ThinWork
+    thin: ThinWork | None
     fat: FatWork | None
     window: int | None
     forest: DeviceForest | None
@@ -106,6 +114,7 @@ def plan_step(
     window: int | None = None,
     thin: TileShape | None = None,
     fat: TileShape | None = None,
+    deterministic: bool = False,
 ) -> StepMap:
     """Cut a step's attention into work, on the device and without waiting for it.
 
@@ -119,6 +128,9 @@ def plan_step(
         cache_dtype: None: that of the queries.
         window: of the layers that will use the map.
         thin, fat: tilings; None: what measured best.
+        deterministic: a query token's result must not depend, by a single bit, on the other tokens of the
+            step. Then everything is fat, no sequence's keys are split or shared, and every token of q must
+            belong to a sequence: others get no result.
 
     Returns:
         The map. Its buffers serve one kernel at a time: calls that use it must follow one another.
@@ -129,6 +141,9 @@ def plan_step(
     group = num_heads // num_kv_heads
     cache_dtype = cache_dtype or dtype
     product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
+    if deterministic:
+        shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
+        return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
     thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype)
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
@@ -192,6 +207,28 @@ def _fat_work(
         partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
         partial_lse=torch.empty(partial_shape[:3], dtype=torch.float32, device=device),
     )
+
+
+def _invariant_work(
+    shape: TileShape,
+    metadata: AttentionMetadata,
+    group: int,
+    num_tokens: int,
+    window: int | None,
+) -> FatWork:
+    """All sequences in tiles of one shape, each tile's keys folded in one chain from the first to the last.
+
+    A tile's number and the rows beside a row then change which keys are masked, and a masked key changes no
+    bit. No tile is called full, so that all keys take the masked loop: another could round differently.
+    """
+    tile_tokens = shape.rows // group
+    num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
+    units = _list_units(
+        metadata, num_units, tile_tokens, 0, metadata.max_query_len, _Visibility(window, None)
+    )
+    units[:, 5:7].zero_()
+    nothing = torch.empty(0, dtype=torch.float32, device=units.device)
+    return FatWork(shape, units, 1, nothing, nothing, row_invariant=True)
 
 
 def _list_units(

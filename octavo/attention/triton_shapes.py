@@ -110,6 +110,19 @@ def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     )
 
 
+def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+    """Return the one tiling of a deterministic step, whose tiles hold one token or many.
+
+    64 rows are what the fast matrix instruction needs. float32 has none, and decodes better with few.
+
+    Args:
+        group: query heads of a kv head; a tile holds at least one token's.
+        padded_dim: head dimension, rounded up to a power of two.
+        dtype: of the products' operands.
+    """
+    return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
+
+
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:
     """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
     return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))

@@ -205,10 +205,11 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
         num_heads=sweep.num_heads,
         num_kv_heads=sweep.num_kv_heads,
         head_dim=sweep.head_dim,
+        block_size=sweep.block_size,
         dtype=sweep.dtype,
         device=device,
     )
-    plan = forest.plan(*step)
+    plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
     forest.upload(plan)
     return plain, replace(plain, forest=forest if plan.num_units else None)
 

@@ -25,7 +25,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.step_result import StepResult, StepRunner
-from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.errors import ConfigError, EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager, KVStats
 from octavo.models import (
     Decoder,
@@ -111,6 +111,11 @@ class Engine:
             gib(plan.working_bytes),
             gib(plan.free_bytes),
         )
+        if decoder is not None and decoder.deterministic != config.deterministic:
+            raise ConfigError(
+                f"deterministic={config.deterministic} contradicts the decoder that was given, "
+                f"which was loaded with deterministic={decoder.deterministic}"
+            )
         self.tokenizer = load_tokenizer(source)
         self.manager = KVCacheManager(
             plan.num_blocks,
@@ -231,7 +236,7 @@ class Engine:
                 max_num_tokens=plan.max_num_batched_tokens,
                 max_model_len=plan.max_model_len,
                 device=plan.device,
-                share_prefixes=self.config.share_prefixes,
+                share_prefixes=self.config.share_prefixes and not self.config.deterministic,
             )
         return ModelRunner(
             decoder,
@@ -255,6 +260,7 @@ class Engine:
                 max_model_len=self.plan.max_model_len,
                 attention_impl=self.config.attention_impl,
                 quantization=self.config.quantization,
+                deterministic=self.config.deterministic,
                 progress=progress,
             )
         finally:

@@ -81,6 +81,8 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     """
     device = _device(config.device)
     dtype = _dtype(config, model, device)
+    if config.deterministic:
+        _check_deterministic(config, device, dtype)
     weight_bytes = _weight_bytes(config, model, dtype)
     kv_dtype = _kv_dtype(config, device, dtype)
     token_bytes = kv_bytes_per_token(model, kv_dtype.itemsize)
@@ -96,6 +98,7 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
             max_num_tokens=max_num_tokens,
             max_num_seqs=config.max_num_seqs,
             share_prefixes=config.share_prefixes,
+            deterministic=config.deterministic,
         )
     cache_bytes = free_bytes - weight_bytes - working
     plan = ExecutionPlan(
@@ -178,6 +181,15 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if config.quantization == "int8" and (device.type, dtype) != ("cpu", torch.float32):
         raise ConfigError(f"quantization='int8' runs on a CPU in float32, got {device.type} and {dtype}")
     return dtype
+
+
+def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    impl = choose_impl(config.attention_impl, device.type, dtype)
+    if device.type != "cuda" or impl != "triton":
+        raise ConfigError(
+            f"deterministic=True runs by the Triton kernels for NVIDIA GPUs, got device={device.type} and "
+            f"attention_impl={impl!r}; run on a GPU with attention_impl='auto', or use deterministic=False"
+        )
 
 
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:

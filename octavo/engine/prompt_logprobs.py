@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from octavo.engine.sampler import Top, top_logprobs
+from octavo.engine.sampler import Top, log_softmax, top_logprobs
 from octavo.engine.scheduler import ScheduledRequest
 from octavo.engine.step_result import PromptLogprobs
 from octavo.models import Decoder
@@ -44,7 +44,7 @@ def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[
     tops: list[Top] = []
     wanted = hidden[start - first : stop - first]
     for rows in wanted.split(max(1, _MAX_LOGITS_BYTES // (4 * decoder.config.vocab_size))):
-        logprobs = decoder.compute_logits(rows).float().log_softmax(-1)
+        logprobs = log_softmax(decoder.compute_logits(rows))
         at = start + len(tops)
         tops += top_logprobs(logprobs, request.token_ids[at : at + len(rows)], [num] * len(rows))
     return [PromptLogprobs(request, start, tops)]

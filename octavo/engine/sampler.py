@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.errors import EngineError
+from octavo.layers.gpu import has_triton
 
 # (token id, log-probability, rank) of the most likely tokens and of the one in question.
 Top = list[tuple[int, float, int]]
@@ -128,7 +129,7 @@ class Sampler:
         To be taken before anything is adjusted.
         """
         rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        return logits[rows].float().log_softmax(-1) if rows else None
+        return log_softmax(logits[rows]) if rows else None
 
     def tops(
         self, logprobs: Tensor | None, token_ids: list[int], requests: list[Request]
@@ -173,15 +174,25 @@ class Sampler:
         row -= params.presence_penalty * (counts.in_output > 0)
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return the [R, V] float32 log-probabilities of [R, V] logits; on a GPU rows depend on nothing else."""
+    if has_triton(logits):
+        from octavo.engine import triton_logprobs
+
+        return triton_logprobs.log_softmax(logits)
+    return logits.float().log_softmax(-1)
+
+
 def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[Top]:
     """Return (id, log-probability, rank) of each row's most likely tokens, and of its own if not among them.
 
     Args:
-        logprobs: [R, V] log-probabilities.
+        logprobs: [R, V] float32 log-probabilities.
         token_ids: R tokens that were sampled (or stand in the prompt).
         nums: how many of the most likely tokens each row wants.
     """
-    values, ids = (part.tolist() for part in logprobs.topk(max(nums)))
+    best = _most_likely_ids(logprobs, max(nums))
+    values, ids = logprobs.gather(1, best).tolist(), best.tolist()
     own = torch.tensor(token_ids, device=logprobs.device)[:, None]
     own_values = logprobs.gather(1, own)
     own_ranks = (logprobs > own_values).sum(1) + 1
@@ -191,6 +202,14 @@ def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]
         top = list(zip(row_ids[:num], row_values[:num], range(1, num + 1), strict=True))
         tops.append(top if token_id in row_ids[:num] else [*top, (token_id, own_value, own_rank)])
     return tops
+
+
+def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
+    """[R, num] ids by falling log-probability, equal ones by rising id; topk breaks ties as it likes."""
+    # No log-probability is positive: without the sign its bits, an integer, grow as it falls.
+    keys = (logprobs.view(torch.int32) & 0x7FFFFFFF).long()
+    keys.bitwise_left_shift_(32).bitwise_or_(torch.arange(logprobs.shape[1], device=logprobs.device))
+    return keys.topk(num, largest=False).values & 0xFFFFFFFF
 
 
 def _draw(logits: Tensor, requests: list[Request]) -> list[int]:

@@ -9,7 +9,13 @@ _FLOAT32 = 4
 
 
 def working_bytes(
-    model: ModelConfig, *, itemsize: int, max_num_tokens: int, max_num_seqs: int, share_prefixes: bool
+    model: ModelConfig,
+    *,
+    itemsize: int,
+    max_num_tokens: int,
+    max_num_seqs: int,
+    share_prefixes: bool,
+    deterministic: bool,
 ) -> int:
     """Return the most that steps hold at one time, in bytes: activations, logits, forest, workspaces.
 
@@ -18,12 +24,13 @@ def working_bytes(
         itemsize: bytes of a number of an activation.
         max_num_tokens: most tokens of a step.
         max_num_seqs: most sequences of a step.
-        share_prefixes: whether there is a forest.
+        share_prefixes: whether there is a forest, if not deterministic.
+        deterministic: logits are float32, and there is no forest.
     """
     total = _WORKSPACE_BYTES + max_num_tokens * _bytes_per_token(model, itemsize)
     # An eager step's logits, and those in the graphs' pool, which all graphs share.
-    total += 2 * max_num_seqs * model.vocab_size * itemsize
-    if share_prefixes:
+    total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if deterministic else itemsize)
+    if share_prefixes and not deterministic:
         total += DeviceForest.nbytes(
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_kv
 from octavo.attention.interface import choose_impl
+from octavo.errors import ConfigError
 from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.cpu_step import CpuStep, can_prepare
 from octavo.layers.layer_options import LayerOptions
@@ -83,14 +84,32 @@ class OperatorStep:
         return out.flatten(1)
 
 
-def make_step(kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, impl: str) -> AttentionStep:
-    """Return the fastest AttentionStep that `impl` allows."""
-    if can_prepare(kv_cache, impl):
+def make_step(
+    kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, impl: str, deterministic: bool = False
+) -> AttentionStep:
+    """Return the fastest AttentionStep that `impl` allows.
+
+    Args:
+        kv_cache: all layers.
+        metadata: the step.
+        num_heads: H.
+        impl: attention implementation.
+        deterministic: a token's result must not depend on what else is in the step; "triton" alone can.
+
+    Raises:
+        ConfigError: deterministic, and `impl` is not "triton" here.
+    """
+    if not deterministic and can_prepare(kv_cache, impl):
         return CpuStep(kv_cache, metadata, num_heads=num_heads)
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype) == "triton":
         from octavo.layers.triton_step import TritonStep
 
-        return TritonStep(kv_cache, metadata, num_heads=num_heads)
+        return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
+    if deterministic:
+        raise ConfigError(
+            f'deterministic=True needs attention_impl="triton" on an NVIDIA GPU, got {impl!r} on '
+            f"{kv_cache.data.device}; use deterministic=False"
+        )
     return OperatorStep(kv_cache, metadata, num_heads, impl)
 
 

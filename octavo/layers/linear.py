@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.errors import ConfigError
+from octavo.layers.gpu import has_triton
 from octavo.layers.int8_linear import Int8Linear, int8_unavailable_reason
 
 Linear = Callable[[Tensor], Tensor]
@@ -62,6 +63,29 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     if quantization != "none":
         raise ConfigError(f'quantization must be "none" or "int8", got {quantization!r}')
     return (PackedLinear if _can_pack(weight) else PlainLinear)(weight, bias)
+
+
+def make_invariant_linear(
+    weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Linear:
+    """Return a callable from [T, in] to [T, out] in which no row's bits depend on the other rows.
+
+    Args:
+        weight: [out, in].
+        bias: [out], or None.
+        dtype: of results; None: that of x.
+
+    Raises:
+        ConfigError: the weight is not on a GPU with Triton.
+    """
+    if not has_triton(weight):
+        raise ConfigError(
+            f"deterministic=True needs an NVIDIA GPU with Triton, got weights on {weight.device}; "
+            "use deterministic=False, or a GPU"
+        )
+    from octavo.layers.triton_invariant_linear import InvariantLinear
+
+    return InvariantLinear(weight, bias, dtype=dtype)
 
 
 def _can_pack(weight: Tensor) -> bool:

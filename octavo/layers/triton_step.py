@@ -18,8 +18,11 @@ class TritonStep:
     without a window read only once what the forest of the metadata shares; the others read it per sequence.
     """
 
-    def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
-        """Keep the step; `num_heads` is H."""
+    def __init__(
+        self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, deterministic: bool = False
+    ) -> None:
+        """Keep the step; `num_heads` is H, `deterministic` as for plan_step."""
+        self._deterministic = deterministic
         self._kv_cache = kv_cache
         self._metadata = metadata
         self._num_heads = num_heads
@@ -50,7 +53,9 @@ class TritonStep:
             v_scale=v_scale,
         )
         if window not in self._maps:
-            self._maps[window] = plan_step(q, k_cache, self._metadata, window)
+            self._maps[window] = plan_step(
+                q, k_cache, self._metadata, window, deterministic=self._deterministic
+            )
         scores = ScoreOptions(options.scale, window, options.softcap, k_scale=k_scale, v_scale=v_scale)
         out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)

@@ -60,6 +60,7 @@ class Decoder:
         num_heads: query heads of this rank.
         num_kv_heads: kv heads of this rank: what its KV cache must hold.
         attention_impl: see octavo.attention.available_impls.
+        deterministic: a token's results do not depend on what runs beside it; see load_decoder.
         embed_tokens: ids to hidden states.
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
@@ -70,6 +71,7 @@ class Decoder:
     num_heads: int
     num_kv_heads: int
     attention_impl: str
+    deterministic: bool
     embed_tokens: Embedding
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
@@ -91,7 +93,13 @@ class Decoder:
         """
         hidden = self.embed_tokens(input_ids)
         rotations = [rope(positions) for rope in self.ropes]
-        step = make_step(kv_cache, metadata, num_heads=self.num_heads, impl=self.attention_impl)
+        step = make_step(
+            kv_cache,
+            metadata,
+            num_heads=self.num_heads,
+            impl=self.attention_impl,
+            deterministic=self.deterministic,
+        )
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.errors import ConfigError
 from octavo.layers import (
     AttentionLayer,
     Embedding,
@@ -20,6 +21,7 @@ from octavo.layers import (
     interleave_halves,
     inverse_frequencies,
     make_input,
+    make_invariant_linear,
     make_linear,
     make_output,
     vocabulary_shard,
@@ -43,6 +45,7 @@ def load_decoder(
     max_model_len: int | None = None,
     attention_impl: str = "auto",
     quantization: str = "none",
+    deterministic: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Load this rank's share of a model; memory peaks at the weights plus one fused tensor.
@@ -57,24 +60,32 @@ def load_decoder(
             rotary frequencies of "dynamic" models and nothing else.
         attention_impl: see octavo.attention.available_impls.
         quantization: "none", or "int8" for all linear layers, the LM head included (CPU, float32).
+        deterministic: a token's results must not depend, by a single bit, on what runs beside it (GPU with
+            Triton, no quantization, one rank).
         progress: called with (tensors read, tensors in all).
 
     Raises:
         WeightsError: tensors are missing, unexpected or of the wrong shape.
-        ConfigError: the ranks do not divide the model, or quantization cannot run here.
+        ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
+    if deterministic and (quantization != "none" or parallel.size > 1):
+        raise ConfigError(
+            f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
+            f"{parallel.size} ranks; use deterministic=False"
+        )
     shapes = parameter_shapes(config)
     check_tensors(weights, shapes)
     checkpoint = Checkpoint(
         weights, dtype=dtype, device=torch.device(device), num_tensors=len(shapes), progress=progress
     )
-    builder = _Builder(config, checkpoint, parallel, quantization)
+    builder = _Builder(config, checkpoint, parallel, quantization, deterministic)
     embedding, embedding_weight = builder.embedding()
     decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
         num_kv_heads=len(builder.heads.kv),
         attention_impl=attention_impl,
+        deterministic=deterministic,
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=tuple(builder.layer(index) for index in range(config.num_layers)),
@@ -110,12 +121,14 @@ class _Builder:
         checkpoint: Checkpoint,
         parallel: TensorParallel,
         quantization: str,
+        deterministic: bool,
     ) -> None:
         self.heads = shard_heads(config.num_heads, config.num_kv_heads, parallel)
         self._config = config
         self._checkpoint = checkpoint
         self._parallel = parallel
         self._quantization = quantization
+        self._deterministic = deterministic
 
     def embedding(self) -> tuple[Embedding, Tensor]:
         """The embedding, and its weight for an LM head that is tied to it."""
@@ -126,11 +139,14 @@ class _Builder:
         """The last norm and the head."""
         config = self._config
         norm = self._norm("model.norm")
-        if config.tie_word_embeddings:
-            linear = make_linear(embedding_weight, quantization=self._quantization)
-        else:
+        weight = embedding_weight
+        if not config.tie_word_embeddings:
             weight, _ = self._vocabulary_rows("lm_head.weight")
-            linear = make_linear(weight, quantization=self._quantization)
+        if self._deterministic:
+            # What samplers read must not change once a neighbour's log-probabilities want float32.
+            linear = make_invariant_linear(weight, dtype=torch.float32)
+        else:
+            linear = self._linear(weight)
         return LMHead(make_input(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
     def _norm(self, name: str) -> RMSNorm:
@@ -208,7 +224,7 @@ class _Builder:
         if has_bias:
             bias = self._checkpoint.empty(size)
             self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
-        return make_linear(weight, bias, quantization=self._quantization)
+        return self._linear(weight, bias)
 
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
         start = 0
@@ -223,9 +239,12 @@ class _Builder:
         """A projection whose results are summed over ranks: only rank 0 adds the bias."""
         weight = self._checkpoint.read(f"{name}.weight", columns=self._part(columns))
         bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
-        return make_linear(
-            weight, bias if self._parallel.rank == 0 else None, quantization=self._quantization
-        )
+        return self._linear(weight, bias if self._parallel.rank == 0 else None)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if self._deterministic:
+            return make_invariant_linear(weight, bias)
+        return make_linear(weight, bias, quantization=self._quantization)
 
     def _norm_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Weights with an offset are kept in float32: weight - 1 is stored for its precision near 0."""

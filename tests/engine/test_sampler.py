@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
-from octavo.engine.sampler import Sampler, counter_uniform, mix_seed
+from octavo.engine.sampler import Sampler, counter_uniform, mix_seed, top_logprobs
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -181,3 +181,20 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert [token.token_id for token in sampled] == [4, -1, 4]
     assert sampled[1].error is not None
     assert sampled[0].error is None
+
+
+def test_equal_log_probabilities_are_listed_by_id() -> None:
+    """Whatever order topk finds them in: it may differ with the number of rows."""
+    logits = torch.zeros(3, 5000)
+    logits[:, ::7] = 1.0
+    logits[1, 4000] = 2.0
+    logits[2, :10] = -torch.inf
+    logprobs = logits.log_softmax(-1)
+    tops = top_logprobs(logprobs, [0, 3, 21], [4, 2, 2])
+    assert [[(id_, rank) for id_, _, rank in top] for top in tops] == [
+        [(0, 1), (7, 2), (14, 3), (21, 4)],
+        [(4000, 1), (0, 2), (3, 717)],
+        [(14, 1), (21, 2)],
+    ]
+    for row, top in enumerate(tops):
+        assert all(value == logprobs[row, id_].item() for id_, value, _ in top)

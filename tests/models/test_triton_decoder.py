@@ -1,8 +1,9 @@
-"""Decoders with fused products against the same ones without, in Triton's interpreter."""
+"""Decoders with fused and with row-invariant products against plain ones, in Triton's interpreter."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CASES)} passed" in done.stdout
+    assert f"{2 * len(CASES)} passed" in done.stdout
 
 
 def logits_of(decoder: Decoder) -> dict[str, torch.Tensor]:
@@ -69,5 +70,25 @@ def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(fused.layers[0].attention.qkv_proj, FusedInput)
     assert isinstance(fused.layers[1].feed_forward.down_proj, FusedOutput)
     expected, got = logits_of(plain), logits_of(fused)
+    for name in PROMPTS:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig.from_hf(TINY | CASES[case])
+    plain = make_decoder(config, random_weights(config), attention_impl="torch")
+    monkeypatch.setattr(linear, "has_triton", lambda tensor: True)
+    made = make_decoder(config, random_weights(config), attention_impl="torch", deterministic=True)
+    assert made.deterministic
+    for layer in made.layers:
+        inputs = (layer.attention.qkv_proj, layer.feed_forward.gate_up_proj)
+        outputs = (layer.attention.o_proj, layer.feed_forward.down_proj)
+        for part in (*inputs, *outputs):
+            assert type(part.projection).__name__ == "InvariantLinear"
+    # Attention of deterministic steps is the GPU kernels', and tested with them.
+    expected, got = logits_of(plain), logits_of(replace(made, deterministic=False))
     for name in PROMPTS:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)

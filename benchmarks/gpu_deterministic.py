@@ -1,0 +1,140 @@
+"""What determinism costs on one NVIDIA GPU: the same workloads with deterministic=False and True.
+
+Prints tokens per second of both, measured in turns in one process, and their ratio; then the row-invariant
+products beside cuBLAS: microseconds, and the share of the bound, which is weights at the measured copy
+bandwidth or operations at the measured matrix rate, whichever takes longer. The last line is JSON.
+
+    python benchmarks/gpu_deterministic.py [--model 0.6b] [--nano] [--save MACHINE]
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+
+import torch
+from common import machine, save, table
+from gpu_bound import SHAPES
+from gpu_serving import copy_bandwidth, load, matrix_flops, run
+from gpu_workloads import WORKLOADS
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.layers.triton_invariant_linear import invariant_linear
+
+_ROWS = (1, 64, 256, 8192)
+# Of weights that take turns, so that they come from memory: several times an L2 cache of 50 MB.
+_ROTATED_BYTES = 300e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SHAPES, default="0.6b")
+    parser.add_argument("--nano", action="store_true", help="run the nano workload too")
+    parser.add_argument("--save", metavar="MACHINE")
+    arguments = parser.parse_args()
+    bandwidth, flops = copy_bandwidth(), matrix_flops()
+    workloads = ["single", "mid", "nano"] if arguments.nano else ["single", "mid"]
+    served = serve(arguments.model, workloads)
+    print(table(list(served[0]), [list(result.values()) for result in served]))
+    products = [
+        compare(num_rows, name, shape, bandwidth, flops)
+        for name, shape in product_shapes(arguments.model).items()
+        for num_rows in _ROWS
+        # Logits of so many rows are never computed at once.
+        if name != "lm_head" or num_rows <= 256
+    ]
+    print(table(list(products[0]), [list(result.values()) for result in products]))
+    report: dict[str, object] = {
+        "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
+        "model": arguments.model,
+        "copy_bytes_per_s": bandwidth,
+        "matrix_flops": flops,
+        "workloads": served,
+        "products": products,
+    }
+    if arguments.save:
+        print("saved", save("gpu_deterministic", report, arguments.save))
+    print(json.dumps(report))
+
+
+def serve(size: str, workloads: list[str]) -> list[dict[str, object]]:
+    """Tokens per second of each workload by two engines in turns, the better of two runs after a first."""
+    llms = [load(size, deterministic=mode, memory_fraction=0.4) for mode in (False, True)]
+    results: list[dict[str, object]] = []
+    for name in workloads:
+        workload = WORKLOADS[name]()
+        turns = [[run(llm, workload) for llm in llms] for _ in range(3)][1:]
+        usual, deterministic = (workload.rate(min(seconds)) for seconds in zip(*turns, strict=True))
+        results.append(
+            {
+                "workload": name,
+                "usual tokens/s": round(usual, 1),
+                "deterministic tokens/s": round(deterministic, 1),
+                "ratio": round(deterministic / usual, 3),
+            }
+        )
+    return results
+
+
+def product_shapes(size: str) -> dict[str, tuple[int, int]]:
+    """(columns, K) of a decoder's products."""
+    hidden, _, heads, inner = SHAPES[size]
+    return {
+        "qkv": (128 * (heads + 16), hidden),
+        "o": (hidden, 128 * heads),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "lm_head": (151936, hidden),
+    }
+
+
+def compare(
+    num_rows: int, name: str, shape: tuple[int, int], bandwidth: float, flops: float
+) -> dict[str, object]:
+    """Time one product both ways."""
+    num_columns, size = shape
+    num_copies = max(2, round(_ROTATED_BYTES / (2 * num_columns * size)))
+    weights = [_random(num_columns, size) for _ in range(num_copies)]
+    x = _random(num_rows, size)
+    invariant_us = microseconds(lambda weight: invariant_linear(x, weight), weights)
+    cublas_us = microseconds(lambda weight: linear(x, weight), weights)
+    operations = 2 * num_rows * num_columns * size
+    bound_us = max(2 * num_columns * size / bandwidth, operations / flops) * 1e6
+    return {
+        "product": name,
+        "rows": num_rows,
+        "invariant us": round(invariant_us, 2),
+        "cuBLAS us": round(cublas_us, 2),
+        "of bound": round(bound_us / invariant_us, 3),
+        "TFLOP/s": round(operations / invariant_us / 1e6, 1),
+    }
+
+
+def microseconds(product: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
+    """Median time of a product in a CUDA graph of one for each weight."""
+    product(weights[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            product(weight)
+    times = []
+    for _ in range(9):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times[2:]) * 1e3 / len(weights)
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda") * 0.02
+
+
+if __name__ == "__main__":
+    main()
