@@ -1,9 +1,10 @@
 """What share_prefixes=True does to greedy answers: rounding, and what rounding can turn.
 
-Conversations share a system text, and groups of them a document; each asks its own question. Every one runs
-with sharing off, on, and off in another order, as a control. Tokens are compared up to an answer's first
-difference, after which the texts differ by right; the margin there says how near the two most likely tokens were to each other. The other figure is
-the largest difference of a log-probability among the 20 most likely tokens, before any difference of text.
+Conversations share a system text, and groups of them a document; each asks its own question. They run with
+sharing off, on, and, as a control, off in another order. Tokens are compared up to an answer's first
+difference, after which the texts differ by right; the margin there says how near the two most likely tokens
+were to each other. The other figure is the largest difference of a log-probability among the 20 most likely
+tokens, before any difference of text.
 --golden compares with float32 answers of Hugging Face transformers too. The last line is JSON.
 
     python benchmarks/prefix_accuracy.py [--device auto] [--dtype auto] [--prompts 16] [--golden]
