@@ -118,7 +118,7 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, num_rows:
         Tiling(32, 128, 8),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 6])
+@pytest.mark.parametrize("num_rows", [1, 3])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_rows: int, tiling: Tiling) -> None:
     x = random(num_rows, 200, device=device, dtype=dtype)
     weight = random(2 * 50, 200, device=device, dtype=dtype, seed=1) / 8
