@@ -15,7 +15,7 @@ lint: .venv/installed-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/run_all.py --lint-only
 
 bench: .venv/installed-dev
-	$(BIN)/python benchmarks/cpu_throughput.py
+	$(BIN)/python benchmarks/run_all.py
 
 gpu-test:
 	$(PYTHON) -m pytest -p no:benchmark -m gpu tests

@@ -139,9 +139,9 @@ def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:
     from octavo import LLM, SamplingParams
 
     start = time.perf_counter()
-    llm = LLM("smollm2", quantization="int8" if engine == "octavo-int8" else "none")
+    quantization = "int8" if engine == "octavo-int8" else "none"
+    llm = LLM("smollm2", quantization=quantization, share_prefixes=engine != "octavo-flat")
     load_s = time.perf_counter() - start
-    llm.engine.runner.share_prefixes = engine != "octavo-flat"
 
     def params(max_new: int) -> SamplingParams:
         return SamplingParams(temperature=0, max_tokens=max_new, ignore_eos=True, detokenize=False)

@@ -1,7 +1,7 @@
 """Attention kernels on one GPU, beside FlashAttention-3 if its shared object is at hand.
 
     python -m benchmarks.gpu_attention [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
-                                       [--kv-cache-dtype fp8]
+                                       [--kv-cache-dtype fp8] [--only decode]
 
 Keys, values and queries are random and fresh for each workload, so that neither zeros nor caches flatter.
 Each time is the median over replays of a CUDA graph of several calls. The bound is the larger of bytes over
@@ -31,7 +31,10 @@ Attend = Callable[[], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A batch of equal sequences: seq_len tokens in the cache, the query_len new ones included."""
+    """A batch of sequences: seq_len tokens in the cache, the query_len new ones included.
+
+    With `shortest` the lengths spread evenly from there to seq_len, in an order that mixes them.
+    """
 
     name: str
     batch: int
@@ -40,12 +43,21 @@ class Workload:
     heads: int
     kv_heads: int
     head_dim: int = 128
+    shortest: int | None = None
+
+    @property
+    def seq_lens(self) -> list[int]:
+        """Tokens of each sequence."""
+        if self.shortest is None:
+            return [self.seq_len] * self.batch
+        lens = torch.linspace(self.shortest, self.seq_len, self.batch).int()
+        return lens[torch.randperm(self.batch, generator=torch.Generator().manual_seed(0))].tolist()
 
     @property
     def flops(self) -> int:
         """Floating-point operations of both products over the visible (query, key) pairs."""
-        pairs = self.query_len * (2 * self.seq_len - self.query_len + 1) // 2
-        return 4 * self.batch * self.heads * self.head_dim * pairs
+        pairs = sum(self.query_len * (2 * seq_len - self.query_len + 1) // 2 for seq_len in self.seq_lens)
+        return 4 * self.heads * self.head_dim * pairs
 
 
 WORKLOADS = (
@@ -55,6 +67,9 @@ WORKLOADS = (
     Workload("decode 8x16384 32/8", 8, 1, 16384, 32, 8),
     Workload("decode 1x32768 32/8", 1, 1, 32768, 32, 8),
     Workload("decode 256x1024 9/3x64", 256, 1, 1024, 9, 3, 64),
+    Workload("decode 128 x 100..2000 16/8", 128, 1, 2000, 16, 8, shortest=100),
+    Workload("decode 256x160 16/8", 256, 1, 160, 16, 8),
+    Workload("decode 1x512 16/8", 1, 1, 512, 16, 8),
     Workload("prefill 1x8192 32/8", 1, 8192, 8192, 32, 8),
     Workload("prefill 8x2048 32/8", 8, 2048, 2048, 32, 8),
     Workload("extend 8x(512 on 8192) 32/8", 8, 512, 8704, 32, 8),
@@ -75,7 +90,7 @@ class Batch:
     def kv_bytes(self) -> int:
         """Bytes of keys and values."""
         shape = self.workload
-        return 2 * shape.batch * shape.seq_len * shape.kv_heads * shape.head_dim * self.k_cache.itemsize
+        return 2 * sum(shape.seq_lens) * shape.kv_heads * shape.head_dim * self.k_cache.itemsize
 
     @property
     def options(self) -> ScoreOptions:
@@ -97,12 +112,13 @@ def make_batch(workload: Workload, block_size: int) -> Batch:
     cache.data.normal_()
     num_tokens = workload.batch * workload.query_len
     q = torch.randn(num_tokens, workload.heads, workload.head_dim, dtype=torch.bfloat16, device="cuda")
-    new = torch.arange(workload.seq_len - workload.query_len, workload.seq_len, device="cuda")
+    seq_lens = torch.tensor(workload.seq_lens, dtype=torch.int32, device="cuda")
+    new = seq_lens[:, None] + torch.arange(-workload.query_len, 0, device="cuda")
     block_ids = torch.randperm(workload.batch * columns, device="cuda")
     metadata = AttentionMetadata(
         cu_seqlens_q=(torch.arange(workload.batch + 1, device="cuda") * workload.query_len).int(),
-        seq_lens=torch.full((workload.batch,), workload.seq_len, dtype=torch.int32, device="cuda"),
-        positions=new.repeat(workload.batch).int(),
+        seq_lens=seq_lens,
+        positions=new.flatten().int(),
         slot_mapping=torch.full((num_tokens,), -1, device="cuda"),
         block_table=block_ids.view(workload.batch, columns).int(),
         max_query_len=workload.query_len,
@@ -197,15 +213,15 @@ def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
     group = workload.heads // workload.kv_heads
     error = norm = 0.0
     for s in (0, workload.batch - 1):
-        rows = metadata.block_table[s].long()
+        rows, seq_len = metadata.block_table[s].long(), workload.seq_lens[s]
         keys, values = (
-            read_rows(c, (rows,), torch.float64, None).flatten(0, 1)[: workload.seq_len]
+            read_rows(c, (rows,), torch.float64, None).flatten(0, 1)[:seq_len]
             for c in (batch.k_cache, batch.v_cache)
         )
         tokens = torch.arange(workload.query_len)[-num_checked:].cuda() + s * workload.query_len
         q = batch.q[tokens].double().unflatten(1, (workload.kv_heads, group))
         scores = torch.einsum("thgd,khd->thgk", q, keys) * batch.options.scale
-        hidden = torch.arange(workload.seq_len, device="cuda") > metadata.positions[tokens][:, None]
+        hidden = torch.arange(seq_len, device="cuda") > metadata.positions[tokens][:, None]
         weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
         exact = torch.einsum("thgk,khd->thgd", weights, values).flatten(1, 2)
         error += (out[tokens].double() - exact).square().sum().item()
@@ -237,6 +253,7 @@ def main() -> None:
     """Measure every workload and print the table and the JSON line."""
     parser = argparse.ArgumentParser(description="Attention kernels on one GPU.")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
+    parser.add_argument("--only", default="", help="run the workloads whose names contain this")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="fp8: decode over float8 too"
@@ -248,7 +265,7 @@ def main() -> None:
         implementations["fa3"] = flash_attention_3
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
-    for workload in WORKLOADS:
+    for workload in (workload for workload in WORKLOADS if arguments.only in workload.name):
         for block_size in arguments.block_sizes:
             batch = make_batch(workload, block_size)
             measured = {name: measure(batch, make, rates) for name, make in implementations.items()}

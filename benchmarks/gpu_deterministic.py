@@ -14,7 +14,9 @@ from collections.abc import Callable
 
 import torch
 from common import machine, save, table
-from gpu_serving import SHAPES, WORKLOADS, copy_bandwidth, load, matrix_flops, run
+from gpu_bound import SHAPES
+from gpu_serving import copy_bandwidth, load, matrix_flops, run
+from gpu_workloads import WORKLOADS
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -63,9 +65,9 @@ def serve(size: str, workloads: list[str]) -> list[dict[str, object]]:
     llms = [load(size, deterministic=mode, memory_fraction=0.4) for mode in (False, True)]
     results: list[dict[str, object]] = []
     for name in workloads:
-        prompts, max_tokens = WORKLOADS[name]()
-        turns = [[run(llm, prompts, max_tokens) for llm in llms] for _ in range(3)][1:]
-        usual, deterministic = (sum(max_tokens) / min(seconds) for seconds in zip(*turns, strict=True))
+        workload = WORKLOADS[name]()
+        turns = [[run(llm, workload) for llm in llms] for _ in range(3)][1:]
+        usual, deterministic = (workload.rate(min(seconds)) for seconds in zip(*turns, strict=True))
         results.append(
             {
                 "workload": name,

@@ -30,9 +30,10 @@ from benchmarks.gpu_attention import (
 )
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_nodes import attend_nodes
 from octavo.attention.triton_paged import attend_with_map
 from octavo.attention.triton_plan import plan_step
-from octavo.attention.triton_shapes import TileShape, fat_shape, thin_shape
+from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, TileShape, fat_shape, thin_shape
 
 BLOCK_SIZE, HEAD_DIM = 64, 128
 # Keys and values that one replay reads at least, several times the L2 cache.
@@ -177,6 +178,7 @@ def make_forest(batch: Batch, **tiling: object) -> DeviceForest:
         num_heads=workload.heads,
         num_kv_heads=workload.kv_heads,
         head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
         dtype=torch.bfloat16,
         device="cuda",
         max_partials=64 * workload.batch,
@@ -186,15 +188,26 @@ def make_forest(batch: Batch, **tiling: object) -> DeviceForest:
     return forest
 
 
-def _host_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def _host_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     size = batch.workload.batch
-    return batch.block_tables, np.full(size, batch.workload.seq_len), np.arange(size + 1), BLOCK_SIZE
+    return batch.block_tables, np.full(size, batch.workload.seq_len), np.arange(size + 1)
 
 
 def octavo_forest(batch: Batch, leaf: TileShape | None = None, **tiling: object) -> Attend:
     """Return a call of the kernels with shared blocks read once."""
     forest = make_forest(batch, **tiling)
     return octavo_flat(replace(batch, metadata=replace(batch.metadata, forest=forest)), leaf)
+
+
+def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
+    """Return a call of the shared nodes' kernels alone, which returns the forest's partial results."""
+
+    def attend(layer: int) -> Tensor:
+        caches = batch.cache.layer(layer)
+        attend_nodes(batch.q, *caches, batch.metadata.positions, batch.options, forest)
+        return forest.partial_out
+
+    return attend
 
 
 def fa3_flat(batch: Batch) -> Attend:
@@ -271,21 +284,26 @@ def compare(with_fa3: bool) -> None:
         )
         forest = make_forest(batch)
         plan_us = round(median_s(lambda f=forest, b=batch: f.plan(*_host_arrays(b))) * 1e6)
+        nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, forest)) * 1e6, 1)
         for name, attend, is_whole in implementations(batch, with_fa3):
             error = f"{check(batch, attend):.1e}" if is_whole else "-"
             seconds = seconds_per_layer(batch, attend)
             figures = {"us": round(seconds * 1e6, 1), "of_bound": round(bound_s / seconds, 3), "error": error}
-            rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *figures.values(), plan_us])
-            results.append({"workload": workload.name, "impl": name, "plan_us": plan_us, **figures})
-    print(table(["workload", "kernel", "bound us", "us", "of bound", "error", "plan us"], rows))
+            if name == "octavo forest":
+                figures |= {"nodes_us": nodes_us, "plan_us": plan_us}
+            cells = [figures.get(key, "-") for key in ("us", "nodes_us", "of_bound", "error", "plan_us")]
+            rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *cells])
+            results.append({"workload": workload.name, "impl": name, **figures})
+    print(table(["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us"], rows))
     device = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(json.dumps({**device, **rates, "results": results}))
 
 
 def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
-    """Yield (name, tiling, shortest segment) to try for nodes with many queries."""
+    """Yield (name, tiling, shortest segment) to try for nodes with many queries; first Hopper's own."""
     base = fat_shape(2, HEAD_DIM, torch.bfloat16)
     shapes = (
+        HOPPER_NODE_SHAPE,
         replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
         replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
         replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=2, max_registers=None),

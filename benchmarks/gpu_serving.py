@@ -1,37 +1,32 @@
 """Serving workloads on one NVIDIA GPU: random weights with the true shapes, temperature 0.6, no detokenising.
 
-Prints tokens per second (or time to first token) beside the physical bound: bytes at the measured copy
-bandwidth plus operations at the measured matrix rate. Recorded figures of vLLM 0.26 on an H200 stand beside
-it, named as recorded. The last line is JSON.
+Prints tokens per second (or time to first token) beside the physical bound (gpu_bound.py: bytes at the
+measured copy bandwidth plus operations at the measured matrix rate), beside Hugging Face transformers in the
+same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. The last line is JSON.
 
-    python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k]
-                                      [--kv-cache-dtype fp8] [--save MACHINE]
+    python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
+                                      [--peer none] [--startup] [--kv-cache-dtype fp8] [--save MACHINE]
 """
 
 import argparse
+import gc
 import json
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import torch
 from common import machine, save, table
+from gpu_bound import SHAPES, bound_s
+from gpu_peer import LABEL, measure_peer
+from gpu_startup import measure_startup
+from gpu_workloads import WORKLOADS, Workload, recorded_vllm
 
 from octavo import LLM, SamplingParams
 
-# hidden size, layers, attention heads, intermediate size
-SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288)}
-# Measured on an H200 with vLLM 0.26: tokens per second; milliseconds for ttft8k.
-RECORDED_VLLM = {
-    ("0.6b", "nano"): 23330, ("0.6b", "shared"): 11123, ("0.6b", "mid"): 20928, ("0.6b", "single"): 600,
-    ("0.6b", "ttft8k"): 33, ("8b", "mid"): 6102, ("8b", "shared"): 6884, ("8b", "single"): 189,
-    ("8b", "ttft8k"): 212,
-}  # fmt: skip
-
-RECORDED_VLLM_FP8 = {("0.6b", "nano"): 24440, ("0.6b", "shared"): 10860}
-
-Workload = tuple[list[list[int]], list[int]]
+Figures = dict[str, Any]
 
 
 def main() -> None:
@@ -39,127 +34,166 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
-    parser.add_argument("--workloads", default="nano,mid,single,ttft8k,shared")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument(
+        "--peer", choices=["hf", "none"], default="hf" if find_spec("transformers") else "none"
+    )
+    parser.add_argument("--startup", action="store_true", help="measure the start in a fresh process too")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
+    report = measure(arguments)
+    print_report(report)
+    if arguments.save:
+        suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
+        print("saved", save(f"gpu_serving-{arguments.model}{suffix}", report, arguments.save))
+    print(json.dumps(report))
+
+
+def measure(arguments: argparse.Namespace) -> Figures:
+    """Measure the start, the machine, the peer and then the engine, each with the GPU to itself."""
+    size, kv_cache_dtype = arguments.model, arguments.kv_cache_dtype
+    workloads = {name: WORKLOADS[name]() for name in arguments.workloads.split(",")}
+    startup = measure_startup(size, kv_cache_dtype) if arguments.startup else None
     bandwidth, flops = copy_bandwidth(), matrix_flops()
-    start = time.perf_counter()
-    llm = load(arguments.model, arguments.kv_cache_dtype)
-    number_bytes = llm.engine.plan.kv_dtype.itemsize
-    ready_s = time.perf_counter() - start
-    results, rows = {}, []
-    for name in arguments.workloads.split(","):
-        prompts, max_tokens = WORKLOADS[name]()
-        bound = bound_s(arguments.model, prompts, max_tokens, bandwidth, flops, number_bytes)
-        seconds = [run(llm, prompts, max_tokens) for _ in range(3)][1:]
-        best = min(seconds)
-        rate = best * 1000 if name == "ttft8k" else sum(max_tokens) / best
-        unit = "ms" if name == "ttft8k" else "tokens/s"
-        results[name] = {"seconds": seconds, "rate": rate, "bound_s": bound}
-        recorded = recorded_vllm(arguments.model, name, arguments.kv_cache_dtype)
-        rows.append([name, f"{rate:,.1f} {unit}", f"{bound / best:.0%}", f"{recorded} (recorded)"])
-    print(table(["workload", f"Octavo, Qwen3-{arguments.model}", "of bound", "vLLM 0.26"], rows))
-    report: dict[str, object] = {
+    peer = measure_peer(model_config(size), workloads) if arguments.peer == "hf" else {}
+    free_memory()
+    engines = {}
+    for share_prefixes in {"on": [True], "off": [False], "both": [False, True]}[arguments.sharing]:
+        engines[share_prefixes] = measure_engine(size, kv_cache_dtype, share_prefixes, workloads)
+        free_memory()
+    number_bytes = 1 if kv_cache_dtype == "fp8" else 2
+    results = {}
+    for name, workload in workloads.items():
+        bound = bound_s(size, workload, bandwidth, flops, number_bytes)
+        results[name] = {
+            "unit": workload.unit,
+            **engines[arguments.sharing != "off"]["results"][name],
+            "bound_s": bound,
+            "bound_rate": workload.rate(bound),
+            "unshared": engines[False]["results"][name] if arguments.sharing == "both" else None,
+            "hf": peer.get(name),
+            "vllm_recorded": recorded_vllm(size, name, kv_cache_dtype),
+        }
+    return {
         "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
-        "model": arguments.model,
-        "kv_cache_dtype": arguments.kv_cache_dtype,
-        "ready_s": ready_s,
+        "model": size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "sharing": arguments.sharing,
+        "peer": LABEL if peer else None,
+        "startup": startup,
+        "ready_s": [engine["ready_s"] for engine in engines.values()],
+        "num_kv_tokens": [engine["num_kv_tokens"] for engine in engines.values()],
         "copy_bytes_per_s": bandwidth,
         "matrix_flops": flops,
         "results": results,
     }
-    if arguments.save:
-        print("saved", save("gpu_serving", report, arguments.save))
-    print(json.dumps(report))
 
 
-def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | str:
-    """What was recorded of vLLM with the same cache, or nothing."""
-    recorded = RECORDED_VLLM_FP8 if kv_cache_dtype == "fp8" else RECORDED_VLLM
-    return recorded.get((size, workload), "")
+def measure_engine(
+    size: str, kv_cache_dtype: str, share_prefixes: bool, workloads: dict[str, Workload]
+) -> Figures:
+    """Load one engine and run every workload."""
+    start = time.perf_counter()
+    llm = load(size, kv_cache_dtype, share_prefixes)
+    ready_s = time.perf_counter() - start
+    results = {}
+    for name, workload in workloads.items():
+        seconds = [run(llm, workload) for _ in range(3)][1:]
+        results[name] = {"seconds": seconds, "rate": workload.rate(min(seconds))}
+    return {"ready_s": ready_s, "num_kv_tokens": llm.engine.plan.num_kv_tokens, "results": results}
 
 
-def load(
-    size: str,
-    kv_cache_dtype: str = "auto",
-    *,
-    deterministic: bool = False,
-    memory_fraction: float | None = None,
-) -> LLM:
-    """Build the model with random weights; options as of EngineConfig."""
+def print_report(report: Figures) -> None:
+    """Print the table, its labels and the start."""
+    both = report["sharing"] == "both"
+    header = [
+        "workload",
+        f"Octavo, Qwen3-{report['model']}",
+        "of bound",
+        *(["without sharing"] if both else []),
+        report["peer"] or "no peer in this run",
+        "vLLM 0.26 (recorded)",
+    ]
+    rows = []
+    for name, result in report["results"].items():
+        unshared = [f"{result['unshared']['rate']:,.1f}"] if both else []
+        rows.append(
+            [
+                name,
+                f"{result['rate']:,.1f} {result['unit']}",
+                f"{result['bound_s'] / min(result['seconds']):.0%}",
+                *unshared,
+                _describe_peer(result["hf"]),
+                "" if result["vllm_recorded"] is None else f"{result['vllm_recorded']:,}",
+            ]
+        )
+    print(table(header, rows))
+    print(f"share_prefixes {report['sharing']}; ready s {report['ready_s']}; start {report['startup']}")
+
+
+def _describe_peer(figures: Figures | None) -> str:
+    if figures is None:
+        return ""
+    rate = f"{figures['rate']:,.1f}" if "rate" in figures else ""
+    return f"{rate} ({figures['note']})" if figures["note"] else rate
+
+
+def model_config(size: str) -> Figures:
+    """Fields of config.json."""
     hidden, layers, heads, inner = SHAPES[size]
-    config = dict(  # noqa: C408
+    return dict(  # noqa: C408
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
         hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000, max_position_embeddings=40960,
         attention_bias=False, vocab_size=151936, eos_token_id=151645, torch_dtype="bfloat16",
         tie_word_embeddings=size == "0.6b", hidden_size=hidden,
         num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
     )  # fmt: skip
+
+
+def load(
+    size: str,
+    kv_cache_dtype: str = "auto",
+    share_prefixes: bool = True,
+    *,
+    deterministic: bool = False,
+    memory_fraction: float | None = None,
+) -> LLM:
+    """Build the model with random weights; options as of EngineConfig."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(model_config(size)))
     return LLM(
         str(folder),
         load_format="dummy",
         max_model_len=16384,
         kv_cache_dtype=kv_cache_dtype,
+        share_prefixes=share_prefixes,
         deterministic=deterministic,
         memory_fraction=memory_fraction,
     )
 
 
-def run(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> float:
+def run(llm: LLM, workload: Workload) -> float:
     """Seconds for all requests, from an empty prefix cache."""
     llm.reset_prefix_cache()
     params = [
-        SamplingParams(temperature=0.6, max_tokens=m, ignore_eos=True, detokenize=False) for m in max_tokens
+        SamplingParams(n=workload.n, temperature=0.6, max_tokens=num, ignore_eos=True, detokenize=False)
+        for num in workload.max_tokens
     ]
     torch.cuda.synchronize()
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(workload.prompts, params)
     seconds = time.perf_counter() - start
-    assert [len(output.outputs[0].token_ids) for output in outputs] == max_tokens
+    for output, num in zip(outputs, workload.max_tokens, strict=True):
+        assert [len(completion.token_ids) for completion in output.outputs] == [num] * workload.n
     return seconds
 
 
-def bound_s(
-    size: str,
-    prompts: list[list[int]],
-    max_tokens: list[int],
-    bandwidth: float,
-    flops: float,
-    number_bytes: int,
-) -> float:
-    """Weights and each KV token (shared ones once for all) read once a step, all operations at the peak.
-
-    number_bytes: of a number of the KV cache.
-    """
-    _, layers, heads, _ = SHAPES[size]
-    weights, head = num_weights(size)
-    prefix = 0
-    while len(prompts) > 1 and all(len(p) > prefix and p[prefix] == prompts[0][prefix] for p in prompts):
-        prefix += 1
-    num_prompt = prefix + sum(len(p) - prefix for p in prompts)
-    attention = 4 * layers * heads * 128
-    seconds = (2 * weights * num_prompt + attention * sum(len(p) ** 2 / 2 for p in prompts)) / flops
-    for step in range(1, max(max_tokens)):
-        live = [len(p) - prefix + step for p, m in zip(prompts, max_tokens, strict=True) if m > step]
-        seconds += (
-            step_bytes(size, [prefix, *live], number_bytes) / bandwidth
-            + 2 * (weights + head) * len(live) / flops
-        )
-    return seconds
-
-
-def num_weights(size: str) -> tuple[int, int]:
-    """Numbers in the layers' products, and in the LM head."""
-    hidden, layers, heads, inner = SHAPES[size]
-    return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
-
-
-def step_bytes(size: str, kv_lens: list[int], number_bytes: int = 2) -> int:
-    """Bytes a decode step must read: all weights, and the keys and values of so many tokens."""
-    return 2 * sum(num_weights(size)) + sum(kv_lens) * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
+def free_memory() -> None:
+    """Give back to the device what the model before held: the next cache takes a share of what is free."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def copy_bandwidth() -> float:
@@ -186,44 +220,6 @@ def _event_s(function: object, repeat: int = 10) -> float:
         times.append(start.elapsed_time(end) / 1000)
     return sorted(times)[repeat // 2]
 
-
-def _ids(rng: Random, num: int) -> list[int]:
-    return [rng.randint(0, 10000) for _ in range(num)]
-
-
-def nano() -> Workload:
-    """256 requests, 100-1024 in, 100-1024 out."""
-    rng = Random(0)
-    prompts = [_ids(rng, rng.randint(100, 1024)) for _ in range(256)]
-    return prompts, [rng.randint(100, 1024) for _ in range(256)]
-
-
-def shared() -> Workload:
-    """256 requests with a common prefix of 4096 tokens, 64-128 of their own in, 256 out."""
-    rng = Random(1000)
-    prefix = _ids(rng, 4096)
-    return [prefix + _ids(rng, rng.randint(64, 128)) for _ in range(256)], [256] * 256
-
-
-def mid() -> Workload:
-    """128 requests, 256-1024 in, 128-256 out."""
-    rng = Random(3000)
-    return [_ids(rng, rng.randint(256, 1024)) for _ in range(128)], [
-        rng.randint(128, 256) for _ in range(128)
-    ]
-
-
-def single() -> Workload:
-    """512 in, 256 out."""
-    return [_ids(Random(4000), 512)], [256]
-
-
-def ttft8k() -> Workload:
-    """8192 in, 1 out."""
-    return [_ids(Random(5000), 8192)], [1]
-
-
-WORKLOADS = {"nano": nano, "shared": shared, "mid": mid, "single": single, "ttft8k": ttft8k}
 
 if __name__ == "__main__":
     main()

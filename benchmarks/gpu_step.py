@@ -14,12 +14,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import machine, save, table
-from gpu_serving import SHAPES, copy_bandwidth, load, step_bytes
+from gpu_bound import SHAPES, step_bytes
+from gpu_serving import copy_bandwidth, load
 
 from octavo import LLM, SamplingParams
+from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.step_result import StepResult
 
 _NUM_PROFILED = 20
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
@@ -40,7 +44,7 @@ def main() -> None:
     results = []
     for batch in map(int, arguments.batches.split(",")):
         result, kernels = measure(llm, batch, arguments.context)
-        num_bytes = step_bytes(arguments.model, [arguments.context] * batch)
+        num_bytes = step_bytes(arguments.model, arguments.context * batch)
         results.append({**result, "bound_us": num_bytes / bandwidth * 1e6})
         for name, (count, us) in kernels.most_common(arguments.kernels):
             print(f"  batch {batch}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
@@ -116,13 +120,13 @@ def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kerne
 
 def _time_waits(llm: LLM, waits: list[float]) -> None:
     """Make the runner note how long the engine waits for each result."""
-    runner = llm.engine.runner
+    runner: Any = llm.engine.runner
     launch = runner.launch
 
-    def timed_launch(step: object) -> Callable[[], object]:
+    def timed_launch(step: SchedulerOutput) -> Callable[[], StepResult]:
         wait = launch(step)
 
-        def timed() -> object:
+        def timed() -> StepResult:
             start = time.perf_counter()
             result = wait()
             waits.append(time.perf_counter() - start)
@@ -140,8 +144,8 @@ def _profile(llm: LLM) -> tuple[float, Kernels, int]:
         for _ in range(_NUM_PROFILED):
             llm.engine.step()
     intervals, counts, times, syncs = [], Counter(), Counter(), 0
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in profile.events() or ():
+        if event.device_type.name == "CUDA":
             intervals.append((event.time_range.start, event.time_range.end))
             counts[event.name] += 1
             times[event.name] += event.time_range.elapsed_us()

@@ -6,7 +6,14 @@ import torch
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.prefix_forest import Costs
-from octavo.attention.triton_shapes import TileShape, node_shape, num_multiprocessors, thin_shape
+from octavo.attention.triton_shapes import (
+    HOPPER_NODE_SHAPE,
+    TileShape,
+    fits_hopper,
+    node_shape,
+    num_multiprocessors,
+    thin_shape,
+)
 from octavo.errors import InvalidArgumentError
 
 # What two more launches cost, in bytes that the GPU reads meanwhile.
@@ -19,7 +26,7 @@ class DeviceForest:
     Use, by an engine whose batch has a fixed row for each sequence while it runs:
 
         forest = DeviceForest(max_num_seqs=256, num_heads=16, num_kv_heads=8, head_dim=128, ...)
-        when sequences join or leave:   plan = forest.plan(block_tables, seq_lens, cu_seqlens_q, block_size)
+        when sequences join or leave:   plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
                                         forest.upload(plan)
         each step, if plan.num_units:   replay a graph captured with AttentionMetadata(..., forest=forest)
         each step, if not:              replay a graph captured without a forest
@@ -32,6 +39,7 @@ class DeviceForest:
 
     Attributes:
         thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
+        block_size: tokens in a block.
         counts: [2] int32, thin and fat units of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
         tokens, slots: [max_partials] int32.
@@ -49,6 +57,7 @@ class DeviceForest:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
         max_num_tokens: int | None = None,
@@ -57,7 +66,7 @@ class DeviceForest:
         max_blocks: int = 16384,
         thin: TileShape | None = None,
         fat: TileShape | None = None,
-        min_segment_tokens: int = 512,
+        min_segment_tokens: int = 256,
     ) -> None:
         """Allocate the buffers; the plan is empty until the first upload.
 
@@ -66,6 +75,7 @@ class DeviceForest:
             num_heads: H of the layers.
             num_kv_heads: KH.
             head_dim: D.
+            block_size: tokens in a block of the cache.
             dtype: of the cache.
             device: where the kernels run.
             max_num_tokens: most query tokens of a step; None: one per sequence.
@@ -78,9 +88,13 @@ class DeviceForest:
         """
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
+        self.block_size = block_size
         group = num_heads // num_kv_heads
         padded_dim = max(32, 1 << (head_dim - 1).bit_length())
         self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
+        on_hopper = fits_hopper(self.device, dtype, head_dim=head_dim, block_size=block_size)
+        if fat is None and on_hopper and group <= HOPPER_NODE_SHAPE.rows:
+            fat = HOPPER_NODE_SHAPE
         self.fat_shape = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
         self.tiling = NodeTiling(
             thin_tokens=self.thin_shape.rows // group,
@@ -149,7 +163,6 @@ class DeviceForest:
         block_tables: np.ndarray,
         seq_lens: np.ndarray,
         cu_seqlens_q: np.ndarray,
-        block_size: int,
         *,
         always: bool = False,
     ) -> NodePlan:
@@ -159,7 +172,6 @@ class DeviceForest:
             block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
             seq_lens: [S] int32, tokens in the cache, the query tokens included; 0 for an empty row.
             cu_seqlens_q: [S + 1] int32, cumulative query lengths.
-            block_size: tokens in a block.
             always: share whatever is shared, even where it does not pay.
 
         Raises:
@@ -169,7 +181,7 @@ class DeviceForest:
             block_tables,
             seq_lens,
             cu_seqlens_q,
-            block_size,
+            self.block_size,
             tiling=self.tiling,
             costs=Costs(0.0, 0.0, self.costs.tile_tokens) if always else self.costs,
             capacity=self.capacity,

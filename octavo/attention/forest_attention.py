@@ -57,16 +57,16 @@ def forest_attention(
         max_query_len=int(query_lens.max(initial=0)),
         max_seq_len=int(seq_lens.max(initial=0)),
     )
-    arrays = (block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1])
+    arrays = (block_tables, seq_lens, cu_seqlens_q)
     if choose_impl(impl, q.device.type, q.dtype) == "triton":
         metadata = replace(metadata, forest=_device_forest(q, k_cache, arrays))
     else:
-        metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays))
+        metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays, k_cache.shape[1]))
     return paged_attention(q, k_cache, v_cache, metadata, scale=scale, softcap=softcap, impl=impl)
 
 
 def _device_forest(
-    q: Tensor, k_cache: Tensor, arrays: tuple[np.ndarray, np.ndarray, np.ndarray, int]
+    q: Tensor, k_cache: Tensor, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> DeviceForest | None:
     forest = DeviceForest(
         max_num_seqs=arrays[1].shape[0],
@@ -74,6 +74,7 @@ def _device_forest(
         num_heads=q.shape[1],
         num_kv_heads=k_cache.shape[2],
         head_dim=q.shape[2],
+        block_size=k_cache.shape[1],
         dtype=q.dtype,
         device=q.device,
     )

@@ -1,6 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # The kernel language is not typed.
-"""Prefill on Hopper GPUs: as triton_prefill, with the matrix units and the copy engine driven by hand.
+"""Prefill and shared nodes on Hopper GPUs, with the matrix units and the copy engine driven by hand.
 
 Left to the compiler's schedule the matrix units idle during each softmax. Here one warp fetches tiles of
 keys and values, and two warpgroups, each with half of the query rows, use them. They share the tiles but
@@ -8,6 +8,9 @@ never wait for each other: while one makes weights, the other has the matrix uni
 
     warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
     warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
+
+The units are those of triton_prefill, or the fat ones of a forest, whose query tokens are gathered and whose
+number the device knows. Nodes may start while the kernel before them still runs.
 
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
@@ -20,11 +23,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper_tiles import HALF, STAGES, Pipe, attend_item, key_tiles
+from octavo.attention.device_forest import DeviceForest
+from octavo.attention.hopper_tiles import HALF, STAGES, Gather, Pipe, attend_item, key_tiles, pass_item
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD, FatWork
-from octavo.attention.triton_shapes import num_multiprocessors
+from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, fits_hopper, num_multiprocessors
 from octavo.attention.triton_tiles import Cache, Queries, Score, Shape
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -42,18 +47,28 @@ class Matrices(NamedTuple):
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
-    """Say whether the kernel takes these arguments; the portable one takes all.
+    """Say whether the kernel takes these arguments; the portable one takes all."""
+    return (
+        _takes(q, k_cache, v_cache, options)
+        and work.num_parts == 1
+        and not work.row_invariant
+        and work.shape.rows == 2 * HALF.value
+    )
 
-    Its products read keys and values where the copy engine leaves them, so it takes no float8 caches.
-    """
+
+def can_attend_nodes(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, forest: DeviceForest
+) -> bool:
+    """Say whether the kernel takes the fat units of a forest; the portable one takes all."""
+    return _takes(q, k_cache, v_cache, options) and forest.fat_shape == HOPPER_NODE_SHAPE
+
+
+def _takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
+    """Products read keys and values where the copy engine leaves them, so float8 caches are none."""
     block, token, head, _ = k_cache.stride()
     return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype in _DTYPES
+        fits_hopper(q.device, k_cache.dtype, head_dim=k_cache.shape[3], block_size=k_cache.shape[1])
         and k_cache.dtype == q.dtype
-        and k_cache.shape[3] in (64, 128)
-        and k_cache.shape[1] % 64 == 0
         and k_cache.stride() == v_cache.stride()
         and block % token == 0
         and (head % token == 0 or head < token)
@@ -61,9 +76,6 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOption
         and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
         and options.softcap == 0
         and options.alibi_slopes is None
-        and work.num_parts == 1
-        and not work.row_invariant
-        and work.shape.rows == 2 * HALF.value
     )
 
 
@@ -77,28 +89,67 @@ def attend_fat(
     shape: Shape,
 ) -> None:
     """Attend the fat units; arguments as the portable kernel takes them, and the caches as tensors."""
+    keys = 128 if k_cache.shape[1] % 128 == 0 else 64
+    _attend(queries, None, cache, k_cache, v_cache, score, units, shape, keys)
+
+
+def attend_nodes(
+    queries: Queries,
+    cache: Cache,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    score: Score,
+    forest: DeviceForest,
+    shape: Shape,
+) -> None:
+    """Attend a forest's fat units; arguments as the portable kernel takes them, and the caches as tensors.
+
+    The kernel may start while the one before it still runs. The plan and the nodes' keys it reads at once:
+    they are older than the step, whose own keys are never a node's, since a node ends before every query
+    token of its sequences. Before it reads queries or writes, it waits; and only then does it let the next
+    kernel in, which therefore may read queries without waiting.
+    """
+    gather = Gather(forest.tokens, forest.slots, queries.q.shape[0], forest.counts[1:])
+    _attend(queries, gather, cache, k_cache, v_cache, score, forest.fat_units, shape, shape.keys.value)
+
+
+def _attend(
+    queries: Queries,
+    gather: Gather | None,
+    cache: Cache,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    score: Score,
+    units: Tensor,
+    shape: Shape,
+    keys: int,
+) -> None:
+    """Launch the kernel with tiles of so many keys, which divide a block."""
     num_blocks, block_size, num_heads, head_dim = k_cache.shape
     block, token, head, _ = k_cache.stride()
     head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
     matrices = Matrices(block // token, head_rows, head_columns)
     num_rows = (num_blocks - 1) * matrices.block_rows + (num_heads - 1) * head_rows + block_size
     size = [num_rows, (num_heads - 1) * head_columns + head_dim]
-    tile = [128 if block_size % 128 == 0 else 64, head_dim]
+    tile = [keys, head_dim]
     layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[k_cache.dtype])
     k, v = (TensorDescriptor(c, size, [token, 1], tile, layout) for c in (k_cache, v_cache))
     # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
-    _attend_fat_kernel[(num_multiprocessors(k_cache.device),)](
-        *(queries, cache, k, v, matrices, score, units, units.shape[0], shape, tile[0]),
+    _attend_kernel[(num_multiprocessors(k_cache.device),)](
+        *(queries, gather, cache, k, v, matrices, score, units, units.shape[0], shape, keys),
         num_warps=4,
         maxnreg=168,
+        launch_pdl=gather is not None,
     )
 
 
 @gluon.jit(do_not_specialize=["num_units"])
-def _attend_fat_kernel(
-    queries, cache, k_matrix, v_matrix, matrices, score, units, num_units, shape, KEYS: gl.constexpr
+def _attend_kernel(
+    queries, gather, cache, k_matrix, v_matrix, matrices, score, units, num_units, shape, KEYS: gl.constexpr
 ):
     """Attend the (unit, kv head)s of this program's turns."""
+    if gather is not None:
+        num_units = gl.load(gather.num_units)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     pipe = Pipe(
         gl.allocate_shared_memory(k_matrix.dtype, [STAGES, KEYS, shape.head_dim], k_matrix.layout),
@@ -116,8 +167,8 @@ def _attend_fat_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_attend_first_half, (queries, score, units, num_units, pipe, shape, KEYS)),
-            (_attend_second_half, (queries, score, units, num_units, pipe, shape, KEYS)),
+            (_attend_first_half, (queries, gather, score, units, num_units, pipe, shape, KEYS)),
+            (_attend_second_half, (queries, gather, score, units, num_units, pipe, shape, KEYS)),
             (_fetch, (cache, k_matrix, v_matrix, matrices, units, num_units, pipe, shape, KEYS)),
         ],
         [4, 1],
@@ -165,18 +216,23 @@ def _fetch(
 
 
 @gluon.jit
-def _attend_first_half(queries, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
-    _attend_half(queries, score, units, num_units, pipe, shape, KEYS, 0)
+def _attend_first_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
+    if gather is not None:
+        gdc_wait()
+        gdc_launch_dependents()
+    _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, 0)
 
 
 @gluon.jit
-def _attend_second_half(queries, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
-    _attend_half(queries, score, units, num_units, pipe, shape, KEYS, HALF)
+def _attend_second_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
+    if gather is not None:
+        gdc_wait()
+    _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, HALF)
 
 
 @gluon.jit
 def _attend_half(
-    queries, score, units, num_units, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
     """Attend half of the rows of all turns, from FIRST_ROW on."""
     num_items = num_units * shape.kv_heads
@@ -185,6 +241,10 @@ def _attend_half(
         item = _item(turn)
         if item < num_items:
             record = units + item // shape.kv_heads * RECORD
-            if gl.load(record + 2) > 0:
+            if gl.load(record + 2) * shape.group > FIRST_ROW:
                 kv_head = item % shape.kv_heads
-                used = attend_item(queries, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW)
+                used = attend_item(
+                    queries, gather, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW
+                )
+            else:
+                used = pass_item(record, pipe, used, KEYS)

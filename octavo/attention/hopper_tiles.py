@@ -1,6 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # The kernel language is not typed.
-"""The work of one warpgroup in the Hopper prefill kernel: half of a unit's rows against its key tiles."""
+"""The work of one warpgroup in the Hopper kernel: half of a unit's rows against its key tiles."""
 
 from typing import Any, NamedTuple
 
@@ -31,6 +31,18 @@ class Pipe(NamedTuple):
     v_free: Any
 
 
+class Gather(NamedTuple):
+    """Query tokens that lie scattered: entry i is row tokens[i] of q, its result is row slots[i].
+
+    Rows of q from num_rows on do not exist. num_units points to the number of units.
+    """
+
+    tokens: Any
+    slots: Any
+    num_rows: Any
+    num_units: Any
+
+
 class Item(NamedTuple):
     """What stays the same over an item's tiles; `used` tiles of the pipe came before the item's first."""
 
@@ -53,9 +65,23 @@ def key_tiles(record, KEYS: gl.constexpr):
 
 
 @gluon.jit
+def pass_item(record, pipe, used, KEYS: gl.constexpr):
+    """Let an item's tiles go by for a half that has no rows in it; returns the number of the tile after."""
+    _, num_tiles = key_tiles(record, KEYS)
+    for i in range(0, num_tiles):
+        stage, phase = (used + i) % STAGES, ((used + i) // STAGES) & 1
+        mbarrier.wait(pipe.k_filled.index(stage), phase)
+        mbarrier.arrive(pipe.k_free.index(stage), count=1)
+        mbarrier.wait(pipe.v_filled.index(stage), phase)
+        mbarrier.arrive(pipe.v_free.index(stage), count=1)
+    return used + num_tiles
+
+
+@gluon.jit
 def attend_item(
-    queries, score, record, kv_head, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
-):
+    queries, gather, score, record, kv_head, pipe, used, shape,
+    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
+):  # fmt: skip
     """Attend half of one item's rows, from the pipe's tile number `used` on; returns the number after it."""
     D: gl.constexpr = shape.head_dim
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -64,9 +90,9 @@ def attend_item(
     token_begin, num_tokens, kv_end = gl.load(record + 1), gl.load(record + 2), gl.load(record + 4)
     first_tile, num_tiles = key_tiles(record, KEYS)
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
-    exists = row < num_tokens * shape.group
-    position = gl.load(queries.positions + token_begin + row // shape.group, mask=exists, other=-1)
-    q = _load_queries(queries, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT)
+    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
+    position = gl.load(queries.positions + token, mask=exists, other=-1)
+    q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
     values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
@@ -87,7 +113,9 @@ def attend_item(
             _clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, D)
         values = warpgroup_mma(weights, pipe.v.index(stage), values)
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
-    _store_results(queries, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT)
+    _store_results(
+        queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
+    )
     return used + num_tiles
 
 
@@ -156,17 +184,36 @@ def _softmax(
 
 
 @gluon.jit
+def _query_rows(gather, entry, valid):
+    """Row of q [R] int64 of each entry, which it is itself if not gathered, and whether it exists [R]."""
+    if gather is None:
+        return entry.to(gl.int64), valid
+    else:
+        token = gl.load(gather.tokens + entry, mask=valid, other=0)
+        return token.to(gl.int64), valid & (token < gather.num_rows)
+
+
+@gluon.jit
+def _result_rows(gather, entry, valid):
+    """Row of the results [R] int64 of each entry, which it is itself if not gathered."""
+    if gather is None:
+        return entry.to(gl.int64)
+    else:
+        return gl.load(gather.slots + entry, mask=valid, other=0).to(gl.int64)
+
+
+@gluon.jit
 def _load_queries(
-    queries, token_begin, num_tokens, kv_head, shape, FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr
-):
+    queries, gather, token_begin, num_tokens, kv_head, shape,
+    FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr,
+):  # fmt: skip
     """Load a half tile's queries as the left operand of a product, to stay in registers."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
     d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    token = (token_begin + row // shape.group).to(gl.int64)
+    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
     head = kv_head * shape.group + row % shape.group
     pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
-    exists = row < num_tokens * shape.group
     return gl.convert_layout(
         gl.load(pointers, mask=exists[:, None], other=0.0), gl.DotOperandLayout(0, S_LAYOUT, 2)
     )
@@ -187,7 +234,7 @@ def _clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def _store_results(
-    queries, values, top, total, token_begin, num_tokens, kv_head, shape,
+    queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
     FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Normalise and write a half tile's rows; 0 and -inf where nothing was seen."""
@@ -195,9 +242,9 @@ def _store_results(
     top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
     d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, O_LAYOUT))
-    token = (token_begin + row // shape.group).to(gl.int64)
-    at = token * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
     exists = row < num_tokens * shape.group
+    result = _result_rows(gather, token_begin + row // shape.group, exists)
+    at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
     safe = gl.where(total > 0, total, 1.0)
     out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
     gl.store(queries.out + (at * shape.head_dim)[:, None] + d[None, :], out, mask=exists[:, None])

@@ -13,10 +13,12 @@ from octavo.attention.forest import concatenated_ranges
 from octavo.attention.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes
 from octavo.errors import InvalidArgumentError
 
-# Fields of a unit's record; the first five are those of a step's own units, see triton_plan.
+# Fields of a unit's record; the first seven are those of a step's own units, see triton_plan.
 _RECORD = 8
 # A node with few tokens is read by so many thin tiles before a fat one is cheaper.
 _MAX_THIN_TILES = 2
+# Segments of a node that are tried.
+_MAX_SEGMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class NodePlan:
     Attributes:
         thin_units, fat_units: [U, 8] int32 records, by falling work: 0 entry of block_ids that block 0 of
             the sequence would have (may be negative), 1 first entry of tokens and slots, 2 number of
-            tokens, 3 first key, 4 end of the keys.
+            tokens, 3 first key, 4 end of the keys, 5 and 6 the same again: every token sees every key.
         tokens: [P] int32, query tokens (rows of q).
         slots: [P] int32, slot of each one's partial result.
         merge_begin: [T + 1] int32.
@@ -208,8 +210,8 @@ def _cut(
     units[:, 0] = first_block[node[segment]]
     units[:, 1] = first_entry[segment] + done
     units[:, 2] = np.minimum(nodes.tile_tokens[node[segment]], num_tokens[segment] - done)
-    units[:, 3] = kv_begin[segment]
-    units[:, 4] = kv_end[segment]
+    units[:, 3] = units[:, 5] = kv_begin[segment]
+    units[:, 4] = units[:, 6] = kv_end[segment]
     by_falling_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
     units, is_thin = units[by_falling_work], nodes.is_thin[node[segment]][by_falling_work]
     slots, merge_begin = _slots(tokens, int(cu_seqlens_q[-1]))
@@ -269,21 +271,16 @@ def _segment_len(
     """Choose the longest segment for a class of nodes: balance against the number of partial results."""
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
-
-    def cost(limit: int) -> float:
-        """Keys that the busiest program reads for its head, with its share of the partial results."""
-        num_segments = -(-kv_lens // limit)
-        num_items = int((num_tiles * num_segments).sum()) * tiling.num_kv_heads
-        num_partials = int((nodes.num_tokens[chosen] * num_segments).sum())
-        partials = costs.partial_tokens * num_partials * tiling.num_kv_heads / num_programs
-        return -(-num_items // num_programs) * (min(limit, longest) + tiling.align_tokens) + partials
-
-    limits = [longest]
-    limit = tiling.min_segment_tokens
-    while limit < longest:
-        limits.append(limit)
-        limit *= 2
-    return min(limits, key=cost)
+    most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
+    # The longest node in one segment, in two, ...; below, one row for each.
+    limits = -(-longest // (np.arange(1, most + 1) * tiling.align_tokens)) * tiling.align_tokens
+    num_segments = -(-kv_lens // limits[:, None])
+    num_items = num_segments @ num_tiles * tiling.num_kv_heads
+    num_partials = num_segments @ nodes.num_tokens[chosen]
+    # Keys that the busiest program reads for its head, with its share of the partial results.
+    keys = -(-num_items // num_programs) * (limits + tiling.align_tokens)
+    partials = costs.partial_tokens * num_partials * tiling.num_kv_heads / num_programs
+    return int(limits[np.argmin(keys + partials)])
 
 
 def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

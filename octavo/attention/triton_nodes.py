@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD
@@ -79,21 +80,26 @@ def attend_nodes(
     queries = Queries(q, q.stride(0), q.stride(1), positions, forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
     cache = cache_argument(k_cache, v_cache, forest.block_ids.unsqueeze(1))
-    classes: tuple[tuple[TileShape, Tensor, Tensor], ...] = (
-        (forest.fat_shape, forest.fat_units, forest.counts[1:]),
-        (forest.thin_shape, forest.thin_units, forest.counts),
-    )
-    overlaps = can_overlap(q.device)
-    for index, (tile, units, count) in enumerate(classes):
+    score, overlaps = score_argument(options), can_overlap(q.device)
+
+    def launch(tile: TileShape, units: Tensor, count: Tensor, *, early: bool) -> None:
+        shape = shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys)
         _attend_nodes_kernel[(forest.num_programs(tile),)](
-            *(queries, cache, score_argument(options), units, count, forest.tokens, forest.slots),
-            *(q.shape[0], shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys), overlaps),
-            # The first one needs what came before it, the queries.
-            launch_pdl=overlaps and index > 0,
+            *(queries, cache, score, units, count, forest.tokens, forest.slots, q.shape[0], shape, overlaps),
+            launch_pdl=early,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
         )
+
+    fat = forest.fat_shape
+    if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
+        shape = shape_argument(q, k_cache, options, rows=fat.rows, keys=fat.keys)
+        hopper_prefill.attend_nodes(queries, cache, k_cache, v_cache, score, forest, shape)
+    else:
+        # Needs what came before it, the queries, at once.
+        launch(fat, forest.fat_units, forest.counts[1:], early=False)
+    launch(forest.thin_shape, forest.thin_units, forest.counts, early=overlaps)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

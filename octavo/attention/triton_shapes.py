@@ -29,6 +29,10 @@ class TileShape:
     max_registers: int | None = None
 
 
+# Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
+HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
+
+
 def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for sequences with few query tokens, where reading the cache is all that counts.
 
@@ -76,8 +80,19 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
+    """Say whether the kernel for Hopper GPUs can take a cache; its strides and the options count too."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_dim in (64, 128)
+        and block_size % 64 == 0
+    )
+
+
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tiling for shared nodes with many query tokens, which have few keys a program.
+    """Return the portable kernel's tiling for shared nodes with many query tokens, few keys a program.
 
     Args:
         group: query heads of a kv head; a tile holds at least one token's.

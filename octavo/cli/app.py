@@ -7,7 +7,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from octavo.cli.options import BenchOptions
+from octavo.cli.options import BenchOptions, PrefixBenchOptions
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
@@ -73,8 +73,12 @@ def chat(
     run_chat(messages or [], system, engine, sampling)
 
 
-@app.command
-def bench(
+bench = App(name="bench")
+app.command(bench)
+
+
+@bench.default
+def throughput(
     *,
     workload: Annotated[BenchOptions, Parameter(name="*")] = BenchOptions(),
     engine: Engine = EngineConfig(),
@@ -88,6 +92,18 @@ def bench(
     from octavo.cli.bench import run_bench
 
     run_bench(workload, engine)
+
+
+@bench.command
+def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = PrefixBenchOptions()) -> None:
+    """Measure what reading shared prefixes once gains, attention alone; the last line is JSON.
+
+    Args:
+        sweep: what is run.
+    """
+    from octavo.cli.bench_prefix import run_prefix_bench
+
+    run_prefix_bench(sweep)
 
 
 @app.command

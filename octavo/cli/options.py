@@ -1,7 +1,11 @@
 """Options that only the command line has."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
+
+from octavo.config import DType
 from octavo.errors import ConfigError
 
 
@@ -34,3 +38,42 @@ class BenchOptions:
             )
         if self.num_warmup < 0:
             raise ConfigError(f"num_warmup must be at least 0, got {self.num_warmup}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixBenchOptions:
+    """Decode steps over sequences that have more and more of their context in common.
+
+    Attributes:
+        context_len: tokens of each sequence. Default: 4096 on a GPU, 1024 on a CPU.
+        batch_sizes: sequences, a curve for each. Default: 1 8 64 256 512 on a GPU, 1 4 16 on a CPU.
+        num_heads: query heads.
+        num_kv_heads: heads of keys and values.
+        head_dim: numbers of a head.
+        block_size: tokens per KV block. Default: 64 on a GPU, 16 on a CPU.
+        dtype: of queries and cache; auto is bfloat16 on a GPU, float32 on a CPU.
+        device: auto takes a GPU when there is one.
+        plot: draw the curves to this .png, .svg or .pdf file; needs matplotlib.
+    """
+
+    context_len: int | None = None
+    batch_sizes: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True, negative="")] = None
+    num_heads: int = 16
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int | None = None
+    dtype: DType = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    plot: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context_len", "block_size", "num_heads", "num_kv_heads", "head_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads must be a multiple of num_kv_heads = {self.num_kv_heads}, got {self.num_heads}"
+            )
+        if self.batch_sizes is not None and any(size < 1 for size in self.batch_sizes):
+            raise ConfigError(f"batch_sizes must be at least 1, got {self.batch_sizes}")

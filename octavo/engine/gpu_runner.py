@@ -68,6 +68,7 @@ class GpuRunner:
                 num_heads=decoder.num_heads,
                 num_kv_heads=decoder.num_kv_heads,
                 head_dim=decoder.config.head_dim,
+                block_size=kv_cache.block_size,
                 dtype=kv_cache.data.dtype,
                 device=device,
             )
@@ -122,7 +123,7 @@ class GpuRunner:
         """Send a step's forest to the device; False if sharing would not pay."""
         if self._forest is None:
             return False
-        plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q, self.kv_cache.block_size)
+        plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q)
         if plan.num_units:
             self._forest.upload(plan)
         return plan.num_units > 0

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from octavo.layers.activation import ACTIVATIONS
 from octavo.layers.gpu import has_triton
 from octavo.layers.linear import Linear, PlainLinear
-from octavo.layers.linear_tiling import MAX_ROWS
+from octavo.layers.linear_tiling import is_skinny
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
@@ -80,7 +79,7 @@ class FusedInput:
     """BlockInput in one launch for few rows.
 
     The norm is a launch of its own where a delta is still to be added: each program would have to write the
-    sum. And in float16 beyond one row, where weight times unnormed values may be too large to multiply.
+    sum.
 
     Attributes:
         plain: for more rows.
@@ -92,12 +91,12 @@ class FusedInput:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
-        if not _is_skinny(hidden):
+        if not is_skinny(hidden.shape[0], *self.linear.weight.shape):
             return self.plain(hidden, delta)
         from octavo.layers.triton_linear import skinny_linear
 
         weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
-        if delta is not None or (hidden.dtype == torch.float16 and hidden.shape[0] > 1):
+        if delta is not None:
             return skinny_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
         norm = self.plain.norm
         return skinny_linear(
@@ -119,7 +118,7 @@ class FusedOutput:
 
     def __call__(self, x: Tensor, hidden: Tensor) -> Tensor | None:
         """See BlockOutput."""
-        if not _is_skinny(x):
+        if not is_skinny(x.shape[0], *self.linear.weight.shape):
             return self.plain(x, hidden)
         from octavo.layers.triton_linear import skinny_linear
 
@@ -149,7 +148,3 @@ def _can_fuse(projection: Linear) -> TypeGuard[PlainLinear]:
         and has_triton(projection.weight)
         and projection.weight.is_contiguous()
     )
-
-
-def _is_skinny(rows: Tensor) -> bool:
-    return 1 <= rows.shape[0] <= MAX_ROWS

@@ -6,8 +6,9 @@ residual sum ride along:
     prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
     epilogue   + bias; gated activation of [gate | up]; or sum into the residual stream, in place
 
-A program owns some columns of the result and reads their weights once. A row's result depends on its own
-values and on the tiling, never on the other rows.
+A program reads its rows of the weight once and multiplies each with all rows of x on the vector units, in
+float32. A row's result depends on its own values, on the tiling and on how many rows there are, rounded up
+to a power of two, never on what the other rows hold.
 """
 
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
@@ -46,7 +47,6 @@ def skinny_linear(
         weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N.
         bias: [N] contiguous, or None.
         norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight is multiplied; None: x is.
-            The product x * norm_weight must fit the dtype of x, which float16 promises only for M = 1.
         eps: added to the mean square of a row of x.
         activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
         residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
@@ -74,28 +74,29 @@ def skinny_linear(
             f"dimension, got {list(out.shape)} {out.dtype}, strides {list(out.stride())}"
         )
     if tiling is None:
-        tiling = choose_tiling(num_rows, num_columns, size, is_gated=activation is not None, dtype=x.dtype)
-    elif tiling.rows < num_rows:
-        raise InvalidArgumentError(f"a tiling of {tiling.rows} rows cannot take {num_rows}")
-    grid = (triton.cdiv(num_columns, tiling.columns),)
-    tensors = (x, weight, weight if bias is None else bias, weight if norm_weight is None else norm_weight)
-    options = {
-        "SIZE": size,
-        "COLUMNS": tiling.columns,
-        "DEPTH": tiling.depth,
-        "NORM": norm_weight is not None,
-        "BIAS": bias is not None,
-        "ACTIVATION": activation,
-        "ADD": residual is not None,
-        "num_warps": tiling.num_warps,
+        tiling = choose_tiling(num_rows, weight.shape[0], size, x.dtype)
+    _skinny_linear_kernel[(triton.cdiv(weight.shape[0], tiling.columns),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        weight if norm_weight is None else norm_weight,
+        out,
+        num_rows,
+        weight.shape[0],
+        x.stride(0),
+        out.stride(0),
+        eps,
+        SIZE=size,
+        ROWS=triton.next_power_of_2(num_rows),
+        COLUMNS=tiling.columns,
+        DEPTH=tiling.depth,
+        NORM=norm_weight is not None,
+        BIAS=bias is not None,
+        ACTIVATION=activation,
+        ADD=residual is not None,
+        num_warps=tiling.num_warps,
         **overlap_options(x),
-    }
-    if tiling.rows == 1:
-        _vector_kernel[grid](*tensors, out, num_columns, eps, **options)
-    else:
-        tile = {"ROWS": tiling.rows, "PARTS": tiling.num_warps, "STAGES": tiling.num_stages}
-        strides = (x.stride(0), out.stride(0))
-        _matrix_kernel[grid](*tensors, out, num_rows, num_columns, *strides, eps, **tile, **options)
+    )
     return out
 
 
@@ -132,138 +133,23 @@ def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -
 
 
 @triton.jit
-def _load(at, k, SIZE: tl.constexpr, EVEN: tl.constexpr):
-    """Load what lies inside K; no mask where all does, since it hides that addresses are aligned."""
-    if EVEN:
-        return tl.load(at)
-    else:
-        return tl.load(at, mask=k < SIZE, other=0.0)
-
-
-@triton.jit
-def _prefetch(at):
-    """Ask for the lines that hold these addresses to be brought to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+def _fold(values, LENGTH: tl.constexpr):
+    """Add up groups of LENGTH along the last dimension: [R, C, D] to [R, C, D / LENGTH]."""
+    # A shape is constexpr only as long as it has no name.
+    return tl.sum(
+        tl.reshape(values, [values.shape[0], values.shape[1], values.shape[2] // LENGTH, LENGTH]), axis=3
     )
 
 
-@triton.jit
-def _write(
-    first,
-    second,
-    bias_ptr,
-    out_ptr,
-    row,
-    column,
-    num_rows,
-    num_columns,
-    stride_out,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ADD: tl.constexpr,
-):
-    """Finish and store [R, C] float32 results; second is the up half of gated ones."""
-    is_column = column < num_columns
-    if BIAS:
-        first += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION is not None:
-        if BIAS:
-            up_bias = tl.load(bias_ptr + num_columns + column, mask=is_column, other=0.0)
-            second += up_bias.to(tl.float32)[None, :]
-        first = activate(first, ACTIVATION) * second
-    inside = (row < num_rows)[:, None] & is_column[None, :]
-    out_at = out_ptr + row.to(tl.int64)[:, None] * stride_out + column[None, :]
-    if ADD:
-        first += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at, first.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_columns"])
-def _vector_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    norm_weight_ptr,
-    out_ptr,
-    num_columns,
-    eps,
-    SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ADD: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """One row, on the vector units. Grid: (ceil(columns / COLUMNS),).
-
-    The weights of the next iteration are loaded one ahead, those of the first before x may be read.
-    """
-    EVEN: tl.constexpr = SIZE % DEPTH == 0
-    start_next(OVERLAP)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, DEPTH)
-    # Columns past the end repeat the last one and are not stored.
-    weight_row = tl.minimum(column, num_columns - 1).to(tl.int64)
-    first_at = weight_ptr + weight_row[:, None] * SIZE + k[None, :]
-    second_at = first_at + num_columns.to(tl.int64) * SIZE
-    first_weight = _load(first_at, k[None, :], SIZE, EVEN)
-    second_weight = first_weight
-    if ACTIVATION is not None:
-        second_weight = _load(second_at, k[None, :], SIZE, EVEN)
-    wait_for_previous(OVERLAP)
-
-    first = tl.zeros([COLUMNS, DEPTH], tl.float32)
-    second = tl.zeros([COLUMNS, DEPTH], tl.float32)
-    squares = tl.zeros([DEPTH], tl.float32)
-    for start in tl.static_range(0, SIZE, DEPTH):
-        x = _load(x_ptr + start + k, start + k, SIZE, EVEN).to(tl.float32)
-        if NORM:
-            squares += x * x
-            x *= _load(norm_weight_ptr + start + k, start + k, SIZE, EVEN).to(tl.float32)
-        first += first_weight.to(tl.float32) * x[None, :]
-        if ACTIVATION is not None:
-            second += second_weight.to(tl.float32) * x[None, :]
-        if start + DEPTH < SIZE:
-            next_k = start + DEPTH + k[None, :]
-            first_weight = _load(first_at + (start + DEPTH), next_k, SIZE, EVEN)
-            if ACTIVATION is not None:
-                second_weight = _load(second_at + (start + DEPTH), next_k, SIZE, EVEN)
-
-    scale = 1.0
-    if NORM:
-        scale = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)
-    total = tl.sum(first, axis=1) * scale
-    up = total
-    if ACTIVATION is not None:
-        up = tl.sum(second, axis=1) * scale
-    _write(
-        total[None, :],
-        up[None, :],
-        bias_ptr,
-        out_ptr,
-        tl.arange(0, 1),
-        column,
-        1,
-        num_columns,
-        0,
-        BIAS,
-        ACTIVATION,
-        ADD,
-    )
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_columns"])
-def _matrix_kernel(
+@triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
+def _skinny_linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
     norm_weight_ptr,
     out_ptr,
     num_rows,
-    num_columns,
+    num_weight_rows,
     stride_x,
     stride_out,
     eps,
@@ -271,76 +157,58 @@ def _matrix_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Up to ROWS rows, on the matrix units. Grid: (ceil(columns / COLUMNS),).
+    """Grid: (ceil(num_weight_rows / COLUMNS),).
 
-    A batched product: each of PARTS warps takes its own DEPTH of every iteration's K, and their sums meet at
-    the end. Splitting columns among warps instead would have each of them read all of x.
+    With an activation gate and up columns alternate in a program. The weights of the next iteration are
+    loaded one ahead, those of the first before x may be read.
     """
-    EVEN: tl.constexpr = SIZE % (PARTS * DEPTH) == 0
-    # One address per cache line of what all stages of the pipeline hold.
-    LINE: tl.constexpr = 128 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(STAGES * PARTS * DEPTH, LINE))
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     start_next(OVERLAP)
+    num_columns = num_weight_rows // HALVES
+    index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = (tl.arange(0, PARTS) * DEPTH)[:, None, None] + tl.arange(0, DEPTH)[None, None, :]
+    k = tl.arange(0, DEPTH)[None, None, :]
     # Rows and columns past the end repeat the last one and are not stored.
     x_row = tl.minimum(row, num_rows - 1).to(tl.int64)
-    weight_row = tl.minimum(column, num_columns - 1).to(tl.int64)
-    x_at = x_ptr + x_row[None, :, None] * stride_x + k
-    first_at = weight_ptr + weight_row[None, :, None] * SIZE + k
-    second_at = first_at + num_columns.to(tl.int64) * SIZE
-    if OVERLAP:
-        line = tl.minimum(tl.arange(0, LINES) * LINE, SIZE - 1)
-        line_at = weight_ptr + weight_row[:, None] * SIZE + line[None, :]
-        _prefetch(line_at)
-        if ACTIVATION is not None:
-            _prefetch(line_at + num_columns.to(tl.int64) * SIZE)
+    weight_row = tl.minimum(index // HALVES, num_columns - 1) + index % HALVES * num_columns
+    x_at = x_ptr + x_row[:, None, None] * stride_x + k
+    weight_at = weight_ptr + weight_row.to(tl.int64)[None, :, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
     wait_for_previous(OVERLAP)
 
-    first = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
-    second = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([PARTS, ROWS], tl.float32)
-    for start in tl.range(0, SIZE, PARTS * DEPTH, num_stages=STAGES):
-        x = _load(x_at + start, start + k, SIZE, EVEN)
+    sums = tl.zeros([ROWS, COLUMNS, DEPTH // VECTOR], tl.float32)
+    squares = tl.zeros([ROWS, 1, DEPTH // VECTOR], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_k = start + DEPTH + k
+        next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
+        is_inside = start + k < SIZE
+        x = tl.load(x_at + start, mask=is_inside, other=0.0).to(tl.float32)
         if NORM:
-            exact = x.to(tl.float32)
-            squares += tl.sum(exact * exact, axis=2)
-            norm_weight = _load(norm_weight_ptr + start + k, start + k, SIZE, EVEN)
-            x = (exact * norm_weight.to(tl.float32)).to(x.dtype)
-        first_weight = _load(first_at + start, start + k, SIZE, EVEN)
-        first = tl.dot(x, tl.trans(first_weight, (0, 2, 1)), first, input_precision="ieee")
-        if ACTIVATION is not None:
-            second_weight = _load(second_at + start, start + k, SIZE, EVEN)
-            second = tl.dot(x, tl.trans(second_weight, (0, 2, 1)), second, input_precision="ieee")
+            squares += _fold(x * x, VECTOR)
+            x *= tl.load(norm_weight_ptr + start + k, mask=is_inside, other=0.0).to(tl.float32)
+        sums += _fold(weight.to(tl.float32) * x, VECTOR)
+        weight = next_weight
 
-    total = tl.sum(first, axis=0)
-    up = total
-    if ACTIVATION is not None:
-        up = tl.sum(second, axis=0)
+    out = tl.sum(sums, axis=2)
     if NORM:
-        scale = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)[:, None]
-        total *= scale
-        up *= scale
-    _write(
-        total,
-        up,
-        bias_ptr,
-        out_ptr,
-        row,
-        column,
-        num_rows,
-        num_columns,
-        stride_out,
-        BIAS,
-        ACTIVATION,
-        ADD,
-    )
+        out *= tl.rsqrt(tl.sum(squares, axis=2) / SIZE + eps)
+    if BIAS:
+        out += tl.load(bias_ptr + weight_row).to(tl.float32)[None, :]
+    column = index
+    if ACTIVATION is not None:
+        gate, up = tl.split(tl.reshape(out, [ROWS, COLUMNS // 2, 2]))
+        out = activate(gate, ACTIVATION) * up
+        column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[:, None] * stride_out + column[None, :]
+    if ADD:
+        out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -64,8 +64,9 @@ def check_plan(plan, rows, seq_lens, query_lens, block_size):
     sequence = np.repeat(np.arange(len(rows)), query_lens)
     keys = {}
     for units, most in ((plan.thin_units, TILING.thin_tokens), (plan.fat_units, TILING.fat_tokens)):
-        for table, begin, count, kv_begin, kv_end, *_ in units.tolist():
+        for table, begin, count, kv_begin, kv_end, *seen_by_all, _ in units.tolist():
             assert 0 < count <= most
+            assert seen_by_all == [kv_begin, kv_end]
             assert 0 <= kv_begin < kv_end
             assert kv_begin % TILING.align_tokens == kv_end % TILING.align_tokens == 0
             blocks = slice(kv_begin // block_size, -(-kv_end // block_size))
@@ -130,6 +131,28 @@ def test_classes_tiles_and_segments():
     assert sorted(set(plan.fat_units[:, 3])) == list(range(0, 1024, int(plan.fat_units[0, 4])))
     assert plan.thin_units[:, 2].tolist() == [2, 2]
     assert plan.kv_tokens_saved == 63 * 1024 + 3 * 32
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "num_tokens", "segment_lens"),
+    [
+        (256, 4096, [1024] * 4),
+        (192, 4096, [832] * 4 + [768]),
+        (40, 4096, [256] * 16),
+        (512, 4096, [2048] * 2),
+    ],
+)
+def test_segments_fill_132_programs_once(num_sequences, num_tokens, segment_lens):
+    """Tiles of 64 tokens, 8 heads: as many segments as bring at most 132 items, for 1, 3, 4 and 8 tiles."""
+    tiling = NodeTiling(8, 64, 264, 132, num_kv_heads=8, align_tokens=64, min_segment_tokens=256)
+    costs = Costs(partial_tokens=8.0, node_tokens=64.0, tile_tokens=64)
+    shared = range(num_tokens // 64)
+    rows = [[*shared, 1000 + i] for i in range(num_sequences)]
+    lens = [64 * len(row) for row in rows]
+    plan = make_plan(rows, lens, [1] * num_sequences, 64, tiling=tiling, costs=costs)
+    segments = {(begin, end) for begin, end in plan.fat_units[:, 3:5].tolist()}
+    assert [end - begin for begin, end in sorted(segments)] == segment_lens
+    assert plan.fat_units.shape[0] * 8 <= 132
 
 
 def test_shares_nothing_below_the_threshold():

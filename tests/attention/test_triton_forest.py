@@ -32,13 +32,14 @@ def make_forest(case, plan_case=None, **options):
             num_heads=case.q.shape[1],
             num_kv_heads=case.k_cache.shape[2],
             head_dim=case.q.shape[2],
+            block_size=case.k_cache.shape[1],
             dtype=case.q.dtype,
             device=DEVICE,
             **options,
         )
     planned = plan_case.metadata
     arrays = (planned.block_table, planned.seq_lens, planned.cu_seqlens_q)
-    plan = forest.plan(*(array.numpy() for array in arrays), case.k_cache.shape[1], always=True)
+    plan = forest.plan(*(array.numpy() for array in arrays), always=True)
     forest.upload(plan)
     return forest, plan
 

@@ -1,4 +1,4 @@
-"""Shared prefixes on a real GPU: bfloat16, the default tilings, CUDA graphs that outlive plans."""
+"""Shared prefixes on a real GPU: 16-bit numbers, the default tilings, CUDA graphs that outlive plans."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 from test_triton_gpu import plain_torch
 from triton_cases import DEVICE, HAS_GPU, make_case, to_device
 
-from octavo.attention import DeviceForest, triton_paged
+from octavo.attention import DeviceForest, hopper_prefill, triton_nodes, triton_paged
 from octavo.attention.options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -23,6 +23,7 @@ def make_forest(case):
         num_heads=case.q.shape[1],
         num_kv_heads=case.k_cache.shape[2],
         head_dim=case.q.shape[2],
+        block_size=case.k_cache.shape[1],
         dtype=case.q.dtype,
         device=DEVICE,
         max_partials=4096,
@@ -32,7 +33,7 @@ def make_forest(case):
 
 def upload(forest, case):
     arrays = (case.metadata.block_table, case.metadata.seq_lens, case.metadata.cu_seqlens_q)
-    plan = forest.plan(*(array.numpy() for array in arrays), case.k_cache.shape[1], always=True)
+    plan = forest.plan(*(array.numpy() for array in arrays), always=True)
     forest.upload(plan)
     return plan
 
@@ -70,6 +71,83 @@ def assert_within_twice_plain_torch(case):
     bound = (plain_torch(case).double() - exact_out).abs().max()
     assert error <= 2 * bound + torch.finfo(case.q.dtype).eps / 8, f"{error:.1e}, plain torch {bound:.1e}"
     assert (lse - exact_lse).abs().max() < 1e-3
+
+
+def node_results(case, plan, forest):
+    """(out, lse) of the plan's slots on the CPU, and whether fat units took the Hopper kernel."""
+    moved = to_device(case)
+    forest.upload(plan)
+    forest.partial_out.fill_(torch.nan)
+    forest.partial_lse.fill_(torch.nan)
+    options = ScoreOptions(case.q.shape[2] ** -0.5)
+    caches = (moved.q, moved.k_cache, moved.v_cache)
+    triton_nodes.attend_nodes(*caches, moved.metadata.positions, options, forest)
+    results = (x[: plan.num_partials].cpu() for x in (forest.partial_out, forest.partial_lse))
+    return *results, hopper_prefill.can_attend_nodes(*caches, options, forest)
+
+
+def expected_nodes(case, plan, dtype):
+    """(out [P, H, D], lse [P, H]) of each unit's tokens over its keys, calculated in the dtype."""
+    block_size, group = case.k_cache.shape[1], case.q.shape[1] // case.k_cache.shape[2]
+    out = torch.full((plan.num_partials, *case.q.shape[1:]), torch.nan, dtype=dtype)
+    lse = torch.full(out.shape[:2], torch.nan, dtype=dtype)
+    tokens, slots, block_ids = (torch.from_numpy(x).long() for x in (plan.tokens, plan.slots, plan.block_ids))
+    for units in (plan.thin_units, plan.fat_units):
+        for table, begin, count, kv_begin, kv_end, *_ in units.tolist():
+            key = torch.arange(kv_begin, kv_end)
+            at = (block_ids[table + key // block_size], key % block_size)
+            k, v = (x[at].to(dtype).repeat_interleave(group, 1) for x in (case.k_cache, case.v_cache))
+            q, slot = case.q[tokens[begin : begin + count]].to(dtype), slots[begin : begin + count]
+            scores = torch.einsum("qhd,khd->qhk", q, k) * q.shape[2] ** -0.5
+            lse[slot] = scores.logsumexp(-1)
+            out[slot] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v)
+    return out, lse
+
+
+def check_nodes(case):
+    forest = make_forest(case)
+    plan = upload(forest, case)
+    out, lse, is_hopper = node_results(case, plan, forest)
+    assert is_hopper == (torch.cuda.get_device_capability()[0] == 9 and case.k_cache.shape[1] % 64 == 0)
+    exact_out, exact_lse = expected_nodes(case, plan, torch.float64)
+    plain_out, _ = expected_nodes(case, plan, case.q.dtype)
+    assert not out.isnan().any()
+    error, bound = ((x.double() - exact_out).abs().max() for x in (out, plain_out))
+    assert error <= 2 * bound + torch.finfo(case.q.dtype).eps / 8, f"{error:.1e}, plain torch {bound:.1e}"
+    assert (lse - exact_lse).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("num_sequences", [3, 40, 130])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_partial_results(num_sequences, group, head_dim):
+    """Thin tiles for 3 sequences; tiles of up to 128 rows, some with at most 64, for more."""
+    check_nodes(shared_case([1] * num_sequences, heads=2 * group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [16, 64, 128, 320])
+def test_partial_results_of_other_caches(block_size, dtype):
+    check_nodes(shared_case([1] * 40, block_size=block_size, dtype=dtype))
+
+
+def test_both_node_kernels_agree(monkeypatch):
+    """The Hopper kernel and the portable one, by one plan, on blocks of either order in memory."""
+    case = shared_case([1] * 130)
+    token_major = replace(case, k_cache=case.k_cache.contiguous(), v_cache=case.v_cache.contiguous())
+    forest = make_forest(case)
+    plan = upload(forest, case)
+    assert plan.fat_units.shape[0] > 0
+    out, lse, is_hopper = node_results(case, plan, forest)
+    if not is_hopper:
+        pytest.skip("needs a Hopper GPU")
+    same_out, same_lse, _ = node_results(token_major, plan, forest)
+    assert torch.equal(same_out, out)
+    assert torch.equal(same_lse, lse)
+    monkeypatch.setattr(hopper_prefill, "can_attend_nodes", lambda *arguments: False)
+    portable_out, portable_lse, _ = node_results(case, plan, forest)
+    assert (portable_out - out).abs().max() < 5e-3
+    assert (portable_lse - lse).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -85,6 +85,64 @@ def test_bench_ends_with_json(capsys: pytest.CaptureFixture[str], tiny: str) -> 
     assert result["output_tokens_per_s"] > 0
 
 
+PREFIX_BENCH = (
+    *("bench", "prefix", "--device", "cpu", "--batch-sizes", "1", "3", "--context-len", "21"),
+    *("--block-size", "4", "--num-heads", "4", "--num-kv-heads", "2", "--head-dim", "8"),
+)
+
+
+@pytest.fixture
+def small_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.cli import bench_prefix
+
+    monkeypatch.setattr(bench_prefix, "_ROUND_BYTES", {"cpu": 1 << 16})
+
+
+@pytest.mark.usefixtures("small_round")
+def test_prefix_bench_ends_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*PREFIX_BENCH])
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result["context_len"] == 20
+    assert result["impl"] in ("c", "torch")
+    points = result["points"]
+    assert [(point["batch_size"], point["shared_len"]) for point in points] == [
+        (batch_size, shared_len) for batch_size in (1, 3) for shared_len in (0, 4, 8, 12, 16)
+    ]
+    assert all(point["flat_us"] > 0 and point["forest_us"] > 0 for point in points)
+    assert all(point["max_difference"] < 1e-5 for point in points)
+    assert [point["bytes_ratio"] for point in points[5:]] == [60 / tokens for tokens in (60, 52, 44, 36, 28)]
+
+
+def test_prefix_bench_deals_shared_blocks_first() -> None:
+    from octavo.cli.bench_prefix import Sweep, make_block_tables
+    from octavo.cli.options import PrefixBenchOptions
+
+    sweep = Sweep.decide(PrefixBenchOptions(device="cpu", context_len=20, block_size=4))
+    tables = make_block_tables(sweep, 3, 8)
+    assert tables.shape == (3, 5)
+    assert (tables[:, :2] == tables[0, :2]).all()
+    assert sorted({*tables[0, :2].tolist(), *tables[:, 2:].ravel().tolist()}) == list(range(2 + 3 * 3))
+
+
+@pytest.mark.usefixtures("small_round")
+def test_prefix_bench_draws_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    main([*PREFIX_BENCH, "--plot", str(tmp_path / "curves.png")])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "folder" in fails(capsys, *PREFIX_BENCH, "--plot", str(tmp_path / "nowhere" / "curves.png"))
+    assert ".png, .svg or .pdf" in fails(capsys, *PREFIX_BENCH, "--plot", str(tmp_path / "curves.txt"))
+
+
+def test_prefix_bench_refuses_before_it_measures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "two blocks of 4" in fails(capsys, "bench", "prefix", "--context-len", "7", "--block-size", "4")
+    assert "batch_sizes" in fails(capsys, "bench", "prefix", "--batch-sizes", "0")
+    assert "multiple of num_kv_heads" in fails(capsys, "bench", "prefix", "--num-heads", "9")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'octavo[plot]'" in fails(capsys, *PREFIX_BENCH, "--plot", "curves.png")
+
+
 def test_environment_and_config_file(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "octavo.toml").write_text("[inspect]\nnum_blocks = 9\n")
     environment = {"PATH": "", "OCTAVO_BLOCK_SIZE": "3", "OMP_NUM_THREADS": "1"}

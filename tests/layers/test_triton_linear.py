@@ -14,12 +14,12 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear_tiling import Tiling, choose_tiling
+from octavo.layers.linear_tiling import MAX_ROWS, Tiling, choose_tiling
 
 pytestmark = ignores_overflow
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
 EPS = 1e-6
-ROWS = [1, 2, 3, 17, 64]
+ROWS = [1, 2, 3, 4]
 
 
 def plain_linear(
@@ -112,16 +112,15 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, num_rows:
 @pytest.mark.parametrize(
     "tiling",
     [
-        Tiling(1, 1, 32, 1),
-        Tiling(1, 8, 64, 2),
-        Tiling(1, 4, 512, 4),
-        Tiling(16, 8, 16, 2, 3),
-        Tiling(32, 32, 16, 1, 2),
-        Tiling(64, 16, 16, 8, 2),
+        Tiling(2, 64, 1),
+        Tiling(8, 32, 2),
+        Tiling(4, 512, 4),
+        Tiling(32, 128, 8),
     ],
 )
-def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: Tiling) -> None:
-    x = random(min(tiling.rows, 20), 200, device=device, dtype=dtype)
+@pytest.mark.parametrize("num_rows", [1, 6])
+def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_rows: int, tiling: Tiling) -> None:
+    x = random(num_rows, 200, device=device, dtype=dtype)
     weight = random(2 * 50, 200, device=device, dtype=dtype, seed=1) / 8
     norm_weight = random(200, device=device, seed=2)
     check(x, weight, norm_weight=norm_weight, tiling=tiling)
@@ -129,19 +128,22 @@ def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: T
 
 
 @everywhere
-@pytest.mark.parametrize("rows", [16, 32, 64])
-def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize("num_rows", [2, 4])
+def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype, num_rows: int) -> None:
     from octavo.layers.triton_linear import skinny_linear
 
-    x = random(rows, 96, device=device, dtype=dtype)
+    x = random(num_rows, 96, device=device, dtype=dtype)
     weight = random(40, 96, device=device, dtype=dtype, seed=1)
     norm_weight = random(96, device=device, seed=2)
-    options = {"norm_weight": norm_weight, "eps": EPS, "tiling": Tiling(rows, 16, 16, 2, 3)}
+    options = {"norm_weight": norm_weight, "eps": EPS, "tiling": Tiling(4, 32, 2)}
     whole = skinny_linear(x, weight, **options)
     others = x.clone()
     others[1:] = torch.nan
     assert torch.equal(skinny_linear(others, weight, **options)[0], whole[0])
-    assert torch.equal(skinny_linear(x[:3], weight, **options), whole[:3])
+    if num_rows > 2:
+        assert torch.equal(skinny_linear(x[:-1], weight, **options), whole[:-1])
+    alike = x[:1].expand(num_rows, -1).contiguous()
+    assert torch.equal(skinny_linear(alike, weight, **options), whole[:1].expand_as(whole))
 
 
 @everywhere
@@ -149,7 +151,7 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
     from octavo.layers.triton_linear import skinny_linear
 
     x, weight = (torch.zeros(*shape, device=device, dtype=dtype) for shape in ((2, 8), (6, 8)))
-    for bad in (x[:0], torch.zeros(65, 8, device=device, dtype=dtype), weight.t()[:2], x[0]):
+    for bad in (x[:0], torch.zeros(MAX_ROWS + 1, 8, device=device, dtype=dtype), weight.t()[:2], x[0]):
         with pytest.raises(InvalidArgumentError, match="x must be"):
             skinny_linear(bad, weight)
     for bad in (weight.double(), weight[:, :7], torch.zeros(8, 6, device=device, dtype=dtype).t()):
@@ -166,24 +168,17 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
         skinny_linear(x, weight[:5], activation="silu")
     with pytest.raises(InvalidArgumentError, match="a residual"):
         skinny_linear(x, weight, activation="silu", residual=x[:, :3])
-    with pytest.raises(InvalidArgumentError, match="tiling of 1 rows cannot take 2"):
-        skinny_linear(x, weight, tiling=Tiling(1, 2, 32, 1))
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 64])
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("num_columns", "size"), [(1, 1), (1024, 3072), (151936, 4096)])
-def test_tilings_can_be_compiled(num_rows: int, is_gated: bool, num_columns: int, size: int) -> None:
-    """Powers of two; at least what the matrix units need; shared memory that a multiprocessor has."""
-    for dtype in (torch.bfloat16, torch.float32):
-        tiling = choose_tiling(num_rows, num_columns, size, is_gated=is_gated, dtype=dtype)
-        sizes = (tiling.rows, tiling.columns, tiling.depth, tiling.num_warps)
-        assert all(n >= 1 and n & (n - 1) == 0 for n in sizes)
-        assert (tiling.rows == 1) == (num_rows == 1)
-        if tiling.rows == 1:
-            continue
-        assert tiling.rows >= max(16, num_rows)
-        assert tiling.depth >= 16
-        tile_rows = tiling.rows + tiling.columns * (2 if is_gated else 1)
-        stage_bytes = tile_rows * tiling.depth * tiling.num_warps * dtype.itemsize
-        assert tiling.num_stages * stage_bytes <= 200 * 1024
+@pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
+@pytest.mark.parametrize("num_weight_rows", [1, 2048, 6144, 151936])
+@pytest.mark.parametrize("size", [1, 1024, 3000, 12288])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tilings_can_be_compiled(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> None:
+    tiling = choose_tiling(num_rows, num_weight_rows, size, dtype)
+    assert all(n & (n - 1) == 0 for n in (tiling.columns, tiling.depth, tiling.num_warps))
+    assert tiling.columns >= 2
+    assert 8 <= tiling.depth <= max(16, 2 * size)
+    # More sums than this per thread leave no registers for weights.
+    sums = num_rows * tiling.columns * tiling.depth * dtype.itemsize // 16 / (32 * tiling.num_warps)
+    assert sums <= 64 or tiling.depth == 16

@@ -16,7 +16,7 @@ def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 16, 33, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("num_columns", "size"), [(1024, 3072), (6144, 1024), (4096, 12288), (10007, 4096)])
 def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: torch.dtype) -> None:
     from octavo.layers.triton_linear import skinny_linear
@@ -57,7 +57,7 @@ class FeedForwards:
             skinny_linear(inner, down, residual=self.hidden)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,66 @@
+"""The physical bound of a serving workload: what must be read and computed at least. Needs no GPU."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from gpu_workloads import Workload
+
+# Qwen3: hidden size, layers, attention heads, intermediate size; all have 8 kv heads of 128.
+SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288)}
+
+
+def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, number_bytes: int) -> float:
+    """Seconds for a workload, of which everything runs at once.
+
+    Each step reads the weights and the keys and values of every live token once, however many sequences
+    have it in common. Each distinct prefix is prefilled once. Operations run at the peak.
+
+    Args:
+        size: of the model.
+        workload: what is run.
+        bandwidth: bytes per second.
+        flops: operations per second.
+        number_bytes: of a number of the KV cache.
+    """
+    _, layers, heads, _ = SHAPES[size]
+    weights, head = num_weights(size)
+    # Prompts that live longest come first, so that a token lives as long as the first prompt that has it.
+    longest_first = np.argsort(workload.max_tokens)[::-1]
+    prompts = [workload.prompts[index] for index in longest_first]
+    lives = np.array(workload.max_tokens)[longest_first]
+    begin, end = np.array(own_begins(prompts)), np.array([len(prompt) for prompt in prompts])
+    products = 2 * weights * (end - begin).sum()
+    attention = 4 * layers * heads * 128 * (end**2 - begin**2).sum() / 2
+    seconds = (products + attention) / flops
+    for step in range(1, lives[0]):
+        live = lives > step
+        num_sequences = workload.n * int(live.sum())
+        num_tokens = int((end - begin)[live].sum()) + num_sequences * step
+        seconds += step_bytes(size, num_tokens, number_bytes) / bandwidth
+        seconds += 2 * (weights + head) * num_sequences / flops
+    return float(seconds)
+
+
+def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Position from which on each prompt differs from all prompts before it: exact, by a trie."""
+    children: dict[tuple[int, int], int] = {}
+    begins = []
+    for prompt in prompts:
+        node, known = 0, 0
+        for token in prompt:
+            num_nodes = len(children)
+            node = children.setdefault((node, token), num_nodes + 1)
+            known += len(children) == num_nodes
+        begins.append(known)
+    return begins
+
+
+def num_weights(size: str) -> tuple[int, int]:
+    """Numbers in the layers' products, and in the LM head."""
+    hidden, layers, heads, inner = SHAPES[size]
+    return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
+
+
+def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2) -> int:
+    """Bytes a decode step must read: all weights, and the keys and values of so many tokens."""
+    return 2 * sum(num_weights(size)) + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes

@@ -1,0 +1,116 @@
+"""GPU serving workloads as token ids: deterministic, no tokenizer, the same for every engine.
+
+And what vLLM 0.26 was recorded to do with them on an H200. Needs neither torch nor a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+# Measured on an H200 with vLLM 0.26 in another run: tokens per second; milliseconds for ttft8k.
+RECORDED_VLLM = {
+    ("0.6b", "nano"): 23330, ("0.6b", "shared"): 11123, ("0.6b", "mid"): 20928, ("0.6b", "single"): 600,
+    ("0.6b", "ttft8k"): 33, ("8b", "mid"): 6102, ("8b", "shared"): 6884, ("8b", "single"): 189,
+    ("8b", "ttft8k"): 212,
+}  # fmt: skip
+RECORDED_VLLM_FP8 = {("0.6b", "nano"): 24440, ("0.6b", "shared"): 10860}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests submitted at once.
+
+    Attributes:
+        prompts: token ids of each request.
+        max_tokens: tokens that each of a request's completions gets.
+        n: completions of each request.
+        unit: "tokens/s" of output, or "ms" for all of it.
+    """
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    n: int = 1
+    unit: str = "tokens/s"
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.n * sum(self.max_tokens)
+
+    def rate(self, seconds: float) -> float:
+        """What the unit says of a run that took so long."""
+        return seconds * 1000 if self.unit == "ms" else self.num_output_tokens / seconds
+
+
+def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | None:
+    """What was recorded of vLLM with the same cache, or None."""
+    recorded = RECORDED_VLLM_FP8 if kv_cache_dtype == "fp8" else RECORDED_VLLM
+    return recorded.get((size, workload))
+
+
+def _ids(rng: Random, num: int) -> list[int]:
+    return [rng.randint(0, 10000) for _ in range(num)]
+
+
+def nano() -> Workload:
+    """256 requests, 100-1024 in, 100-1024 out."""
+    rng = Random(0)
+    prompts = [_ids(rng, rng.randint(100, 1024)) for _ in range(256)]
+    return Workload(prompts, [rng.randint(100, 1024) for _ in range(256)])
+
+
+def mid() -> Workload:
+    """128 requests, 256-1024 in, 128-256 out."""
+    rng = Random(3000)
+    prompts = [_ids(rng, rng.randint(256, 1024)) for _ in range(128)]
+    return Workload(prompts, [rng.randint(128, 256) for _ in range(128)])
+
+
+def single() -> Workload:
+    """512 in, 256 out."""
+    return Workload([_ids(Random(4000), 512)], [256])
+
+
+def ttft8k() -> Workload:
+    """8192 in, 1 out."""
+    return Workload([_ids(Random(5000), 8192)], [1], unit="ms")
+
+
+def shared() -> Workload:
+    """256 requests with a common prefix of 4096 tokens, 64-128 of their own in, 256 out."""
+    rng = Random(1000)
+    prefix = _ids(rng, 4096)
+    return Workload([prefix + _ids(rng, rng.randint(64, 128)) for _ in range(256)], [256] * 256)
+
+
+def samples64x8() -> Workload:
+    """64 prompts of 512-1024 tokens, 8 completions of 128 tokens each."""
+    rng = Random(6000)
+    return Workload([_ids(rng, rng.randint(512, 1024)) for _ in range(64)], [128] * 64, n=8)
+
+
+def rag() -> Workload:
+    """A system prompt of 1024 tokens, 16 documents of 2048, 16 questions of 32-64 on each, 64 out."""
+    rng = Random(7000)
+    system = _ids(rng, 1024)
+    documents = [system + _ids(rng, 2048) for _ in range(16)]
+    prompts = [document + _ids(rng, rng.randint(32, 64)) for document in documents for _ in range(16)]
+    return Workload(prompts, [64] * 256)
+
+
+def fewshot() -> Workload:
+    """512 inputs of 16-32 tokens behind the same 4096 tokens of examples, 1 out."""
+    rng = Random(8000)
+    examples = _ids(rng, 4096)
+    return Workload([examples + _ids(rng, rng.randint(16, 32)) for _ in range(512)], [1] * 512)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "single": single,
+    "ttft8k": ttft8k,
+    "mid": mid,
+    "nano": nano,
+    "shared": shared,
+    "samples64x8": samples64x8,
+    "rag": rag,
+    "fewshot": fewshot,
+}

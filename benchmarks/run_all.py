@@ -1,0 +1,40 @@
+"""Run the benchmarks that fit this machine: those for NVIDIA GPUs where there is one, else those for CPUs.
+
+    python benchmarks/run_all.py [--save MACHINE]
+
+Each prints its table and a JSON last line; with --save it keeps it under benchmarks/results.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ON_GPU = (
+    ["gpu_serving.py", "--model", "0.6b"],
+    ["gpu_serving.py", "--model", "8b"],
+    ["gpu_step.py"],
+)
+ON_CPU = (["cpu_throughput.py"], ["cpu_context.py"], ["cpu_int8_accuracy.py"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--save", metavar="MACHINE")
+    save = parser.parse_args().save
+    here = Path(__file__).parent
+    for script, *options in ON_GPU if torch.cuda.is_available() else ON_CPU:
+        if save:
+            options += ["--save", save]
+        print(f"== {script} {' '.join(options)}", flush=True)
+        if subprocess.run([sys.executable, str(here / script), *options]).returncode != 0:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

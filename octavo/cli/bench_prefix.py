@@ -1,0 +1,305 @@
+"""`octavo bench prefix`: what reading shared prefixes once gains on this machine, attention alone."""
+
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
+from octavo.attention.interface import choose_impl
+from octavo.cli.options import PrefixBenchOptions
+from octavo.errors import ConfigError
+
+NUM_STEPS = 9
+# Keys and values that one round over the layers reads at least, so that no layer finds its own in a cache.
+_ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
+_MAX_LAYERS = 16
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The options with every "auto" and None decided for this machine; fields as theirs."""
+
+    context_len: int
+    batch_sizes: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def decide(cls, options: PrefixBenchOptions) -> "Sweep":
+        """Decide.
+
+        Raises:
+            ConfigError: there is no such device, or the context is shorter than two blocks.
+        """
+        has_gpu = torch.cuda.is_available()
+        device = ("cuda" if has_gpu else "cpu") if options.device == "auto" else options.device
+        if device == "cuda" and not has_gpu:
+            raise ConfigError('device is "cuda", but torch sees no CUDA device; use device "cpu"')
+        on_gpu = device == "cuda"
+        block_size = options.block_size or (64 if on_gpu else 16)
+        context_len = options.context_len or (4096 if on_gpu else 1024)
+        if context_len < 2 * block_size:
+            raise ConfigError(
+                f"context_len must be at least two blocks of {block_size} tokens, got {context_len}"
+            )
+        return cls(
+            context_len=context_len // block_size * block_size,
+            batch_sizes=options.batch_sizes or ((1, 8, 64, 256, 512) if on_gpu else (1, 4, 16)),
+            num_heads=options.num_heads,
+            num_kv_heads=options.num_kv_heads,
+            head_dim=options.head_dim,
+            block_size=block_size,
+            dtype=_DTYPES[
+                ("bfloat16" if on_gpu else "float32") if options.dtype == "auto" else options.dtype
+            ],
+            device=torch.device(device),
+        )
+
+    @property
+    def impl(self) -> str:
+        """Implementation of attention that runs."""
+        return choose_impl("auto", self.device.type, self.dtype)
+
+    @property
+    def shared_lens(self) -> list[int]:
+        """Tokens in common at each step, whole blocks; at least a block is each sequence's own."""
+        num_blocks = self.context_len // self.block_size
+        steps = [round(num_blocks * step / (NUM_STEPS - 1)) for step in range(NUM_STEPS)]
+        return sorted({min(step, num_blocks - 1) * self.block_size for step in steps})
+
+    def num_distinct_tokens(self, batch_size: int, shared_len: int) -> int:
+        return shared_len + batch_size * (self.context_len - shared_len)
+
+    def layer_numbers(self, num_tokens: int) -> int:
+        """Numbers of keys and values of so many tokens in one layer."""
+        return 2 * num_tokens * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One decode step's attention in one layer, each sequence read by itself and shared blocks read once.
+
+    Attributes:
+        batch_size: sequences, one query token each.
+        shared_len: leading tokens that all have in common, of context_len.
+        flat_us, forest_us: microseconds, medians.
+        speedup: flat_us / forest_us.
+        bytes_ratio: keys and values read flat over distinct ones: the speed-up if only bytes counted.
+        max_difference: largest absolute difference between both results.
+    """
+
+    batch_size: int
+    shared_len: int
+    flat_us: float
+    forest_us: float
+    speedup: float
+    bytes_ratio: float
+    max_difference: float
+
+
+def run_prefix_bench(options: PrefixBenchOptions) -> None:
+    """Run the sweep; print a table, draw the plot that was asked for, print a JSON line."""
+    sweep = Sweep.decide(options)
+    if options.plot is not None:
+        check_plot(Path(options.plot))
+    points = [point for batch_size in sweep.batch_sizes for point in measure(sweep, batch_size)]
+    _print_table(sweep, points)
+    if options.plot is not None:
+        plot(sweep, points, Path(options.plot))
+    print(json.dumps({**_describe(sweep), "points": [asdict(point) for point in points]}))
+
+
+@torch.inference_mode()
+def measure(sweep: Sweep, batch_size: int) -> Iterator[Point]:
+    """Measure each step of the sweep for one batch size."""
+    most = sweep.layer_numbers(sweep.num_distinct_tokens(batch_size, 0))
+    num_numbers = max(_ROUND_BYTES[sweep.device.type] // sweep.dtype.itemsize, 2 * most)
+    numbers = torch.empty(num_numbers, dtype=sweep.dtype, device=sweep.device).normal_()
+    q = torch.randn(batch_size, sweep.num_heads, sweep.head_dim, device=sweep.device).to(sweep.dtype)
+    for shared_len in sweep.shared_lens:
+        yield _measure_point(sweep, q, numbers, shared_len)
+
+
+def _measure_point(sweep: Sweep, q: Tensor, numbers: Tensor, shared_len: int) -> Point:
+    batch_size = q.shape[0]
+    num_tokens = sweep.num_distinct_tokens(batch_size, shared_len)
+    cache = _layers(sweep, numbers, num_tokens)
+    flat, forest = _metadata(sweep, make_block_tables(sweep, batch_size, shared_len))
+
+    def attend(metadata: AttentionMetadata, layer: int) -> Tensor:
+        return paged_attention(q, *cache.layer(layer), metadata, scale=sweep.head_dim**-0.5)
+
+    def seconds(metadata: AttentionMetadata) -> float:
+        num_layers = cache.data.shape[0]
+
+        def all_layers() -> None:
+            for layer in range(num_layers):
+                attend(metadata, layer)
+
+        return median_seconds(all_layers, sweep.device) / num_layers
+
+    difference = (attend(flat, 0).float() - attend(forest, 0).float()).abs().max().item()
+    flat_s, forest_s = seconds(flat), seconds(forest)
+    return Point(
+        batch_size=batch_size,
+        shared_len=shared_len,
+        flat_us=flat_s * 1e6,
+        forest_us=forest_s * 1e6,
+        speedup=flat_s / forest_s,
+        bytes_ratio=batch_size * sweep.context_len / num_tokens,
+        max_difference=difference,
+    )
+
+
+def _layers(sweep: Sweep, numbers: Tensor, num_tokens: int) -> KVCache:
+    """View random numbers as the caches of as many layers as they suffice for."""
+    size = sweep.layer_numbers(num_tokens)
+    num_layers = min(_MAX_LAYERS, numbers.shape[0] // size)
+    num_blocks = num_tokens // sweep.block_size
+    shape = (num_layers, 2, num_blocks, sweep.num_kv_heads, sweep.block_size, sweep.head_dim)
+    return KVCache(numbers[: num_layers * size].view(shape))
+
+
+def make_block_tables(sweep: Sweep, batch_size: int, shared_len: int) -> np.ndarray:
+    """Deal shuffled blocks: the same ones to all rows first, then each row its own; [S, blocks] int32."""
+    num_shared = shared_len // sweep.block_size
+    num_own = sweep.context_len // sweep.block_size - num_shared
+    ids = np.random.default_rng(0).permutation(num_shared + batch_size * num_own).astype(np.int32)
+    own = ids[num_shared:].reshape(batch_size, num_own)
+    return np.concatenate([np.tile(ids[:num_shared], (batch_size, 1)), own], axis=1)
+
+
+def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata, AttentionMetadata]:
+    """Make a decode step's metadata without and with sharing, plans included: layers share them."""
+    batch_size, device = block_tables.shape[0], sweep.device
+    seq_lens = np.full(batch_size, sweep.context_len, dtype=np.int32)
+    cu_seqlens_q = np.arange(batch_size + 1, dtype=np.int32)
+    plain = AttentionMetadata(
+        cu_seqlens_q=torch.from_numpy(cu_seqlens_q).to(device),
+        seq_lens=torch.from_numpy(seq_lens).to(device),
+        positions=torch.from_numpy(seq_lens - 1).to(device),
+        slot_mapping=torch.full((batch_size,), -1, device=device),
+        block_table=torch.from_numpy(block_tables).to(device),
+        max_query_len=1,
+        max_seq_len=sweep.context_len,
+    )
+    step = (block_tables, seq_lens, cu_seqlens_q, sweep.block_size)
+    if sweep.impl != "triton":
+        flat = replace(plain, plan=ForestPlan.flat(seq_lens, cu_seqlens_q))
+        return flat, replace(plain, plan=ForestPlan.from_block_tables(*step))
+    forest = DeviceForest(
+        max_num_seqs=batch_size,
+        num_heads=sweep.num_heads,
+        num_kv_heads=sweep.num_kv_heads,
+        head_dim=sweep.head_dim,
+        block_size=sweep.block_size,
+        dtype=sweep.dtype,
+        device=device,
+    )
+    plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
+    forest.upload(plan)
+    return plain, replace(plain, forest=forest if plan.num_units else None)
+
+
+def median_seconds(call: Callable[[], None], device: torch.device, repeat: int = 9) -> float:
+    """Median seconds of a call: replays of a CUDA graph between events, or wall time on a CPU."""
+    call()
+    if device.type == "cuda":
+        return _median_replay_seconds(call, repeat)
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _median_replay_seconds(call: Callable[[], None], repeat: int) -> float:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(2):
+        graph.replay()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
+    for begin, end in events:
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1000
+
+
+def _describe(sweep: Sweep) -> dict[str, object]:
+    name = (
+        torch.cuda.get_device_name() if sweep.device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    texts = {"dtype": str(sweep.dtype).removeprefix("torch."), "device": str(sweep.device)}
+    return {**asdict(sweep), **texts, "device_name": name, "impl": sweep.impl}
+
+
+def _title(sweep: Sweep) -> str:
+    described = _describe(sweep)
+    return (
+        f"decode attention, {sweep.context_len} tokens of context, "
+        f"{sweep.num_heads}/{sweep.num_kv_heads} heads of {sweep.head_dim}, "
+        f"{described['dtype']}, {described['impl']} on {described['device_name']}"
+    )
+
+
+def _print_table(sweep: Sweep, points: list[Point]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"speed-up of shared blocks read once\n{_title(sweep)}"
+    table = Table("context in common", *(f"batch {size}" for size in sweep.batch_sizes), title=title)
+    for shared_len in sweep.shared_lens:
+        row = [point for point in points if point.shared_len == shared_len]
+        cells = (f"{point.speedup:.2f}x ({point.forest_us:.0f} us)" for point in row)
+        table.add_row(f"{shared_len / sweep.context_len:.1%}", *cells)
+    Console().print(table)
+
+
+def check_plot(path: Path) -> None:
+    """Check, before anything is measured, that the plot can be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be one of its.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("plot needs matplotlib, which is not installed; run: pip install 'octavo[plot]'")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"plot must be a .png, .svg or .pdf file, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"plot must be in a folder that exists; there is no {str(path.parent)!r}")
+
+
+def plot(sweep: Sweep, points: list[Point], path: Path) -> None:
+    """Draw a curve of the speed-up for each batch size."""
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for batch_size in sweep.batch_sizes:
+        curve = [point for point in points if point.batch_size == batch_size]
+        shares = [100 * point.shared_len / sweep.context_len for point in curve]
+        axes.plot(shares, [point.speedup for point in curve], marker="o", label=f"batch {batch_size}")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_xlabel("context in common, %")
+    axes.set_ylabel("speed-up over reading each sequence by itself")
+    axes.set_title(_title(sweep), fontsize=9)
+    axes.legend()
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,127 @@
+"""The engine one step ahead of its device, played by a runner that keeps the newest token to itself."""
+
+from collections.abc import Callable
+
+import pytest
+from llm_helpers import assert_drained
+
+from octavo import LLM, SamplingParams
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.request import Request
+from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.step_result import StepResult
+from octavo.errors import EngineError
+
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]
+MakeLLM = Callable[..., LLM]
+
+
+class AheadRunner:
+    """Computes a step when it is launched; the host gets to know the outcome when it waits."""
+
+    runs_ahead = True
+
+    def __init__(self, inner: ModelRunner) -> None:
+        self.inner = inner
+        self.decoder, self.kv_cache = inner.decoder, inner.kv_cache
+        self.newest: dict[Request, int] = {}
+        self.num_launched = self.num_waited = self.most_in_flight = 0
+        self.fails_at = -1
+
+    def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
+        ahead = [item.request for item in step.scheduled if item.end > len(item.request.token_ids)]
+        for request in ahead:
+            request.token_ids.append(self.newest[request])
+        result = self.inner.launch(step)()
+        for request in ahead:
+            request.token_ids.pop()
+        self.newest.update({request: token.token_id for request, token in result.sampled.items()})
+        self.num_launched += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_launched - self.num_waited)
+        fails = self.num_launched == self.fails_at
+
+        def wait() -> StepResult:
+            self.num_waited += 1
+            if fails:
+                raise RuntimeError("device fell off")
+            return result
+
+        return wait
+
+    def release(self, request: Request) -> None:
+        self.inner.release(request)
+
+
+def ahead(llm: LLM) -> tuple[LLM, AheadRunner]:
+    assert isinstance(llm.engine.runner, ModelRunner)
+    runner = llm.engine.runner = AheadRunner(llm.engine.runner)
+    return llm, runner
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=25, ignore_eos=True),
+        SamplingParams(seed=3, max_tokens=25, top_k=20, n=3),
+        SamplingParams(seed=3, max_tokens=9, stop_token_ids=list(range(0, 100, 7))),
+        SamplingParams(seed=3, max_tokens=9, logprobs=2, presence_penalty=0.5, min_tokens=4),
+        SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1),
+    ],
+    ids=["greedy", "forks", "stop tokens", "penalties", "prompt logprobs"],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_blocks": 11}, {"max_num_batched_tokens": 5}, {"max_num_seqs": 2}], ids=str
+)
+def test_outputs_are_those_of_an_engine_that_waits(
+    tiny: MakeLLM, params: SamplingParams, options: dict[str, int]
+) -> None:
+    expected = tiny(**options).generate(PROMPTS, params)
+    llm, runner = ahead(tiny(**options))
+    outputs = llm.generate(PROMPTS, params)
+    assert [[c.token_ids for c in o.outputs] for o in outputs] == [
+        [c.token_ids for c in o.outputs] for o in expected
+    ]
+    assert [[c.logprobs for c in o.outputs] for o in outputs] == [
+        [c.logprobs for c in o.outputs] for o in expected
+    ]
+    assert [o.prompt_logprobs for o in outputs] == [o.prompt_logprobs for o in expected]
+    if params.is_plain and params.max_tokens != 1:
+        assert runner.most_in_flight == 2, "the engine never ran ahead"
+    assert_drained(llm)
+
+
+def test_requests_of_both_kinds_together(tiny: MakeLLM) -> None:
+    params = [
+        SamplingParams(seed=1, max_tokens=20, ignore_eos=True),
+        SamplingParams(seed=2, max_tokens=5, logprobs=1, ignore_eos=True),
+    ] * 2
+    expected = tiny().generate(PROMPTS, params)
+    llm, _ = ahead(tiny())
+    outputs = llm.generate(PROMPTS, params)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_an_abort_while_steps_are_under_way(tiny: MakeLLM, num_steps: int) -> None:
+    llm, _ = ahead(tiny())
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    request_ids = [llm.engine.add_request(prompt, params) for prompt in PROMPTS]
+    for _ in range(num_steps):
+        llm.engine.step()
+    for request_id in request_ids[1:]:
+        llm.engine.abort(request_id)
+    deltas = []
+    while llm.engine.has_unfinished_requests:
+        deltas += llm.engine.step()
+    assert {delta.request_id for delta in deltas} == {request_ids[0]}
+    assert_drained(llm)
+
+
+def test_a_step_that_fails_late_ends_only_its_requests(tiny: MakeLLM) -> None:
+    llm, runner = ahead(tiny())
+    runner.fails_at = 3
+    with pytest.raises(EngineError, match="device fell off"):
+        llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert_drained(llm)
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert all(len(output.outputs[0].token_ids) == 20 for output in outputs)

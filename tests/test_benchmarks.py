@@ -1,0 +1,85 @@
+"""The arithmetic behind benchmark figures: a bound that is wrong makes every fraction of it wrong."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def prefixes(prompts: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bound_counts_every_distinct_prefix_once(seed: int) -> None:
+    """Prompts of two letters share prefixes at every depth, and end at different times."""
+    import gpu_bound
+    from gpu_workloads import Workload
+
+    rng = Random(seed)
+    prompts = [[rng.randrange(2) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 20))]
+    max_tokens = [rng.randint(1, 5) for _ in prompts]
+    workload = Workload(prompts, max_tokens, n=rng.randint(1, 3))
+    bandwidth, flops = 1e12, 1e14
+    _, layers, heads, _ = gpu_bound.SHAPES["0.6b"]
+    weights, head = gpu_bound.num_weights("0.6b")
+    num_keys = sum(len(prefix) - 0.5 for prefix in prefixes(prompts))
+    expected = (2 * weights * len(prefixes(prompts)) + 4 * layers * heads * 128 * num_keys) / flops
+    for step in range(1, max(max_tokens)):
+        live = [prompt for prompt, num in zip(prompts, max_tokens, strict=True) if num > step]
+        num_tokens = len(prefixes(live)) + workload.n * len(live) * step
+        expected += gpu_bound.step_bytes("0.6b", num_tokens) / bandwidth
+        expected += 2 * (weights + head) * workload.n * len(live) / flops
+    assert gpu_bound.bound_s("0.6b", workload, bandwidth, flops, 2) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "results").glob("*gpu_serving*.json")), ids=lambda path: path.name
+)
+def test_every_result_file_can_be_drawn(path: Path) -> None:
+    from plot_gpu import bars, unit
+
+    report = json.loads(path.read_text())
+    for workload, result in report["results"].items():
+        rates = bars(report, workload)
+        assert rates["Octavo"] > 0
+        bound_is_larger = rates["physical bound"] > rates["Octavo"]
+        assert bound_is_larger == (unit(workload, result) == "tokens/s"), workload
+
+
+def test_bars_show_what_the_file_holds() -> None:
+    from plot_gpu import bars
+
+    result = {"unit": "tokens/s", "rate": 50.0, "seconds": [3.0, 2.0], "bound_s": 1.0}
+    peers = {"hf": {"rate": 5.0, "note": ""}, "unshared": {"rate": 20.0, "seconds": [5.0]}}
+    report = {"model": "0.6b", "kv_cache_dtype": "auto", "results": {"nano": result | peers, "new": result}}
+    assert bars(report, "nano") == {
+        "Octavo": 50.0,
+        "Octavo, sharing off": 20.0,
+        "HF transformers": 5.0,
+        "vLLM 0.26 (recorded)": 23330,
+        "physical bound": 100.0,
+    }
+    assert bars(report, "new") == {"Octavo": 50.0, "physical bound": 100.0}
+
+
+def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prefix_accuracy
+
+    monkeypatch.setattr(prefix_accuracy, "OUTPUT_LEN", 4)
+    expected = [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]
+    got = [[1, 2, 3, 4], [1, 9, 3, 4], [1, 2, 3, 9]]
+    divergences = prefix_accuracy.find_divergences(expected, got)
+    assert divergences == [{"row": 1, "position": 1}, {"row": 2, "position": 3}]
+    figures = prefix_accuracy.agreement([{**d, "margin": 0.5 * d["position"]} for d in divergences], 3)
+    assert figures["equal_tokens"] == (4 + 1 + 3) / 12
+    assert figures["equal_answers"] == pytest.approx(1 / 3)
+    assert figures["margin_largest_at_a_difference"] == 1.5
