@@ -101,6 +101,15 @@ def save(name: str, result: dict[str, object], machine_name: str) -> Path:
     return path
 
 
+def publish(name: str, figures: dict[str, object], machine_name: str | None) -> None:
+    """Print figures as a JSON line, with the machine they are of; keep them in a file if it has a name."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    report: dict[str, object] = {"machine": {**machine(), **gpu}, **figures}
+    if machine_name:
+        print("saved", save(name, report, machine_name))
+    print(json.dumps(report))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Format a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]

@@ -1,7 +1,7 @@
 """Attention kernels on one GPU, beside FlashAttention-3 if its shared object is at hand.
 
-    python -m benchmarks.gpu_attention [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
-                                       [--kv-cache-dtype fp8] [--only decode]
+    python benchmarks/gpu_attention.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
+                                       [--kv-cache-dtype fp8] [--only decode] [--save MACHINE]
 
 Keys, values and queries are random and fresh for each workload, so that neither zeros nor caches flatter.
 Each time is the median over replays of a CUDA graph of several calls. The bound is the larger of bytes over
@@ -9,7 +9,6 @@ the measured copy rate and products over the measured matrix rate. Prints a tabl
 """
 
 import argparse
-import json
 import lzma
 import statistics
 import tempfile
@@ -18,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from common import publish, table
 from torch import Tensor
 
-from benchmarks.common import table
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8, read_rows
 from octavo.attention.options import ScoreOptions
@@ -258,6 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="fp8: decode over float8 too"
     )
+    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     implementations: dict[str, Callable[[Batch], Attend]] = {"octavo": octavo_attention}
     if arguments.fa3:
@@ -276,11 +276,7 @@ def main() -> None:
                 results.append({"workload": workload.name, "block_size": block_size, "impl": name, **figures})
     header = ["workload", "block", "kernel", "bound us", "us", "of bound", "TB/s", "TFLOP/s", "error"]
     print(table(header, rows))
-    print(
-        json.dumps(
-            {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **rates, "results": results}
-        )
-    )
+    publish("gpu_attention", {**rates, "results": results}, arguments.save)
 
 
 if __name__ == "__main__":

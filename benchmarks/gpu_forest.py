@@ -1,6 +1,6 @@
 """Decoding with shared prefixes on one GPU: shared blocks read once, beside reading each sequence flat.
 
-    python -m benchmarks.gpu_forest [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--sweep]
+    python benchmarks/gpu_forest.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--sweep] [--save MACHINE]
 
 All implementations get the same block tables, whose sequences truly share blocks. Keys, values and queries
 are random; each replay of a CUDA graph goes through the caches of several layers, so that no layer finds its
@@ -10,7 +10,6 @@ Prints a table, then one line of JSON. --sweep tries tilings instead and prints 
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from benchmarks.common import median_s, table
-from benchmarks.gpu_attention import (
+from common import median_s, publish, table
+from gpu_attention import (
     call_flash_attention_3,
     copy_rate,
     graph_seconds,
     load_flash_attention_3,
     matrix_rate,
 )
+from torch import Tensor
+
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_nodes import attend_nodes
@@ -273,8 +272,8 @@ def implementations(batch: Batch, with_fa3: bool) -> Iterator[tuple[str, Attend,
             yield "fa3 twice, no merge", fa3_twice(batch), False
 
 
-def compare(with_fa3: bool) -> None:
-    """Measure every workload and print the table and the JSON line."""
+def compare(with_fa3: bool, machine_name: str | None) -> None:
+    """Measure every workload and print the table and the JSON line; keep it if the machine has a name."""
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
     for workload in WORKLOADS:
@@ -295,8 +294,7 @@ def compare(with_fa3: bool) -> None:
             rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *cells])
             results.append({"workload": workload.name, "impl": name, **figures})
     print(table(["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us"], rows))
-    device = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    print(json.dumps({**device, **rates, "results": results}))
+    publish("gpu_forest", {**rates, "results": results}, machine_name)
 
 
 def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
@@ -359,13 +357,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Decoding with shared prefixes on one GPU.")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
     parser.add_argument("--sweep", action="store_true", help="try tilings instead of comparing")
+    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     if arguments.sweep:
         sweep()
         return
     if arguments.fa3:
         load_flash_attention_3(arguments.fa3)
-    compare(arguments.fa3 is not None)
+    compare(arguments.fa3 is not None, arguments.save)
 
 
 if __name__ == "__main__":

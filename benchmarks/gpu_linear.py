@@ -1,7 +1,7 @@
 """Products of few rows on one GPU, beside cuBLAS with separate norm and activation kernels.
 
-    python -m benchmarks.gpu_linear [--models 0.6b 8b] [--rows 1 2 4]
-    python -m benchmarks.gpu_linear --sweep [--models ...] [--rows ...]
+    python benchmarks/gpu_linear.py [--models 0.6b 8b] [--rows 1 2 4] [--save MACHINE]
+    python benchmarks/gpu_linear.py --sweep [--models ...] [--rows ...]
 
 A time is that of a CUDA graph of one call per copy of the weights, divided by their number: together the
 copies are several times the L2 cache, so that weights come from memory, as in a decoder. The bound is bytes
@@ -10,7 +10,6 @@ prints the best few, and what Octavo's tiling takes with overlapping launches an
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,10 +18,10 @@ from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing import get_context
 
 import torch
+from common import publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.common import table
 from octavo.layers import triton_launch
 from octavo.layers.linear_tiling import Tiling, choose_tiling
 from octavo.layers.triton_activation import gated_activation
@@ -232,6 +231,7 @@ def main() -> None:
     parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     if arguments.sweep:
         results = run_sweep(arguments.models, arguments.rows)
@@ -243,9 +243,7 @@ def main() -> None:
             for result in compare(model, num_rows)
         ]
         print(table(list(results[0]), [list(result.values()) for result in results]))
-    print(
-        json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results})
-    )
+    publish("gpu_linear", {"results": results}, arguments.save)
 
 
 if __name__ == "__main__":

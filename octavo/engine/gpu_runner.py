@@ -83,14 +83,16 @@ class GpuRunner:
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
-        self.kv_cache.copy_blocks(step.block_copies)
         requests = [item.request for item in step.scheduled]
-        if self._rows.update_tables(requests):
+        # Triton launches on the current device, whatever its arguments live on.
+        with torch.cuda.device(self._device):
+            self.kv_cache.copy_blocks(step.block_copies)
+            if self._rows.update_tables(requests):
+                self._batch = []
+            if all(item.samples and self._rows.holds(item.request, item.start) for item in step.scheduled):
+                return self._decode(requests, [item.end for item in step.scheduled])
             self._batch = []
-        if all(item.samples and self._rows.holds(item.request, item.start) for item in step.scheduled):
-            return self._decode(requests, [item.end for item in step.scheduled])
-        self._batch = []
-        return self._mixed(step.scheduled)
+            return self._mixed(step.scheduled)
 
     def release(self, request: Request) -> None:
         """See StepRunner."""
