@@ -66,7 +66,7 @@ class OutputProcessor:
         if sampled.top is not None:
             logprobs = (self.named(sampled.top),)
             self._append_logprobs(output, logprobs[0], sampled.token_id)
-        text = self._new_text(completion, sampled.token_id)
+        text = self._new_text(completion, sampled.token_id) if completion.decoder is not None else ""
         return self._delta(completion, text, (sampled.token_id,), logprobs)
 
     def close(self, request: Request) -> CompletionDelta:
@@ -99,8 +99,7 @@ class OutputProcessor:
 
     def _new_text(self, completion: _Completion, token_id: int) -> str:
         request = completion.request
-        if completion.decoder is None:
-            return ""
+        assert completion.decoder is not None
         ended_by_token = request.finish_reason == "stop"
         text = ""
         if not ended_by_token or request.params.include_stop_str_in_output:
@@ -142,6 +141,8 @@ class OutputProcessor:
     ) -> CompletionDelta:
         request, output = completion.request, completion.output
         output.text += text
+        if request.finish_reason is None:
+            return CompletionDelta(request.request_id, request.index, text, token_ids, logprobs)
         output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
         output.message = request.message
         return CompletionDelta(
@@ -153,7 +154,7 @@ class OutputProcessor:
             request.finish_reason,
             request.stop_reason,
             request.message,
-            self._finished_output(request) if request.finish_reason else None,
+            self._finished_output(request),
         )
 
     def _finished_output(self, request: Request) -> RequestOutput | None:

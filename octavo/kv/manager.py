@@ -165,12 +165,13 @@ class KVCacheManager:
             InvalidArgumentError: more tokens are computed than are known or fit the blocks, or the token
                 ids differ from those of earlier calls.
         """
+        if sequence.grows_in_its_last_block(num_computed_tokens) and num_computed_tokens <= len(token_ids):
+            # What nearly every decoding step does.
+            sequence.num_filled_tokens = num_computed_tokens
+            return False
         self._require_ours(sequence)
         num_full = sequence.num_full_blocks(token_ids, num_computed_tokens)
         sequence.require_capacity(num_computed_tokens)
-        if num_full == sequence.num_committed:
-            sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_computed_tokens)
-            return False
         sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
         self._set_filled(sequence, max(sequence.num_filled_tokens, num_computed_tokens))
         if not self.enable_prefix_caching:

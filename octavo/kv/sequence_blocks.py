@@ -65,6 +65,14 @@ class SequenceBlocks:
         """Tokens that fit into the blocks held now."""
         return len(self.block_ids) * self.block_size
 
+    def grows_in_its_last_block(self, num_tokens: int) -> bool:
+        """True when `num_tokens`, at least those filled now, fit the blocks and complete none of them."""
+        size = self.block_size
+        return (
+            num_tokens // size == self.num_committed
+            and self.num_filled_tokens <= num_tokens <= len(self.block_ids) * size
+        )
+
     def num_full_blocks(self, token_ids: Sequence[int], num_tokens: int) -> int:
         """Return how many blocks the first `num_tokens` of `token_ids` fill; 0 for 0 tokens or less.
 
