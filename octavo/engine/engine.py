@@ -1,7 +1,7 @@
 """The engine: requests in, deltas out, one step at a time.
 
-    add_request -> [ schedule -> execute -> process ] -> CompletionDelta
-                     scheduler   model_runner  output_processor
+    add_request -> [ schedule -> launch -> process ] -> CompletionDelta
+                     scheduler   runner    output_processor
 
 The three parts of a step are separate, so that planning runs ahead of the device: where the runner allows it,
 the next step is launched before the last one's tokens are known. A stop token is then found one step late;
@@ -14,32 +14,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.attention import KVCache
-from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
+from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import gib, plan_execution
-from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
-from octavo.engine.step_result import StepResult, StepRunner
-from octavo.errors import ConfigError, EngineError, InvalidArgumentError, OctavoError
+from octavo.engine.step_result import StepResult
+from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager, KVStats
-from octavo.models import (
-    Decoder,
-    ModelConfig,
-    ModelSource,
-    load_decoder,
-    load_tokenizer,
-    open_weights,
-    parameter_shapes,
-    read_config,
-    resolve_model,
-)
+from octavo.models import Decoder, ModelConfig, load_tokenizer, read_config, resolve_model
 from octavo.outputs import CompletionDelta, RequestMetrics
-from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -111,11 +98,6 @@ class Engine:
             gib(plan.working_bytes),
             gib(plan.free_bytes),
         )
-        if decoder is not None and decoder.deterministic != config.deterministic:
-            raise ConfigError(
-                f"deterministic={config.deterministic} contradicts the decoder that was given, "
-                f"which was loaded with deterministic={decoder.deterministic}"
-            )
         self.tokenizer = load_tokenizer(source)
         self.manager = KVCacheManager(
             plan.num_blocks,
@@ -128,7 +110,9 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
-        self.runner = self._make_runner(decoder or self._load_decoder(source, progress))
+        if decoder is None:
+            decoder = read_decoder(source, config, plan, self.model_config, progress)
+        self.runner = make_runner(decoder, config, plan)
         self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self.outputs = OutputProcessor(self.tokenizer)
         self.prompts = PromptReader(
@@ -221,60 +205,6 @@ class Engine:
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             kv=self.manager.stats(),
-        )
-
-    def _make_runner(self, decoder: Decoder) -> StepRunner:
-        plan, cache = self.plan, self._allocate_kv_cache()
-        impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
-        if plan.device.type == "cuda" and impl == "triton":
-            from octavo.engine.gpu_runner import GpuRunner
-
-            return GpuRunner(
-                decoder,
-                cache,
-                max_num_seqs=self.config.max_num_seqs,
-                max_num_tokens=plan.max_num_batched_tokens,
-                max_model_len=plan.max_model_len,
-                device=plan.device,
-                share_prefixes=self.config.share_prefixes and not self.config.deterministic,
-            )
-        return ModelRunner(
-            decoder,
-            cache,
-            max_num_seqs=self.config.max_num_seqs,
-            max_model_len=plan.max_model_len,
-            device=plan.device,
-            share_prefixes=self.config.share_prefixes,
-        )
-
-    def _load_decoder(self, source: ModelSource, progress: Callable[[int, int], None] | None) -> Decoder:
-        shapes = parameter_shapes(self.model_config)
-        weights = open_weights(source, self.config.load_format, shapes=shapes, seed=self.config.seed)
-        try:
-            return load_decoder(
-                self.model_config,
-                weights,
-                dtype=self.plan.dtype,
-                device=self.plan.device,
-                parallel=TensorParallel(),
-                max_model_len=self.plan.max_model_len,
-                attention_impl=self.config.attention_impl,
-                quantization=self.config.quantization,
-                deterministic=self.config.deterministic,
-                progress=progress,
-            )
-        finally:
-            weights.close()
-
-    def _allocate_kv_cache(self) -> KVCache:
-        return KVCache.allocate(
-            num_layers=self.model_config.num_layers,
-            num_blocks=self.plan.num_blocks,
-            block_size=self.plan.block_size,
-            num_kv_heads=self.model_config.num_kv_heads,
-            head_dim=self.model_config.head_dim,
-            dtype=self.plan.kv_dtype,
-            device=self.plan.device,
         )
 
     def _new_request_id(self, request_id: str | None) -> str:

@@ -1,0 +1,101 @@
+"""What an engine is put together from before its first request: weights, KV cache, the runner."""
+
+from collections.abc import Callable
+
+from octavo.attention import KVCache
+from octavo.attention.interface import choose_impl
+from octavo.config import EngineConfig
+from octavo.engine.memory import ExecutionPlan
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.step_result import StepRunner
+from octavo.errors import ConfigError
+from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
+from octavo.parallel import TensorParallel
+
+
+def read_decoder(
+    source: ModelSource,
+    config: EngineConfig,
+    plan: ExecutionPlan,
+    model: ModelConfig,
+    progress: Callable[[int, int], None] | None,
+) -> Decoder:
+    """Load a model's weights.
+
+    Args:
+        source: where they are.
+        config: how they are read, and what for.
+        plan: dtype and device.
+        model: the network.
+        progress: called with (tensors loaded, tensors in all), or None.
+
+    Raises:
+        ModelError: the weights do not fit the network, or cannot be read.
+    """
+    weights = open_weights(source, config.load_format, shapes=parameter_shapes(model), seed=config.seed)
+    try:
+        return load_decoder(
+            model,
+            weights,
+            dtype=plan.dtype,
+            device=plan.device,
+            parallel=TensorParallel(),
+            max_model_len=plan.max_model_len,
+            attention_impl=config.attention_impl,
+            quantization=config.quantization,
+            deterministic=config.deterministic,
+            progress=progress,
+        )
+    finally:
+        weights.close()
+
+
+def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> StepRunner:
+    """Allocate the KV cache, and return what runs the decoder over it on the plan's device.
+
+    Raises:
+        ConfigError: the decoder was loaded for the other kind of steps, deterministic or not.
+        OutOfMemoryError: the cache does not fit.
+    """
+    if decoder.deterministic != config.deterministic:
+        raise ConfigError(
+            f"deterministic={config.deterministic} contradicts the decoder that was given, "
+            f"which was loaded with deterministic={decoder.deterministic}"
+        )
+    cache = _allocate_kv_cache(decoder, plan)
+    if plan.device.type == "cuda" and _is_triton(decoder, cache):
+        from octavo.engine.gpu_runner import GpuRunner
+
+        return GpuRunner(
+            decoder,
+            cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_tokens=plan.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            device=plan.device,
+            share_prefixes=config.share_prefixes and not config.deterministic,
+        )
+    return ModelRunner(
+        decoder,
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        device=plan.device,
+        share_prefixes=config.share_prefixes,
+    )
+
+
+def _is_triton(decoder: Decoder, cache: KVCache) -> bool:
+    return choose_impl(decoder.attention_impl, cache.data.device.type, cache.data.dtype) == "triton"
+
+
+def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
+    return KVCache.allocate(
+        num_layers=decoder.config.num_layers,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.config.head_dim,
+        dtype=plan.kv_dtype,
+        device=plan.device,
+    )
