@@ -12,7 +12,6 @@ Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttentio
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +20,7 @@ from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_plan import RECORD
-from octavo.attention.triton_shapes import TileShape
+from octavo.attention.triton_shapes import TileShape, can_overlap
 from octavo.attention.triton_tiles import (
     Queries,
     attend_tiles,
@@ -53,11 +52,6 @@ def ancestors_argument(forest: DeviceForest | None) -> Ancestors | None:
         return None
     overlaps = tl.constexpr(can_overlap(forest.device))
     return Ancestors(forest.merge_begin, forest.partial_out, forest.partial_lse, overlaps)
-
-
-def can_overlap(device: torch.device) -> bool:
-    """Say whether a kernel can start on the device while the one before it still runs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def attend_nodes(

@@ -80,6 +80,13 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
+def can_overlap(device: torch.device) -> bool:
+    """Say whether a kernel can start on the device while the one before it still runs."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
     """Say whether the kernel for Hopper GPUs can take a cache; its strides and the options count too."""
     return (

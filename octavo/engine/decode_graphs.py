@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
-from octavo.engine.device_rows import DeviceRows, upload
+from octavo.engine.device_rows import DeviceRows
+from octavo.engine.step_input import to_device
 from octavo.models import Decoder
 
 
@@ -81,7 +82,7 @@ class DecodeGraphs:
         """Say which rows the next steps run."""
         padded = np.full(self._size_for(len(rows)), -1, dtype=np.int32)
         padded[: len(rows)] = rows
-        self._rows[: len(padded)].copy_(upload(padded, self._device))
+        self._rows[: len(padded)].copy_(to_device(padded, self._device))
 
     def decode(self, num_seqs: int, *, shares: bool, filters: bool) -> Tensor:
         """Run a step and sample.
@@ -155,19 +156,10 @@ class DecodeGraphs:
 
     def _sample(self, logits: Tensor, rows: Tensor, *, filters: bool) -> Tensor:
         from octavo.engine.triton_rows import advance_rows
-        from octavo.engine.triton_sampler import sample_tokens
 
-        state = self._state
+        state, positions = self._state, self._step[1, : rows.shape[0]]
         # A dead place borrows row 0's parameters; nobody looks at its token.
-        sampling = state.sampling.take(rows.clamp(min=0))
-        keys = self._step[1, : rows.shape[0]] - sampling.first_positions
-        sampled, is_finite = sample_tokens(
-            logits,
-            sampling.temperatures,
-            sampling.seeds,
-            keys,
-            sampling.filters() if filters else None,
-        )
+        sampled, is_finite = state.sample(logits, rows.clamp(min=0), positions, filters=filters)
         outcome = self._outcome[: rows.shape[0]]
         advance_rows(rows, sampled, is_finite, state.tokens, state.positions, outcome)
         return outcome

@@ -2,22 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
+from octavo.engine.step_input import to_device
 from octavo.kv import BlockTables
-
-if TYPE_CHECKING:
-    from octavo.engine.triton_filters import SamplingFilters
-
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device without waiting for it."""
-    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +57,11 @@ class SamplingRows:
             ],
             dtype=np.int64,
         )
-        temperatures, top_p, min_p = upload(floats.T.copy(), rows.device)
-        seeds, first_positions, top_k = upload(integers.T.copy(), rows.device)
+        temperatures, top_p, min_p = to_device(floats.T.copy(), rows.device)
+        seeds, first_positions, top_k = to_device(integers.T.copy(), rows.device)
         values = (temperatures, seeds, first_positions.int(), top_k.int(), top_p, min_p)
         for column, value in zip(self._columns(), values, strict=True):
             column.index_copy_(0, rows, value)
-
-    def filters(self) -> "SamplingFilters":
-        """The rows' top-k, top-p and min-p as the sampling kernels take them."""
-        from octavo.engine.triton_filters import SamplingFilters
-
-        return SamplingFilters(self.top_k, self.top_p, self.min_p)
 
     def _columns(self) -> tuple[Tensor, ...]:
         return (
@@ -121,6 +107,32 @@ class DeviceRows:
         self._positions = [0] * num_rows
         self._written: list[tuple[int, int, int]] = []
 
+    def sample(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, *, filters: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sample by the rows' parameters; the rows stay as they are.
+
+        Args:
+            logits: [S, V] bfloat16, float16 or float32.
+            rows: [S] int32 or int64, row of each sequence.
+            positions: [S] int32, position of the token each row of logits was computed from.
+            filters: some row asks for top-k, top-p or min-p.
+
+        Returns:
+            ([S] int32 token ids, [S] bool is finite), see sample_tokens.
+        """
+        from octavo.engine.triton_filters import SamplingFilters
+        from octavo.engine.triton_sampler import sample_tokens
+
+        taken = self.sampling.take(rows)
+        return sample_tokens(
+            logits,
+            taken.temperatures,
+            taken.seeds,
+            positions - taken.first_positions,
+            SamplingFilters(taken.top_k, taken.top_p, taken.min_p) if filters else None,
+        )
+
     def holds(self, request: Request, position: int) -> bool:
         """True when a request's row will feed the token at this position next."""
         return self._requests[request.row] is request and self._positions[request.row] == position
@@ -142,12 +154,12 @@ class DeviceRows:
         width = self.table.shape[1]
         places = np.concatenate([np.arange(row * width + a, row * width + b) for row, a, b in self._written])
         self._written = []
-        both = upload(np.stack((places, self._tables.table.ravel()[places])), self._device)
+        both = to_device(np.stack((places, self._tables.table.ravel()[places])), self._device)
         self.table.view(-1).index_copy_(0, both[0], both[1].int())
 
     def rows_of(self, requests: Sequence[Request]) -> Tensor:
         """Return the requests' rows, [S] int64; their sampling parameters are there."""
-        rows = upload(np.array([request.row for request in requests]), self._device)
+        rows = to_device(np.array([request.row for request in requests]), self._device)
         if any(self._requests[request.row] is not request for request in requests):
             self.sampling.write(rows, requests)
             for request in requests:
@@ -164,7 +176,7 @@ class DeviceRows:
             ends: positions of the tokens.
         """
         self.tokens.index_copy_(0, rows, tokens)
-        self.positions.index_copy_(0, rows, upload(np.array(ends, dtype=np.int32), self._device))
+        self.positions.index_copy_(0, rows, to_device(np.array(ends, dtype=np.int32), self._device))
         for request, end in zip(requests, ends, strict=True):
             self._positions[request.row] = end
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.engine.decode_graphs import DecodeGraphs
-from octavo.engine.device_rows import DeviceRows, asks_for_filters, upload
+from octavo.engine.device_rows import DeviceRows, asks_for_filters
 from octavo.engine.prompt_logprobs import prompt_logprobs
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, Sampler, Top
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
-from octavo.engine.step_input import StepInput, StepInputBuilder
+from octavo.engine.step_input import StepInput, StepInputBuilder, to_device
 from octavo.engine.step_result import PromptLogprobs, StepResult
 from octavo.models import Decoder
 
@@ -55,9 +55,8 @@ class GpuRunner:
         self.decoder = decoder
         self.kv_cache = kv_cache
         self._device = device
-        max_blocks = -(-max_model_len // kv_cache.block_size)
         self._inputs = StepInputBuilder(
-            max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
+            max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
         )
         self._rows = DeviceRows(self._inputs.tables, device)
         self._forest = None
@@ -139,7 +138,7 @@ class GpuRunner:
         if not sampling:
             return lambda: StepResult({}, chunks)
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
-        logits = self.decoder.compute_logits(hidden[upload(step_input.logits_indices, self._device)])
+        logits = self.decoder.compute_logits(hidden[to_device(step_input.logits_indices, self._device)])
         outcome, tops = self._sample(logits, requests, ends)
         return self._later(requests, outcome, tops, chunks)
 
@@ -153,7 +152,7 @@ class GpuRunner:
             step_input.block_table.ravel(),
         )
         sizes = [array.shape[0] for array in arrays]
-        packed = upload(np.concatenate(arrays, dtype=np.int32, casting="same_kind"), self._device)
+        packed = to_device(np.concatenate(arrays, dtype=np.int32, casting="same_kind"), self._device)
         input_ids, positions, slots, starts, seq_lens, table = packed.split(sizes)
         self._fill_in_tokens(input_ids, step_input, scheduled)
         shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
@@ -179,7 +178,7 @@ class GpuRunner:
             if item.end > len(item.request.token_ids)
         ]
         if unknown:
-            places, rows = upload(np.array(unknown).T.copy(), self._device)
+            places, rows = to_device(np.array(unknown).T.copy(), self._device)
             input_ids.index_copy_(0, places, self._rows.tokens[rows])
 
     def _sample(
@@ -195,19 +194,14 @@ class GpuRunner:
         Returns:
             [S] int32 token ids, -1 where logits were not finite, and the wanted log-probabilities.
         """
-        from octavo.engine.triton_sampler import sample_tokens
-
         rows = self._rows.rows_of(requests)
-        sampling = self._rows.sampling.take(rows)
-        last = upload(np.array(ends, dtype=np.int32), self._device) - 1
+        last = to_device(np.array(ends, dtype=np.int32) - 1, self._device)
         logprobs = self._sampler.wanted_logprobs(logits, requests)
         if not all(request.can_run_ahead for request in requests):
             logits = logits.float()
             self._sampler.adjust_(logits, requests)
-        filters = sampling.filters() if any(asks_for_filters(request) for request in requests) else None
-        ids, is_finite = sample_tokens(
-            logits, sampling.temperatures, sampling.seeds, last - sampling.first_positions, filters
-        )
+        filters = any(asks_for_filters(request) for request in requests)
+        ids, is_finite = self._rows.sample(logits, rows, last, filters=filters)
         self._rows.put(rows, requests, ids, ends)
         tops = self._sampler.tops(logprobs, [] if logprobs is None else ids.tolist(), requests)
         return ids.where(is_finite, -1), tops

@@ -44,9 +44,8 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self.share_prefixes = share_prefixes
         self._device = device
-        max_blocks = -(-max_model_len // kv_cache.block_size)
         self._inputs = StepInputBuilder(
-            max_num_seqs=max_num_seqs, max_blocks=max_blocks, block_size=kv_cache.block_size
+            max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
         )
         self._sampler = Sampler(decoder.config.vocab_size, device)
 

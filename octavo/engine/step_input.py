@@ -48,7 +48,11 @@ class StepInput:
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Wrap a host array as a tensor on the device, without waiting for the copy."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        # Copies from other memory wait for what the device is doing.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 class StepInputBuilder:
@@ -57,9 +61,9 @@ class StepInputBuilder:
     Rows are appended to, never rebuilt: a step costs O(new blocks), not O(all blocks).
     """
 
-    def __init__(self, *, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        self.tables = BlockTables(max_num_seqs, max_blocks)
+        self.tables = BlockTables(max_num_seqs, -(-max_model_len // block_size))
 
     def build(self, scheduled: list[ScheduledRequest]) -> StepInput:
         """Turn a step's requests into arrays; the requests' block-table rows are brought up to date."""

@@ -11,12 +11,11 @@ wait even if it has nothing to read: its own end tells the kernel after it that 
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from octavo.attention.triton_shapes import can_overlap
 
 # Benchmarks switch it off to see what it brings.
 OVERLAP = True
@@ -28,14 +27,9 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
     Args:
         tensor: lives where the kernel will run.
     """
-    if not OVERLAP or not tensor.is_cuda or not _can_overlap(tensor.device):
+    if not OVERLAP or not can_overlap(tensor.device):
         return {"OVERLAP": False}
     return {"OVERLAP": True, "launch_pdl": True}
-
-
-@cache
-def _can_overlap(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit
