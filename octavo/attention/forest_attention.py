@@ -58,7 +58,7 @@ def forest_attention(
         max_seq_len=int(seq_lens.max(initial=0)),
     )
     arrays = (block_tables, seq_lens, cu_seqlens_q)
-    if choose_impl(impl, q.device.type, q.dtype) == "triton":
+    if choose_impl(impl, q.device.type, k_cache.dtype) == "triton":
         metadata = replace(metadata, forest=_device_forest(q, k_cache, arrays))
     else:
         metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays, k_cache.shape[1]))
@@ -75,7 +75,7 @@ def _device_forest(
         num_kv_heads=k_cache.shape[2],
         head_dim=q.shape[2],
         block_size=k_cache.shape[1],
-        dtype=q.dtype,
+        dtype=k_cache.dtype,
         device=q.device,
     )
     plan = forest.plan(*arrays)
