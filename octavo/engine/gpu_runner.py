@@ -4,6 +4,7 @@
     device              |------ 1 ------|------ 2 ------|------ 3 ------|
 
 A decode step is one CUDA graph that takes its tokens from the device's rows, where the step before left them.
+A step with prompts under way is one for the network, and a few launches to sample.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.attention import DeviceForest, KVCache
 from octavo.engine.decode_graphs import DecodeGraphs
 from octavo.engine.device_rows import DeviceRows, asks_for_filters
+from octavo.engine.mixed_graphs import MixedGraphs
 from octavo.engine.prompt_logprobs import prompt_logprobs
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, Sampler, Top
@@ -73,6 +75,15 @@ class GpuRunner:
             )
         self.graphs = DecodeGraphs(
             decoder, kv_cache, self._rows, self._forest, max_model_len=max_model_len, device=device
+        )
+        self.mixed_graphs = MixedGraphs(
+            decoder,
+            kv_cache,
+            self._forest,
+            max_num_seqs=max_num_seqs,
+            max_num_tokens=max_num_tokens,
+            max_model_len=max_model_len,
+            device=device,
         )
         self._sampler = Sampler(decoder.config.vocab_size, device)
         # The rows whose forest is on the device, and whether they share anything.
@@ -143,30 +154,10 @@ class GpuRunner:
         return self._later(requests, outcome, tops, chunks)
 
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
-        arrays = (
-            step_input.input_ids,
-            step_input.positions,
-            step_input.slot_mapping,
-            step_input.cu_seqlens_q,
-            step_input.seq_lens,
-            step_input.block_table.ravel(),
-        )
-        sizes = [array.shape[0] for array in arrays]
-        packed = to_device(np.concatenate(arrays, dtype=np.int32, casting="same_kind"), self._device)
-        input_ids, positions, slots, starts, seq_lens, table = packed.split(sizes)
+        input_ids = self.mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
         shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
-        metadata = AttentionMetadata(
-            cu_seqlens_q=starts,
-            seq_lens=seq_lens,
-            positions=positions,
-            slot_mapping=slots,
-            block_table=table.view(step_input.block_table.shape),
-            max_query_len=int(np.diff(step_input.cu_seqlens_q).max()),
-            max_seq_len=int(step_input.seq_lens.max()),
-            forest=self._forest if shares else None,
-        )
-        return self.decoder.forward(input_ids, positions, self.kv_cache, metadata)
+        return self.mixed_graphs.forward(input_ids.shape[0], shares=shares)
 
     def _fill_in_tokens(
         self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]

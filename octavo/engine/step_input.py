@@ -55,6 +55,11 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def copy_to(target: torch.Tensor, array: np.ndarray) -> None:
+    """Copy a host array to a tensor on a GPU, without waiting for the copy."""
+    target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+
 class StepInputBuilder:
     """Keeps one block-table row per running request and builds each step's arrays from it.
 

@@ -37,6 +37,11 @@ class Embedding:
         self._multiplier = float(torch.tensor(multiplier, dtype=weight.dtype))
         self._parallel = parallel
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of results."""
+        return self._weight.dtype
+
     def __call__(self, input_ids: Tensor) -> Tensor:
         """[T] int32 or int64 ids of the whole vocabulary to a new [T, hidden]."""
         if self._parallel.size == 1:

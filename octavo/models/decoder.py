@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
@@ -76,6 +77,11 @@ class Decoder:
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
     lm_head: LMHead
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream."""
+        return self.embed_tokens.dtype
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_cache: KVCache, metadata: AttentionMetadata

@@ -79,7 +79,7 @@ def test_classes_split_by_query_length():
 
 
 def test_few_fat_units_share_their_keys_among_programs():
-    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 3
+    assert step_map([1500], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 2
     assert step_map([400], [9], fat=TileShape(64, 16, 4, 2, 4)).fat.num_parts == 1
 
 

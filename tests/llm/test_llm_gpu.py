@@ -38,6 +38,20 @@ def test_graph_equals_eager(tiny: object, kv_cache_dtype: str) -> None:
     assert (tokens(llm), tokens(llm, params)) == with_graphs
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"deterministic": True}, {"kv_cache_dtype": "fp8"}, {"share_prefixes": False}]
+)
+def test_prompts_give_the_same_tokens_in_and_out_of_graphs(tiny: object, options: dict[str, object]) -> None:
+    """A step's size comes once without a graph, then it is captured, then replayed; chunks of 32 tokens."""
+    llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256, max_num_batched_tokens=32, **options)  # type: ignore[operator]
+    rounds = []
+    for _ in range(4):
+        rounds.append(tokens(llm))
+        llm.reset_prefix_cache()
+    assert rounds[1:] == rounds[:1] * 3
+    assert any(graph is not None for graph in llm.engine.runner.mixed_graphs.graphs.values())
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_a_decode_step_never_synchronises(tiny: object) -> None:
