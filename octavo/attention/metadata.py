@@ -30,6 +30,8 @@ class AttentionMetadata:
             not use it.
         forest: shared prefixes for GPU kernels (device arrays), whose plan must be of this batch, or None.
             Others do not use it: what is shared changes the time a step takes, not its results.
+        is_fresh: there is one sequence, no token of it is in the cache yet, and token 0 is its first; tokens
+            behind its last belong to none.
     """
 
     cu_seqlens_q: Tensor
@@ -41,3 +43,4 @@ class AttentionMetadata:
     max_seq_len: int
     plan: ForestPlan | None = None
     forest: DeviceForest | None = None
+    is_fresh: bool = False

@@ -157,7 +157,8 @@ class GpuRunner:
         input_ids = self.mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
         shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
-        return self.mixed_graphs.forward(input_ids.shape[0], shares=shares)
+        is_fresh = len(scheduled) == 1 and scheduled[0].start == 0
+        return self.mixed_graphs.forward(input_ids.shape[0], shares=shares, is_fresh=is_fresh)
 
     def _fill_in_tokens(
         self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]

@@ -3,12 +3,15 @@
 Launched one by one, the few hundred kernels of such a step cost the host more time than the device.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.engine.step_input import StepInput, copy_to, to_device
+from octavo.layers.dense_attention import MIN_TOKENS
 from octavo.models import Decoder
 
 _FINEST = 16
@@ -20,16 +23,27 @@ def padded_size(num_tokens: int, max_num_tokens: int) -> int:
     return min(max_num_tokens, -(-num_tokens // step) * step)
 
 
+class MixedVariant(NamedTuple):
+    """What a graph does.
+
+    Attributes:
+        size: tokens, padded.
+        shares: sequences have prefixes in common.
+        is_fresh: see AttentionMetadata.
+    """
+
+    size: int
+    shares: bool
+    is_fresh: bool
+
+
 class MixedGraphs:
-    """Runs the network over ragged batches. A padded size that comes a second time gets a graph.
+    """Runs the network over ragged batches. A variant's graph is captured on first use.
 
     All graphs read the same buffers and leave their result in one. Tokens beyond the step's belong to no
     sequence and have slot -1; sequences beyond its own have no tokens.
 
         _step   input ids [T] | positions [T] | slots [T] | cu_seqlens_q [S + 1] | seq_lens [S]
-
-    Attributes:
-        graphs: by (padded tokens, shares); None: came once, and has no graph yet.
     """
 
     def __init__(
@@ -65,7 +79,7 @@ class MixedGraphs:
         self._table = torch.zeros(max_num_seqs, num_columns, dtype=torch.int32, device=device)
         shape = (max_num_tokens, decoder.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
-        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
+        self.graphs: dict[MixedVariant, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def load(self, step: StepInput) -> Tensor:
@@ -85,35 +99,33 @@ class MixedGraphs:
         self._table[:num_seqs, : table.shape[1]].copy_(table)
         return self._step[:num_tokens]
 
-    def forward(self, num_tokens: int, *, shares: bool) -> Tensor:
+    def forward(self, num_tokens: int, *, shares: bool, is_fresh: bool) -> Tensor:
         """Run the step that was loaded.
 
         Args:
             num_tokens: its tokens.
             shares: the forest holds a plan of it.
+            is_fresh: see AttentionMetadata.
 
         Returns:
             [num_tokens, hidden] as Decoder.forward: a view that the next step overwrites.
         """
         size = padded_size(num_tokens, self._hidden.shape[0])
-        if (size, shares) not in self.graphs:
-            # This compiles kernels and sizes workspaces, too.
-            self.graphs[size, shares] = None
-            self._run(size, shares)
-        else:
-            graph = self.graphs[size, shares]
-            if graph is None:
-                graph = self.graphs[size, shares] = self._capture(size, shares)
-            graph.replay()
+        variant = MixedVariant(size, shares, is_fresh and size >= MIN_TOKENS)
+        if variant not in self.graphs:
+            self.graphs[variant] = self._capture(variant)
+        self.graphs[variant].replay()
         return self._hidden[:num_tokens]
 
-    def _capture(self, size: int, shares: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, variant: MixedVariant) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._run(size, shares)
+        # Kernels may be compiled and loaded meanwhile, which the strict modes forbid.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+            self._run(variant)
         return graph
 
-    def _run(self, size: int, shares: bool) -> None:
+    def _run(self, variant: MixedVariant) -> None:
+        size = variant.size
         input_ids, positions, slots, starts, seq_lens = self._step.split(self._sizes)
         metadata = AttentionMetadata(
             cu_seqlens_q=starts,
@@ -123,7 +135,8 @@ class MixedGraphs:
             block_table=self._table,
             max_query_len=size,
             max_seq_len=self._max_model_len,
-            forest=self._forest if shares else None,
+            forest=self._forest if variant.shares else None,
+            is_fresh=variant.is_fresh,
         )
         hidden = self._decoder.forward(input_ids[:size], positions[:size], self._kv_cache, metadata)
         self._hidden[:size].copy_(hidden)

@@ -27,8 +27,8 @@ def working_bytes(
         share_prefixes: whether there is a forest, if not deterministic.
         deterministic: logits are float32, and there is no forest.
     """
-    # Activations of an eager step, those in the pool of mixed steps' graphs, and these graphs' result.
-    token_bytes = 2 * _bytes_per_token(model, itemsize) + itemsize * model.hidden_size
+    # Activations, and the buffer that steps with prompts leave their result in.
+    token_bytes = _bytes_per_token(model, itemsize) + itemsize * model.hidden_size
     total = _WORKSPACE_BYTES + max_num_tokens * token_bytes
     # An eager step's logits, and those in the graphs' pool, which all graphs share.
     total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if deterministic else itemsize)

@@ -37,6 +37,7 @@ def rotate_and_store(
     eps: float = 0.0,
     interleaved: bool = True,
     q_out: Tensor | None = None,
+    keep_k: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
@@ -46,7 +47,8 @@ def rotate_and_store(
 
     Args:
         qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
-            contiguous. Its q part is overwritten with the result if q_out is None; its k and v parts never.
+            contiguous. Its q part is overwritten with the result if q_out is None, its k part if keep_k; its
+            v part never.
         positions: [T] int32 or int64, rows of cos and sin; each below their length.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         cos: [num_positions, at least D / 2] float32; only the first D / 2 columns are read.
@@ -60,6 +62,7 @@ def rotate_and_store(
         interleaved: pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights;
             False: (i, i + D / 2), the order of checkpoints.
         q_out: [T, H, D], any strides, last dimension contiguous; written.
+        keep_k: write normed and rotated keys back to qkv, too; only without q_out.
         k_scale: [KH] contiguous float32, what 1.0 in a float8 k_cache stands for; None: 1.
         v_scale: [KH], likewise of v_cache.
 
@@ -79,6 +82,8 @@ def rotate_and_store(
             f"q_out must be [T, H, D] = {[qkv.shape[0], num_heads, head_dim]} with a contiguous last "
             f"dimension, got shape {list(q.shape)}, strides {list(q.stride())}"
         )
+    if keep_k and q_out is not None:
+        raise InvalidArgumentError("keep_k writes to qkv, where queries go too: q_out must be None")
     if qkv.shape[0] == 0:
         return q
     num_pairs = triton.next_power_of_2(head_dim // 2)
@@ -110,6 +115,7 @@ def rotate_and_store(
         HEADS=heads_per_program,
         NORM=norm_weight is not None,
         INTERLEAVED=interleaved,
+        KEEP_K=keep_k,
         num_warps=max(1, heads_per_program * num_pairs * 2 // 256),
         **overlap_options(qkv),
     )
@@ -230,6 +236,7 @@ def _rotate_and_store_kernel(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    KEEP_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
@@ -259,7 +266,9 @@ def _rotate_and_store_kernel(
     rotated_second = second * cos + first * sin
 
     q_at = q_ptr + token * stride_q_token + head * stride_q_head
-    _store_pairs(q_at, head < NUM_HEADS, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+    # In place the heads of keys follow those of queries.
+    is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
+    _store_pairs(q_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
         block = slot // block_size

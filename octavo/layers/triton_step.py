@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_paged import attend_with_map, plan_step
 from octavo.attention.triton_plan import StepMap
+from octavo.layers.dense_attention import MIN_TOKENS, attend_dense, can_attend_dense
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.triton_rotary import rotate_and_store
 
@@ -16,6 +18,7 @@ class TritonStep:
 
     Task maps and rotation tables are made by the first layer that needs them and used by the others. Layers
     without a window read only once what the forest of the metadata shares; the others read it per sequence.
+    A long fresh prompt alone in its step needs no map: its layers go to dense_attention where that can.
     """
 
     def __init__(
@@ -23,6 +26,9 @@ class TritonStep:
     ) -> None:
         """Keep the step; `num_heads` is H, `deterministic` as for plan_step."""
         self._deterministic = deterministic
+        # A float8 cache holds rounded keys and values: those of later steps see no others.
+        is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
+        self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= MIN_TOKENS
         self._kv_cache = kv_cache
         self._metadata = metadata
         self._num_heads = num_heads
@@ -38,6 +44,7 @@ class TritonStep:
         cos, sin = self._table(rotations)
         qk_norm, window = options.qk_norm, options.window
         k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
+        is_dense = self._is_dense and can_attend_dense(qkv, options)
         q = rotate_and_store(
             qkv,
             self._rows,
@@ -49,9 +56,14 @@ class TritonStep:
             num_heads=self._num_heads,
             norm_weight=None if qk_norm is None else qk_norm.weight,
             eps=0.0 if qk_norm is None else qk_norm.eps,
+            keep_k=is_dense,
             k_scale=k_scale,
             v_scale=v_scale,
         )
+        if is_dense:
+            return attend_dense(
+                qkv, num_heads=self._num_heads, num_kv_heads=k_cache.shape[2], scale=options.scale
+            )
         if window not in self._maps:
             self._maps[window] = plan_step(
                 q, k_cache, self._metadata, window, deterministic=self._deterministic

@@ -60,7 +60,12 @@ class QKVCase:
         self.k_cache, self.v_cache = cache.layer(0)
 
     def run(
-        self, q_out: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None
+        self,
+        q_out: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        *,
+        keep_k: bool = False,
     ) -> Tensor:
         from octavo.layers.triton_rotary import rotate_and_store
 
@@ -77,6 +82,7 @@ class QKVCase:
             eps=self.eps,
             interleaved=self.interleaved,
             q_out=q_out,
+            keep_k=keep_k,
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -153,6 +159,19 @@ def test_rotate_and_store_in_place_changes_only_q(device: str, dtype: torch.dtyp
 
 
 @everywhere
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype, interleaved: bool) -> None:
+    case = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
+    exact, same_dtype = case.expected(torch.float64), case.expected(dtype)
+    before = case.qkv.clone()
+    case.run(keep_k=True)
+    q, k = case.qkv.unflatten(1, (-1, 128))[:, :8].split((6, 2), 1)
+    assert_as_good_as_torch(q, same_dtype[0], exact[0])
+    assert_as_good_as_torch(k, same_dtype[1], exact[1])
+    assert torch.equal(case.qkv[:, 8 * 128 :], before[:, 8 * 128 :])
+
+
+@everywhere
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 def test_slot_minus_one_writes_nothing(device: str, dtype: torch.dtype, slot_dtype: torch.dtype) -> None:
     """Trap: -1 padding reaching address arithmetic."""
@@ -226,6 +245,8 @@ def test_rotate_and_store_refuses_what_does_not_fit(device: str, dtype: torch.dt
         with pytest.raises(InvalidArgumentError, match=message):
             case.run()
     case = QKVCase(device, dtype)
+    with pytest.raises(InvalidArgumentError, match="q_out must be None"):
+        case.run(torch.zeros(5, 4, 16, device=device, dtype=dtype), keep_k=True)
     with pytest.raises(InvalidArgumentError, match="q_out must be"):
         case.run(torch.zeros(5, 4, 15, device=device, dtype=dtype))
     case.v_cache = case.v_cache[1:]
