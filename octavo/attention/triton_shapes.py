@@ -41,10 +41,13 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         padded_dim: head dimension, rounded up to a power of two.
         dtype: of the cache.
     """
-    tile_bytes = _KEYS * padded_dim * dtype.itemsize
-    small = tile_bytes <= 8192
+    rows = max(16, _power_of_two(group))
+    if rows * padded_dim <= 2048 and dtype.itemsize == 2 and padded_dim >= 128:
+        # Many small programs: short sequences leave few tiles to each, whose loads others must cover.
+        return TileShape(rows, _keys(padded_dim, dtype, 8192), 2, 3, 4)
+    small = _KEYS * padded_dim * dtype.itemsize <= 8192
     return TileShape(
-        rows=max(16, _power_of_two(group)),
+        rows=rows,
         keys=_keys(padded_dim, dtype),
         num_warps=4,
         num_stages=3 if dtype.itemsize > 1 else 4,
@@ -130,9 +133,9 @@ def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> Tile
     return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
 
 
-def _keys(padded_dim: int, dtype: torch.dtype) -> int:
-    """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
-    return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))
+def _keys(padded_dim: int, dtype: torch.dtype, most_bytes: int = 16384) -> int:
+    """Keys of a tile, of at most so many bytes and values of as many: several fit into shared memory."""
+    return min(_KEYS, max(16, most_bytes // (padded_dim * dtype.itemsize)))
 
 
 def _power_of_two(n: int) -> int:
