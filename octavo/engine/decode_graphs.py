@@ -158,8 +158,7 @@ class DecodeGraphs:
         from octavo.engine.triton_rows import advance_rows
 
         state, positions = self._state, self._step[1, : rows.shape[0]]
-        # A dead place borrows row 0's parameters; nobody looks at its token.
-        sampled, is_finite = state.sample(logits, rows.clamp(min=0), positions, filters=filters)
+        sampled, is_finite = state.sample(logits, rows, positions, filters=filters)
         outcome = self._outcome[: rows.shape[0]]
         advance_rows(rows, sampled, is_finite, state.tokens, state.positions, outcome)
         return outcome

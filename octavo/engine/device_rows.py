@@ -41,10 +41,6 @@ class SamplingRows:
         floats[1] = 1.0
         return cls(floats[0], seeds, integers[0], integers[1], floats[1], floats[2])
 
-    def take(self, rows: Tensor) -> "SamplingRows":
-        """Gather rows, an int32 or int64 [S] of valid ones, into new tensors."""
-        return SamplingRows(*(column.index_select(0, rows) for column in self._columns()))
-
     def write(self, rows: Tensor, requests: Sequence[Request]) -> None:
         """Overwrite rows, [S] int64, with the parameters of S requests."""
         params = [request.params for request in requests]
@@ -60,10 +56,11 @@ class SamplingRows:
         temperatures, top_p, min_p = to_device(floats.T.copy(), rows.device)
         seeds, first_positions, top_k = to_device(integers.T.copy(), rows.device)
         values = (temperatures, seeds, first_positions.int(), top_k.int(), top_p, min_p)
-        for column, value in zip(self._columns(), values, strict=True):
+        for column, value in zip(self.columns(), values, strict=True):
             column.index_copy_(0, rows, value)
 
-    def _columns(self) -> tuple[Tensor, ...]:
+    def columns(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of the attributes."""
         return (
             self.temperatures,
             self.seeds,
@@ -114,7 +111,7 @@ class DeviceRows:
 
         Args:
             logits: [S, V] bfloat16, float16 or float32.
-            rows: [S] int32 or int64, row of each sequence.
+            rows: [S] int32 or int64, row of each sequence; -1: a dead place, whose token nobody looks at.
             positions: [S] int32, position of the token each row of logits was computed from.
             filters: some row asks for top-k, top-p or min-p.
 
@@ -122,16 +119,13 @@ class DeviceRows:
             ([S] int32 token ids, [S] bool is finite), see sample_tokens.
         """
         from octavo.engine.triton_filters import SamplingFilters
+        from octavo.engine.triton_rows import gather_parameters
         from octavo.engine.triton_sampler import sample_tokens
 
-        taken = self.sampling.take(rows)
-        return sample_tokens(
-            logits,
-            taken.temperatures,
-            taken.seeds,
-            positions - taken.first_positions,
-            SamplingFilters(taken.top_k, taken.top_p, taken.min_p) if filters else None,
-        )
+        columns = self.sampling.columns()
+        temperatures, seeds, steps, *cuts = gather_parameters(rows, positions, columns, filters=filters)
+        chosen = SamplingFilters(*cuts) if filters else None
+        return sample_tokens(logits, temperatures, seeds, steps, chosen)
 
     def holds(self, request: Request, position: int) -> bool:
         """True when a request's row will feed the token at this position next."""

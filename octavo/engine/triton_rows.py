@@ -3,6 +3,9 @@
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -68,6 +71,70 @@ def advance_rows(
     )
 
 
+def gather_parameters(
+    rows: Tensor, positions: Tensor, columns: Sequence[Tensor], *, filters: bool
+) -> tuple[Tensor, ...]:
+    """Gather what sampling needs to know of sequences that live in rows of a larger state.
+
+    Args:
+        rows: [S] int32 or int64, row of each sequence; -1: none, a dead place of the step; it gets row 0's.
+        positions: [S] int32, position of the token each sequence's logits were computed from.
+        columns: [R] each: temperatures float32, seeds int64, first positions int32, top_k int32, top_p
+            float32, min_p float32.
+        filters: the last three are wanted.
+
+    Returns:
+        New [S] each: temperatures, seeds, positions less first positions int32; with filters top_k, top_p
+        and min_p too.
+    """
+    num_wanted = len(columns) if filters else 3
+    out = tuple(
+        torch.empty(rows.shape, dtype=column.dtype, device=rows.device) for column in columns[:num_wanted]
+    )
+    num_places = rows.shape[0]
+    # Without filters the last three are not touched.
+    _gather_parameters_kernel[(-(-num_places // _COLUMNS),)](
+        *(rows, positions, *columns, *out, *out[num_wanted - 3 :] * (not filters), num_places),
+        FILTERS=filters,
+        BLOCK=_COLUMNS,
+    )
+    return out
+
+
+@triton.jit
+def _gather_parameters_kernel(
+    rows_ptr,
+    positions_ptr,
+    temperatures_ptr,
+    seeds_ptr,
+    first_positions_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    out_temperatures_ptr,
+    out_seeds_ptr,
+    out_steps_ptr,
+    out_top_k_ptr,
+    out_top_p_ptr,
+    out_min_p_ptr,
+    num_places,
+    FILTERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid: (ceil(S / BLOCK),)."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = place < num_places
+    row = tl.maximum(tl.load(rows_ptr + place, mask=exists, other=0), 0).to(tl.int64)
+    position = tl.load(positions_ptr + place, mask=exists, other=0)
+    tl.store(out_temperatures_ptr + place, tl.load(temperatures_ptr + row), mask=exists)
+    tl.store(out_seeds_ptr + place, tl.load(seeds_ptr + row), mask=exists)
+    tl.store(out_steps_ptr + place, position - tl.load(first_positions_ptr + row), mask=exists)
+    if FILTERS:
+        tl.store(out_top_k_ptr + place, tl.load(top_k_ptr + row), mask=exists)
+        tl.store(out_top_p_ptr + place, tl.load(top_p_ptr + row), mask=exists)
+        tl.store(out_min_p_ptr + place, tl.load(min_p_ptr + row), mask=exists)
+
+
 @triton.jit
 def _gather_kernel(
     rows_ptr,
@@ -96,10 +163,12 @@ def _gather_kernel(
     tl.store(step_ptr + 2 * stride_step + place, slot)
     tl.store(step_ptr + 3 * stride_step + place, tl.where(is_live, position + 1, 0))
     num_blocks = tl.where(is_live, position // block_size + 1, 0)
-    for begin in range(0, num_blocks, COLUMNS):
+    begin = num_blocks * 0
+    while begin < num_blocks:
         column = begin + tl.arange(0, COLUMNS)
         ids = tl.load(table_at + column, mask=column < num_blocks)
         tl.store(step_table_ptr + place * stride_step_table + column, ids, mask=column < num_blocks)
+        begin += COLUMNS
 
 
 @triton.jit
