@@ -11,6 +11,7 @@ same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. T
 import argparse
 import gc
 import json
+import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -94,14 +95,16 @@ def measure(arguments: argparse.Namespace) -> Figures:
 def measure_engine(
     size: str, kv_cache_dtype: str, share_prefixes: bool, workloads: dict[str, Workload]
 ) -> Figures:
-    """Load one engine and run every workload."""
+    """Load one engine and run every workload: once to warm up, twice, or once without sharing, to measure."""
     start = time.perf_counter()
     llm = load(size, kv_cache_dtype, share_prefixes)
     ready_s = time.perf_counter() - start
     results = {}
     for name, workload in workloads.items():
-        seconds = [run(llm, workload) for _ in range(3)][1:]
+        seconds = [run(llm, workload) for _ in range(3 if share_prefixes else 2)][1:]
         results[name] = {"seconds": seconds, "rate": workload.rate(min(seconds))}
+        label = "" if share_prefixes else " without sharing"
+        print(f"{name}{label}: {results[name]['rate']:,.1f} {workload.unit}", file=sys.stderr, flush=True)
     return {"ready_s": ready_s, "num_kv_tokens": llm.engine.plan.num_kv_tokens, "results": results}
 
 
