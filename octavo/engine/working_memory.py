@@ -49,7 +49,7 @@ def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
     attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
     # [gate | up], and the activation of it.
     feed_forward = itemsize * 3 * model.intermediate_size
-    # Angles as complex numbers, and as tables of cosines and sines, for each rope.
-    rotations = len(model.ropes) * 2 * model.head_dim * _FLOAT32
+    # Cosines and sines for each rope.
+    rotations = len(model.ropes) * model.head_dim * _FLOAT32
     # The residual stream, and what is to be added to it or was normed of it.
     return 2 * itemsize * model.hidden_size + rotations + max(attention, feed_forward)

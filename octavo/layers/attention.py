@@ -12,18 +12,22 @@ from octavo.errors import ConfigError
 from octavo.layers.block import BlockInput, BlockOutput
 from octavo.layers.cpu_step import CpuStep, can_prepare
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.rotary import rotate_
+from octavo.layers.rotary import Rotary, rotate_
 
 
 class AttentionStep(Protocol):
     """One step's attention over the cache, for any layer."""
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """Return the rotations of [T] positions in the form that attend takes."""
+        ...
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """Normalise and rotate q and k, store k and v, attend.
 
         Args:
             qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; may be overwritten.
-            rotations: [T, 1, D / 2] complex64.
+            rotations: as self.rotations gave them.
             options: the layer.
 
         Returns:
@@ -47,6 +51,10 @@ class OperatorStep:
     metadata: AttentionMetadata
     num_heads: int
     impl: str
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """See AttentionStep."""
+        return rope(positions)
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
@@ -136,7 +144,7 @@ class AttentionLayer:
         Args:
             hidden: [T, hidden] residual stream; mutated.
             delta: [T, hidden] still to be added to it, or None.
-            rotations: [T, 1, D / 2] complex64, one per rope of the network.
+            rotations: the step's, one per rope of the network.
             step: attention over the cache; this step's keys and values are written to it.
 
         Returns:

@@ -15,6 +15,7 @@ from octavo.attention.interface import choose_impl
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.rotary import Rotary
 
 
 def can_prepare(kv_cache: KVCache, impl: str) -> bool:
@@ -78,6 +79,10 @@ class CpuStep:
         )
         self._width = width
         self._library = kernel_library()
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """See AttentionStep."""
+        return rope(positions)
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep; float32, q and k are overwritten.

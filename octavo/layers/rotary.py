@@ -23,12 +23,13 @@ class Rotary:
             inverse_frequencies: [D / 2] float32, radians per position.
             attention_factor: length of each rotation; 1 leaves lengths alone.
         """
-        self._inverse_frequencies = inverse_frequencies
+        self.inverse_frequencies = inverse_frequencies
+        self.attention_factor = attention_factor
         self._length = torch.tensor(attention_factor, device=inverse_frequencies.device)
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Return the [T, 1, D / 2] complex64 rotations of [T] integer positions."""
-        angles = positions[:, None, None] * self._inverse_frequencies
+        angles = positions[:, None, None] * self.inverse_frequencies
         return torch.polar(self._length.expand_as(angles), angles)
 
 

@@ -25,7 +25,7 @@ _VALUES = 1024
 
 def rotate_and_store(
     qkv: Tensor,
-    positions: Tensor,
+    positions: Tensor | None,
     slot_mapping: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -49,7 +49,7 @@ def rotate_and_store(
         qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
             contiguous. Its q part is overwritten with the result if q_out is None, its k part if keep_k; its
             v part never.
-        positions: [T] int32 or int64, rows of cos and sin; each below their length.
+        positions: [T] int32 or int64, rows of cos and sin; each below their length. None: row t is token t's.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         cos: [num_positions, at least D / 2] float32; only the first D / 2 columns are read.
         sin: like cos.
@@ -258,7 +258,7 @@ def _rotate_and_store_kernel(
         second = tl.where(is_rotated, second * scale * second_weight, second)
 
     pair = tl.arange(0, PAIRS)[None, :]
-    position = tl.load(positions_ptr + token).to(tl.int64)
+    position = token if positions_ptr is None else tl.load(positions_ptr + token).to(tl.int64)
     is_pair = is_rotated & (pair < HEAD_DIM // 2)
     cos = tl.load(cos_ptr + position * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
     sin = tl.load(sin_ptr + position * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)

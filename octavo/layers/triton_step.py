@@ -1,6 +1,5 @@
 """Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, a few to read it."""
 
-import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
@@ -10,15 +9,17 @@ from octavo.attention.triton_paged import attend_with_map, plan_step
 from octavo.attention.triton_plan import StepMap
 from octavo.layers.dense_attention import MIN_TOKENS, attend_dense, can_attend_dense
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.rotary import Rotary
 from octavo.layers.triton_rotary import rotate_and_store
+from octavo.layers.triton_rotations import rotation_table
 
 
 class TritonStep:
     """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
 
-    Task maps and rotation tables are made by the first layer that needs them and used by the others. Layers
-    without a window read only once what the forest of the metadata shares; the others read it per sequence.
-    A long fresh prompt alone in its step needs no map: its layers go to dense_attention where that can.
+    Task maps are made by the first layer that needs them and used by the others. Layers without a window
+    read only once what the forest of the metadata shares; the others read it per sequence. A long fresh
+    prompt alone in its step needs no map: its layers go to dense_attention where that can.
     """
 
     def __init__(
@@ -32,25 +33,23 @@ class TritonStep:
         self._kv_cache = kv_cache
         self._metadata = metadata
         self._num_heads = num_heads
-        num_tokens = metadata.positions.shape[0]
-        # Rotations come by token, not by position.
-        self._rows = torch.arange(num_tokens, dtype=torch.int32, device=metadata.positions.device)
         self._maps: dict[int | None, StepMap] = {}
-        self._tables: dict[Tensor, tuple[Tensor, Tensor]] = {}
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
+        return rotation_table(positions, rope.inverse_frequencies, rope.attention_factor)
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
         k_cache, v_cache = self._kv_cache.layer(options.layer)
-        cos, sin = self._table(rotations)
         qk_norm, window = options.qk_norm, options.window
         k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
         is_dense = self._is_dense and can_attend_dense(qkv, options)
         q = rotate_and_store(
             qkv,
-            self._rows,
+            None,
             self._metadata.slot_mapping,
-            cos,
-            sin,
+            *rotations,
             k_cache,
             v_cache,
             num_heads=self._num_heads,
@@ -71,9 +70,3 @@ class TritonStep:
         scores = ScoreOptions(options.scale, window, options.softcap, k_scale=k_scale, v_scale=v_scale)
         out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
-
-    def _table(self, rotations: Tensor) -> tuple[Tensor, Tensor]:
-        if rotations not in self._tables:
-            parts = torch.view_as_real(rotations[:, 0])
-            self._tables[rotations] = (parts[..., 0].contiguous(), parts[..., 1].contiguous())
-        return self._tables[rotations]

@@ -42,7 +42,7 @@ class DecoderLayer:
         Args:
             hidden: [T, hidden] residual stream; mutated.
             delta: [T, hidden] still to be added to it, or None.
-            rotations: [T, 1, D / 2] complex64, one per rope of the network.
+            rotations: the step's, one per rope of the network.
             step: attention over the cache.
 
         Returns:
@@ -98,7 +98,6 @@ class Decoder:
             [T, hidden] for compute_logits: the residual stream after the last layer.
         """
         hidden = self.embed_tokens(input_ids)
-        rotations = [rope(positions) for rope in self.ropes]
         step = make_step(
             kv_cache,
             metadata,
@@ -106,6 +105,7 @@ class Decoder:
             impl=self.attention_impl,
             deterministic=self.deterministic,
         )
+        rotations = [step.rotations(rope, positions) for rope in self.ropes]
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)

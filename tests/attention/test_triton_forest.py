@@ -227,7 +227,7 @@ def test_a_step_shares_in_layers_without_a_window():
     )
     cache.data.normal_()
     qkv = torch.randn(5, 8 * 16, device=DEVICE)
-    rotations = torch.ones(5, 1, 8, dtype=torch.complex64, device=DEVICE)
+    rotations = torch.ones(2, 5, 8, device=DEVICE)
 
     def attend(with_forest):
         metadata = replace(to_device(case).metadata, forest=with_forest)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from triton_layer_cases import assert_as_good_as_torch, everywhere, plain_norm, random
+from triton_layer_cases import PLACES, assert_as_good_as_torch, everywhere, plain_norm, random
 
 from octavo.attention import KVCache
 from octavo.errors import InvalidArgumentError
@@ -169,6 +169,39 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype, interlea
     assert_as_good_as_torch(q, same_dtype[0], exact[0])
     assert_as_good_as_torch(k, same_dtype[1], exact[1])
     assert torch.equal(case.qkv[:, 8 * 128 :], before[:, 8 * 128 :])
+
+
+@everywhere
+def test_rows_of_the_table_can_be_those_of_the_tokens(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.triton_rotary import rotate_and_store
+
+    by_position, by_token = QKVCase(device, dtype), QKVCase(device, dtype)
+    expected = by_position.run()
+    rows = by_token.positions.long()
+    caches = (by_token.k_cache, by_token.v_cache)
+    tables = (by_token.cos[rows], by_token.sin[rows])
+    q = rotate_and_store(
+        *(by_token.qkv, None, by_token.slot_mapping, *tables, *caches),
+        num_heads=by_token.num_heads,
+        norm_weight=by_token.norm_weight,
+        eps=by_token.eps,
+    )
+    assert torch.equal(q, expected)
+    assert torch.equal(by_token.k_cache, by_position.k_cache)
+
+
+@pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
+@pytest.mark.parametrize("length", [1.0, 1.25])
+def test_rotation_table(device: str, length: float) -> None:
+    from octavo.layers.rotary import Rotary
+    from octavo.layers.triton_rotations import rotation_table
+
+    frequencies = 10000.0 ** (-torch.arange(0, 80, 2, device=device) / 80)
+    positions = torch.tensor([0, 1, 17, 40959, 131071, 5, 6] * 5, dtype=torch.int32, device=device)
+    wanted = torch.view_as_real(Rotary(frequencies, length)(positions)[:, 0]).permute(2, 0, 1)
+    torch.testing.assert_close(
+        rotation_table(positions, frequencies, length), wanted.contiguous(), rtol=0, atol=1e-6
+    )
 
 
 @everywhere
