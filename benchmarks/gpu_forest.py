@@ -1,11 +1,13 @@
 """Decoding with shared prefixes on one GPU: shared blocks read once, beside reading each sequence flat.
 
-    python benchmarks/gpu_forest.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--sweep] [--save MACHINE]
+    python benchmarks/gpu_forest.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--flashinfer [DIRECTORY]]
+                                    [--sweep] [--save MACHINE]
 
 All implementations get the same block tables, whose sequences truly share blocks. Keys, values and queries
 are random; each replay of a CUDA graph goes through the caches of several layers, so that no layer finds its
 keys in the L2 cache. Each result is checked against the flat kernel's before it is timed. The bound counts
 every block once: the larger of bytes over the measured copy rate and products over the measured matrix rate.
+"plan us" is what the host takes to plan: Octavo when sequences join or leave, FlashInfer in every step.
 Prints a table, then one line of JSON. --sweep tries tilings instead and prints the best ones.
 """
 
@@ -14,7 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 
+import flashinfer_peer
 import numpy as np
 import torch
 from common import median_s, publish, table
@@ -38,6 +42,8 @@ BLOCK_SIZE, HEAD_DIM = 64, 128
 # Keys and values that one replay reads at least, several times the L2 cache.
 _MIN_REPLAY_BYTES = 400 << 20
 _MAX_ERROR = 5e-3
+# A cascade rounds each level's results, and what they merge into, to bfloat16.
+_MAX_CASCADE_ERROR = 1e-2
 
 Attend = Callable[[int], Tensor]
 
@@ -236,6 +242,15 @@ def _token_major(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     return [(k.contiguous(), v.contiguous()) for k, v in layers]
 
 
+def flashinfer_problem(batch: Batch) -> flashinfer_peer.Problem:
+    """Hand the workload to FlashInfer, which reads the caches as they lie in memory."""
+    layers = [batch.cache.layer(layer) for layer in range(batch.num_layers)]
+    caches = [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in layers]
+    return flashinfer_peer.Problem(
+        batch.q, caches, batch.block_tables, batch.workload.levels, batch.options.scale
+    )
+
+
 def relative_error(out: Tensor, expected: Tensor) -> float:
     """|out - expected| / |expected|."""
     return ((out.double() - expected.double()).norm() / expected.double().norm()).item()
@@ -251,28 +266,67 @@ def seconds_per_layer(batch: Batch, attend: Attend) -> float:
     return graph_seconds(all_layers, 1) / batch.num_layers
 
 
-def check(batch: Batch, attend: Attend) -> float:
+def check(batch: Batch, attend: Attend, max_error: float = _MAX_ERROR) -> float:
     """Hold the last layer's result to the flat kernel's; torch.empty is poisoned. Returns the error."""
     layer = batch.num_layers - 1
     torch.use_deterministic_algorithms(True)
     error = relative_error(attend(layer), octavo_flat(batch)(layer))
     torch.use_deterministic_algorithms(False)
-    if not error < _MAX_ERROR:
+    if not error < max_error:
         raise AssertionError(f"{batch.workload.name}: the error against the flat kernel is {error:.1e}")
     return error
 
 
-def implementations(batch: Batch, with_fa3: bool) -> Iterator[tuple[str, Attend, bool]]:
-    """Yield (name, call, whether its result is whole) of everything that runs a workload."""
-    yield "octavo forest", octavo_forest(batch), True
-    yield "octavo flat", octavo_flat(batch), True
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """Something that runs a workload.
+
+    Attributes:
+        name: for the table.
+        attend: takes a layer.
+        max_error: against the flat kernel; None where the result is not whole.
+        plan: the host's part, if there is one to time.
+    """
+
+    name: str
+    attend: Attend
+    max_error: float | None = _MAX_ERROR
+    plan: Callable[[], object] | None = None
+
+
+def implementations(batch: Batch, with_fa3: bool, flashinfer: ModuleType | None) -> Iterator[Implementation]:
+    """Yield everything that runs a workload."""
+    forest = make_forest(batch)
+    yield Implementation(
+        "octavo forest", octavo_forest(batch), plan=lambda: forest.plan(*_host_arrays(batch))
+    )
+    yield Implementation("octavo flat", octavo_flat(batch))
     if with_fa3:
-        yield "fa3 flat", fa3_flat(batch), True
+        yield Implementation("fa3 flat", fa3_flat(batch))
         if batch.workload.levels[0][0] == 1:
-            yield "fa3 twice, no merge", fa3_twice(batch), False
+            yield Implementation("fa3 twice, no merge", fa3_twice(batch), None)
+    if flashinfer is not None:
+        for peer in flashinfer_peer.peers(flashinfer, flashinfer_problem(batch)):
+            yield Implementation(peer.name, peer.attend, _MAX_CASCADE_ERROR, peer.plan)
 
 
-def compare(with_fa3: bool, machine_name: str | None) -> None:
+def measure(batch: Batch, implementation: Implementation, bound_s: float) -> dict[str, object]:
+    """Check and time one implementation."""
+    figures: dict[str, object] = {}
+    if implementation.plan is not None:
+        figures["plan_us"] = round(median_s(implementation.plan) * 1e6)
+    attend, max_error = implementation.attend, implementation.max_error
+    error = "-" if max_error is None else f"{check(batch, attend, max_error):.1e}"
+    seconds = seconds_per_layer(batch, attend)
+    return {
+        "us": round(seconds * 1e6, 1),
+        "of_bound": round(bound_s / seconds, 3),
+        "error": error,
+        **figures,
+    }
+
+
+def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | None) -> None:
     """Measure every workload and print the table and the JSON line; keep it if the machine has a name."""
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
@@ -281,20 +335,17 @@ def compare(with_fa3: bool, machine_name: str | None) -> None:
         bound_s = (
             max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
         )
-        forest = make_forest(batch)
-        plan_us = round(median_s(lambda f=forest, b=batch: f.plan(*_host_arrays(b))) * 1e6)
-        nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, forest)) * 1e6, 1)
-        for name, attend, is_whole in implementations(batch, with_fa3):
-            error = f"{check(batch, attend):.1e}" if is_whole else "-"
-            seconds = seconds_per_layer(batch, attend)
-            figures = {"us": round(seconds * 1e6, 1), "of_bound": round(bound_s / seconds, 3), "error": error}
+        nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, make_forest(batch))) * 1e6, 1)
+        for implementation in implementations(batch, with_fa3, flashinfer):
+            name, figures = implementation.name, measure(batch, implementation, bound_s)
             if name == "octavo forest":
-                figures |= {"nodes_us": nodes_us, "plan_us": plan_us}
+                figures["nodes_us"] = nodes_us
             cells = [figures.get(key, "-") for key in ("us", "nodes_us", "of_bound", "error", "plan_us")]
             rows.append([workload.name, name, f"{bound_s * 1e6:.1f}", *cells])
             results.append({"workload": workload.name, "impl": name, **figures})
     print(table(["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us"], rows))
-    publish("gpu_forest", {**rates, "results": results}, machine_name)
+    versions = {} if flashinfer is None else {"flashinfer": flashinfer.__version__}
+    publish("gpu_forest", {**rates, **versions, "results": results}, machine_name)
 
 
 def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
@@ -356,6 +407,13 @@ def main() -> None:
     """Compare implementations, or sweep tilings."""
     parser = argparse.ArgumentParser(description="Decoding with shared prefixes on one GPU.")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
+    parser.add_argument(
+        "--flashinfer",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="measure FlashInfer too: that of a directory, else the installed one",
+    )
     parser.add_argument("--sweep", action="store_true", help="try tilings instead of comparing")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
@@ -364,7 +422,9 @@ def main() -> None:
         return
     if arguments.fa3:
         load_flash_attention_3(arguments.fa3)
-    compare(arguments.fa3 is not None, arguments.save)
+    directory = arguments.flashinfer
+    flashinfer = None if directory is None else flashinfer_peer.load(directory)
+    compare(arguments.fa3 is not None, flashinfer, arguments.save)
 
 
 if __name__ == "__main__":

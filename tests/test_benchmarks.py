@@ -83,3 +83,23 @@ def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.M
     assert figures["equal_tokens"] == (4 + 1 + 3) / 12
     assert figures["equal_answers"] == pytest.approx(1 / 3)
     assert figures["margin_largest_at_a_difference"] == 1.5
+
+
+def test_levels_of_a_cascade_hold_each_sequences_blocks_in_order() -> None:
+    """Through FlashInfer's arrays every query finds its block table's row, level by level."""
+    import gpu_forest
+    import torch
+    from flashinfer_peer import Problem, make_levels
+
+    for workload in gpu_forest.WORKLOADS:
+        block_tables = gpu_forest.make_block_tables(workload)
+        q = torch.empty(workload.batch, workload.heads, 128)
+        cache = torch.empty(1, workload.kv_heads, gpu_forest.BLOCK_SIZE, 128)
+        levels = make_levels(Problem(q, [(cache, cache)], block_tables, workload.levels, 1.0))
+        assert [len(level.last_block_len) for level in levels] == [count for count, _ in workload.levels]
+        for query in range(workload.batch):
+            found = []
+            for level in levels:
+                node = int(torch.searchsorted(level.cu_queries, query, right=True)) - 1
+                found += level.blocks[level.cu_blocks[node] : level.cu_blocks[node + 1]].tolist()
+            assert found == block_tables[query].tolist()
