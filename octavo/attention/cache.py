@@ -1,6 +1,6 @@
 """The paged KV cache: one allocation, viewed per layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,12 @@ class KVCache:
 
     data: Tensor
     scales: Tensor | None = None
+    _views: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _scale_views: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def allocate(
@@ -57,16 +63,22 @@ class KVCache:
         return cls(data, scales[..., :num_kv_heads])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view."""
-        k, v = self.data[index]
-        return k.transpose(1, 2), v.transpose(1, 2)
+        """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view, the same ones in every call."""
+        views = self._views.get(index)
+        if views is None:
+            k, v = self.data[index]
+            views = self._views[index] = k.transpose(1, 2), v.transpose(1, 2)
+        return views
 
     def layer_scales(self, index: int) -> tuple[Tensor | None, Tensor | None]:
         """Return one layer's (k_scale, v_scale), each [KH] float32, or (None, None)."""
         if self.scales is None:
             return None, None
-        k_scale, v_scale = self.scales[index]
-        return k_scale, v_scale
+        views = self._scale_views.get(index)
+        if views is None:
+            k_scale, v_scale = self.scales[index]
+            views = self._scale_views[index] = k_scale, v_scale
+        return views
 
     @property
     def num_blocks(self) -> int:

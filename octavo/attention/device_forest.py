@@ -12,6 +12,7 @@ from octavo.attention.triton_shapes import (
     fits_hopper,
     node_shape,
     num_multiprocessors,
+    padded_head_dim,
     thin_shape,
 )
 from octavo.errors import InvalidArgumentError
@@ -41,11 +42,13 @@ class DeviceForest:
         thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
         block_size: tokens in a block.
         counts: [2] int32, thin and fat units of the plan.
+        fat_count: [1] int32, the second of them.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
         tokens, slots: [max_partials] int32.
         merge_begin: [max_num_tokens + 1] int32.
         leaf_begin: [max_num_seqs] int32.
         block_ids: [max_blocks] int32.
+        node_table: [max_blocks, 1] int32, the same as a block table whose rows begin anywhere.
         partial_out: [max_partials, H, D] float32, results of nodes; each layer writes them anew.
         partial_lse: [max_partials, H] float32, natural log.
     """
@@ -90,7 +93,7 @@ class DeviceForest:
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
         group = num_heads // num_kv_heads
-        padded_dim = max(32, 1 << (head_dim - 1).bit_length())
+        padded_dim = padded_head_dim(head_dim)
         self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
         on_hopper = fits_hopper(self.device, dtype, head_dim=head_dim, block_size=block_size)
         if fat is None and on_hopper and group <= HOPPER_NODE_SHAPE.rows:
@@ -143,6 +146,7 @@ class DeviceForest:
         }
         self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
         self.counts = self._data[self._fields["counts"]]
+        self.fat_count = self.counts[1:]
         self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
         self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
         self.tokens = self._data[self._fields["tokens"]]
@@ -150,6 +154,7 @@ class DeviceForest:
         self.merge_begin = self._data[self._fields["merge_begin"]]
         self.leaf_begin = self._data[self._fields["leaf_begin"]]
         self.block_ids = self._data[self._fields["block_ids"]]
+        self.node_table = self.block_ids.unsqueeze(1)
         partial_shape = (capacity.num_partials, num_heads, head_dim)
         self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
         self.partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=self.device)

@@ -15,6 +15,7 @@ number the device knows. Nodes may start while the kernel before them still runs
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +29,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.hopper_tiles import HALF, STAGES, Gather, Pipe, attend_item, key_tiles, pass_item
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import Call, Shape
 from octavo.attention.triton_plan import RECORD, FatWork
 from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, fits_hopper, num_multiprocessors
-from octavo.attention.triton_tiles import Cache, Queries, Score, Shape
 
+_Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -65,82 +67,87 @@ def can_attend_nodes(
 
 def _takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
     """Products read keys and values where the copy engine leaves them, so float8 caches are none."""
-    block, token, head, _ = k_cache.stride()
+    dtype, strides = k_cache.dtype, k_cache.stride()
     return (
-        fits_hopper(q.device, k_cache.dtype, head_dim=k_cache.shape[3], block_size=k_cache.shape[1])
-        and k_cache.dtype == q.dtype
-        and k_cache.stride() == v_cache.stride()
-        and block % token == 0
-        and (head % token == 0 or head < token)
-        and token % 8 == 0
-        and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
-        and options.softcap == 0
+        options.softcap == 0
         and options.alibi_slopes is None
+        and dtype == q.dtype
+        and strides == v_cache.stride()
+        and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
+        and _takes_cache(q.device, dtype, k_cache.shape, strides)
     )
 
 
-def attend_fat(
-    queries: Queries,
-    cache: Cache,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    score: Score,
-    units: Tensor,
-    shape: Shape,
-) -> None:
-    """Attend the fat units; arguments as the portable kernel takes them, and the caches as tensors."""
-    keys = 128 if k_cache.shape[1] % 128 == 0 else 64
-    _attend(queries, None, cache, k_cache, v_cache, score, units, shape, keys)
+@functools.cache
+def _takes_cache(device: torch.device, dtype: torch.dtype, shape: _Sizes, strides: _Sizes) -> bool:
+    block, token, head, _ = strides
+    return (
+        fits_hopper(device, dtype, head_dim=shape[3], block_size=shape[1])
+        and block % token == 0
+        and (head % token == 0 or head < token)
+        and token % 8 == 0
+    )
 
 
-def attend_nodes(
-    queries: Queries,
-    cache: Cache,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    score: Score,
-    forest: DeviceForest,
-    shape: Shape,
-) -> None:
-    """Attend a forest's fat units; arguments as the portable kernel takes them, and the caches as tensors.
+def attend_fat(call: Call, units: Tensor, shape: Shape) -> None:
+    """Attend the fat units [U, 8]; the shape is that of the portable kernel."""
+    keys = 128 if call.k_cache.shape[1] % 128 == 0 else 64
+    _attend(call, None, units, shape, keys)
+
+
+def attend_nodes(call: Call, forest: DeviceForest) -> None:
+    """Attend a forest's fat units.
 
     The kernel may start while the one before it still runs. The plan and the nodes' keys it reads at once:
     they are older than the step, whose own keys are never a node's, since a node ends before every query
     token of its sequences. Before it reads queries or writes, it waits; and only then does it let the next
     kernel in, which therefore may read queries without waiting.
     """
-    gather = Gather(forest.tokens, forest.slots, queries.q.shape[0], forest.counts[1:])
-    _attend(queries, gather, cache, k_cache, v_cache, score, forest.fat_units, shape, shape.keys.value)
+    tile = forest.fat_shape
+    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.fat_count)
+    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys)
 
 
-def _attend(
-    queries: Queries,
-    gather: Gather | None,
-    cache: Cache,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    score: Score,
-    units: Tensor,
-    shape: Shape,
-    keys: int,
-) -> None:
+def _attend(call: Call, gather: Gather | None, units: Tensor, shape: Shape, keys: int) -> None:
     """Launch the kernel with tiles of so many keys, which divide a block."""
-    num_blocks, block_size, num_heads, head_dim = k_cache.shape
-    block, token, head, _ = k_cache.stride()
+    k_cache, v_cache = call.k_cache, call.v_cache
+    geometry = (k_cache.dtype, k_cache.shape, k_cache.stride(), keys)
+    k, matrices = _describe(k_cache.data_ptr(), *geometry)
+    v, _ = _describe(v_cache.data_ptr(), *geometry)
+    # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
+    _attend_kernel[(num_multiprocessors(k_cache.device),)](
+        *(call.queries, gather, call.cache, k, v, matrices, call.score, units, units.shape[0], shape, keys),
+        num_warps=4,
+        maxnreg=168,
+        launch_pdl=gather is not None,
+    )
+
+
+class _Address(NamedTuple):
+    """What a descriptor needs of a tensor, so that keeping it does not keep the memory."""
+
+    pointer: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
+# Room for the layers of a few models at a time.
+@functools.lru_cache(maxsize=1024)
+def _describe(
+    pointer: int, dtype: torch.dtype, shape: _Sizes, strides: _Sizes, keys: int
+) -> tuple[TensorDescriptor, Matrices]:
+    """Describe the cache [N, B, KH, D] at an address as a matrix, to be copied in tiles of so many keys."""
+    num_blocks, block_size, num_heads, head_dim = shape
+    block, token, head, _ = strides
     head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
     matrices = Matrices(block // token, head_rows, head_columns)
     num_rows = (num_blocks - 1) * matrices.block_rows + (num_heads - 1) * head_rows + block_size
     size = [num_rows, (num_heads - 1) * head_columns + head_dim]
     tile = [keys, head_dim]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[k_cache.dtype])
-    k, v = (TensorDescriptor(c, size, [token, 1], tile, layout) for c in (k_cache, v_cache))
-    # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
-    _attend_kernel[(num_multiprocessors(k_cache.device),)](
-        *(queries, gather, cache, k, v, matrices, score, units, units.shape[0], shape, keys),
-        num_warps=4,
-        maxnreg=168,
-        launch_pdl=gather is not None,
-    )
+    layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[dtype])
+    return TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout), matrices
 
 
 @gluon.jit(do_not_specialize=["num_units"])

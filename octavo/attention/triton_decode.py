@@ -3,63 +3,46 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_nodes import Ancestors, begin_state, wait_for_nodes
 from octavo.attention.triton_plan import RECORD, ThinWork, num_key_tiles
+from octavo.attention.triton_shapes import power_of_two
 from octavo.attention.triton_tiles import (
-    Queries,
     attend_tiles,
-    cache_argument,
     clear_tokens,
     fold_partials,
     load_queries,
     normalise,
-    score_argument,
-    shape_argument,
     store_results,
     tile_rows,
 )
 
 
 def attend_thin(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    work: ThinWork,
-    results: tuple[Tensor, Tensor],
-    ancestors: Ancestors | None = None,
+    call: Call, metadata: AttentionMetadata, work: ThinWork, ancestors: Ancestors | None = None
 ) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
     Args:
-        q: [T, H, D] queries.
-        k_cache, v_cache: [N, B, KH, D].
+        call: the call.
         metadata: the step.
-        options: how scores are made.
         work: the step's thin work.
-        results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
         ancestors: partial results of shared nodes, or None.
     """
-    shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
-    group = q.shape[1] // k_cache.shape[2]
-    most_rows = triton.next_power_of_2(min(work.shape.rows, metadata.max_query_len * group))
+    tile = work.shape
+    shape = call.shape(tile)
+    most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
-        Queries(q, q.stride(0), q.stride(1), metadata.positions, *results),
-        cache_argument(k_cache, v_cache, metadata.block_table),
-        score_argument(options),
-        *(ancestors, work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
-        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], q.shape[0]),
-        shape,
-        max(1, most_rows),
+        *(call.queries, call.cache, call.score, ancestors),
+        *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
+        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
+        *(shape, most_rows),
         launch_pdl=ancestors is not None and ancestors.overlaps.value,
-        num_warps=work.shape.num_warps,
-        num_stages=work.shape.num_stages,
-        maxnreg=work.shape.max_registers,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
     )
 
 

@@ -19,17 +19,14 @@ from torch import Tensor
 from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import constant, make_call
 from octavo.attention.triton_plan import RECORD
 from octavo.attention.triton_shapes import TileShape, can_overlap
 from octavo.attention.triton_tiles import (
-    Queries,
     attend_tiles,
-    cache_argument,
     fold_partials,
     load_queries,
     normalise,
-    score_argument,
-    shape_argument,
     store_results,
 )
 
@@ -50,7 +47,7 @@ def ancestors_argument(forest: DeviceForest | None) -> Ancestors | None:
     """Describe a forest's results to a kernel; None, a constant, if there is no forest."""
     if forest is None:
         return None
-    overlaps = tl.constexpr(can_overlap(forest.device))
+    overlaps = constant(can_overlap(forest.device))
     return Ancestors(forest.merge_begin, forest.partial_out, forest.partial_lse, overlaps)
 
 
@@ -71,28 +68,26 @@ def attend_nodes(
         options: how scores are made; without a window.
         forest: the plan; its partial results are overwritten.
     """
-    queries = Queries(q, q.stride(0), q.stride(1), positions, forest.partial_out, forest.partial_lse)
+    results = (forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
-    cache = cache_argument(k_cache, v_cache, forest.block_ids.unsqueeze(1))
-    score, overlaps = score_argument(options), can_overlap(q.device)
+    call = make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
+    overlaps = can_overlap(q.device)
 
     def launch(tile: TileShape, units: Tensor, count: Tensor, *, early: bool) -> None:
-        shape = shape_argument(q, k_cache, options, rows=tile.rows, keys=tile.keys)
         _attend_nodes_kernel[(forest.num_programs(tile),)](
-            *(queries, cache, score, units, count, forest.tokens, forest.slots, q.shape[0], shape, overlaps),
+            *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.slots),
+            *(q.shape[0], call.shape(tile), overlaps),
             launch_pdl=early,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
         )
 
-    fat = forest.fat_shape
     if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
-        shape = shape_argument(q, k_cache, options, rows=fat.rows, keys=fat.keys)
-        hopper_prefill.attend_nodes(queries, cache, k_cache, v_cache, score, forest, shape)
+        hopper_prefill.attend_nodes(call, forest)
     else:
         # Needs what came before it, the queries, at once.
-        launch(fat, forest.fat_units, forest.counts[1:], early=False)
+        launch(forest.fat_shape, forest.fat_units, forest.fat_count, early=False)
     launch(forest.thin_shape, forest.thin_units, forest.counts, early=overlaps)
 
 

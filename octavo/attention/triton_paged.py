@@ -118,7 +118,7 @@ def attend_with_map(
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
             cannot be read two numbers at a time.
     """
-    from octavo.attention import triton_decode, triton_nodes, triton_prefill, triton_tiles
+    from octavo.attention import triton_arguments, triton_decode, triton_nodes, triton_prefill
 
     if not options.scale > 0:
         raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
@@ -134,13 +134,15 @@ def attend_with_map(
             f"the Triton kernels need float8 caches of even head dim and strides, "
             f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
         )
-    results = triton_tiles.empty_results(q)
+    results = triton_arguments.empty_results(q)
     if step_map.forest is not None:
         triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, step_map.forest)
     ancestors = triton_nodes.ancestors_argument(step_map.forest)
-    step = (q, k_cache, v_cache, metadata, options)
+    call = triton_arguments.make_call(
+        q, k_cache, v_cache, metadata.positions, metadata.block_table, options, results
+    )
     if step_map.thin is not None:
-        triton_decode.attend_thin(*step, step_map.thin, results, ancestors)
+        triton_decode.attend_thin(call, metadata, step_map.thin, ancestors)
     if step_map.fat is not None:
-        triton_prefill.attend_fat(*step, step_map.fat, results, ancestors)
+        triton_prefill.attend_fat(call, step_map.fat, ancestors)
     return results

@@ -26,9 +26,10 @@ from octavo.attention.triton_shapes import (
     deterministic_shape,
     fat_shape,
     num_multiprocessors,
+    padded_head_dim,
+    power_of_two,
     thin_shape,
 )
-from octavo.attention.triton_tiles import padded_head_dim
 
 RECORD = tl.constexpr(8)
 # Fewer keys per part of a fat unit would not pay for the part's results.
@@ -171,7 +172,7 @@ def _thin_work(
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     _schedule_kernel[(num_programs,)](
-        units, schedule, num_units, num_kv_heads, shape.keys, triton.next_power_of_2(num_units)
+        units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
     return ThinWork(
@@ -249,7 +250,7 @@ def _list_units(
     _list_units_kernel[(num_sequences,)](
         *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
         *(num_sequences, num_units, above_tokens, max_tokens, see.window or 0),
-        *(tile_tokens, triton.next_power_of_2(tile_tokens), triton.next_power_of_2(num_sequences)),
+        *(tile_tokens, power_of_two(tile_tokens), power_of_two(num_sequences)),
     )
     return units
 

@@ -3,21 +3,15 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from octavo.attention import hopper_prefill
-from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_nodes import Ancestors, begin_state
 from octavo.attention.triton_plan import RECORD, FatWork
 from octavo.attention.triton_tiles import (
-    Queries,
     attend_tiles,
-    cache_argument,
     load_queries,
     normalise,
-    score_argument,
-    shape_argument,
     store_results,
     tile_rows,
 )
@@ -25,46 +19,33 @@ from octavo.attention.triton_tiles import (
 _MERGED_ROWS = 16
 
 
-def attend_fat(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    work: FatWork,
-    results: tuple[Tensor, Tensor],
-    ancestors: Ancestors | None = None,
-) -> None:
+def attend_fat(call: Call, work: FatWork, ancestors: Ancestors | None = None) -> None:
     """Attend the fat units and write their rows of the results.
 
     Args:
-        q: [T, H, D] queries.
-        k_cache, v_cache: [N, B, KH, D].
-        metadata: the step.
-        options: how scores are made.
+        call: the call.
         work: the step's fat work.
-        results: (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous; written.
         ancestors: partial results of shared nodes, or None.
     """
-    shape = shape_argument(q, k_cache, options, rows=work.shape.rows, keys=work.shape.keys)
-    queries = Queries(q, q.stride(0), q.stride(1), metadata.positions, *results)
-    cache, score = cache_argument(k_cache, v_cache, metadata.block_table), score_argument(options)
-    if ancestors is None and hopper_prefill.can_attend(q, k_cache, v_cache, options, work):
-        hopper_prefill.attend_fat(queries, cache, k_cache, v_cache, score, work.units, shape)
+    tile = work.shape
+    shape = call.shape(tile)
+    if ancestors is None and hopper_prefill.can_attend(
+        call.q, call.k_cache, call.v_cache, call.options, work
+    ):
+        hopper_prefill.attend_fat(call, work.units, shape)
         return
-    num_units, num_kv_heads = work.units.shape[0], k_cache.shape[2]
+    num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.k_cache.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
-        *(queries, cache, score, ancestors, work.units, work.partial_out, work.partial_lse),
-        *(q.shape[0], shape, work.num_parts),
-        num_warps=work.shape.num_warps,
-        num_stages=work.shape.num_stages,
-        maxnreg=work.shape.max_registers,
+        *(call.queries, call.cache, call.score, ancestors, work.units, work.partial_out, work.partial_lse),
+        *(num_rows, shape, work.num_parts),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
     )
     if work.num_parts > 1:
-        _merge_parts_kernel[(num_units, num_kv_heads, work.shape.rows // _MERGED_ROWS)](
-            *(queries, work.units, work.partial_out, work.partial_lse, q.shape[0], work.num_parts),
-            shape,
-            _MERGED_ROWS,
+        _merge_parts_kernel[(num_units, num_kv_heads, tile.rows // _MERGED_ROWS)](
+            *(call.queries, work.units, work.partial_out, work.partial_lse, num_rows, work.num_parts),
+            *(shape, _MERGED_ROWS),
         )
 
 

@@ -33,6 +33,20 @@ class TileShape:
 HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
 
 
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n; 1 for less than 1.
+
+    Triton's own function is for kernels: a call of it on the host takes a good part of a launch's time.
+    """
+    return 1 << max(0, n - 1).bit_length()
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Return the tile width for a head dimension: a power of two, half of it enough for the matrix units."""
+    return max(32, power_of_two(head_dim))
+
+
+@cache
 def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for sequences with few query tokens, where reading the cache is all that counts.
 
@@ -41,7 +55,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         padded_dim: head dimension, rounded up to a power of two.
         dtype: of the cache.
     """
-    rows = max(16, _power_of_two(group))
+    rows = max(16, power_of_two(group))
     if rows * padded_dim <= 2048 and dtype.itemsize == 2 and padded_dim >= 128:
         # Many small programs: short sequences leave few tiles to each, whose loads others must cover.
         return TileShape(rows, _keys(padded_dim, dtype, 8192), 2, 3, 4)
@@ -56,6 +70,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     )
 
 
+@cache
 def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for many query tokens, where the matrix units' rate counts.
 
@@ -66,7 +81,7 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """
     wide = padded_dim * dtype.itemsize > 256
     return TileShape(
-        rows=max(64 if wide else 128, _power_of_two(group)),
+        rows=max(64 if wide else 128, power_of_two(group)),
         keys=_keys(padded_dim, dtype),
         num_warps=4 if wide else 8,
         num_stages=2,
@@ -90,6 +105,7 @@ def can_overlap(device: torch.device) -> bool:
     return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@cache
 def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
     """Say whether the kernel for Hopper GPUs can take a cache; its strides and the options count too."""
     return (
@@ -101,6 +117,7 @@ def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, bloc
     )
 
 
+@cache
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the portable kernel's tiling for shared nodes with many query tokens, few keys a program.
 
@@ -112,7 +129,7 @@ def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     if padded_dim * dtype.itemsize > 256:
         return fat_shape(group, padded_dim, dtype)
     return TileShape(
-        rows=max(64, _power_of_two(group)),
+        rows=max(64, power_of_two(group)),
         keys=_keys(padded_dim, dtype),
         num_warps=4,
         num_stages=3,
@@ -136,7 +153,3 @@ def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> Tile
 def _keys(padded_dim: int, dtype: torch.dtype, most_bytes: int = 16384) -> int:
     """Keys of a tile, of at most so many bytes and values of as many: several fit into shared memory."""
     return min(_KEYS, max(16, most_bytes // (padded_dim * dtype.itemsize)))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
+
 
 class Rows(NamedTuple):
     """Pointer and strides (in elements) of [T, KH, D] sources."""
@@ -41,9 +43,9 @@ def store_kv(
     num_tokens, num_heads, head_dim = k.shape
     if num_tokens == 0:
         return
-    padded_dim = triton.next_power_of_2(head_dim)
-    heads_abreast = min(triton.next_power_of_2(num_heads), max(1, 2048 // padded_dim))
-    _store_kernel[(num_tokens, triton.cdiv(num_heads, heads_abreast))](
+    padded_dim = power_of_two(head_dim)
+    heads_abreast = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
+    _store_kernel[(num_tokens, -(-num_heads // heads_abreast))](
         Rows(k, *k.stride()[:2]),
         Rows(v, *v.stride()[:2]),
         Blocks(k_cache, *k_cache.stride()[:3]),

@@ -10,15 +10,9 @@ The G query heads of a kv head are the rows of one product, token after token:
 Scores live in units of log 2, so that exp2, the hardware's exponential, needs no further factor.
 """
 
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from octavo.attention.float8 import FLOAT8
-from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_float8 import (
     add_values,
     join_values,
@@ -27,105 +21,7 @@ from octavo.attention.triton_float8 import (
     split_values,
 )
 
-LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
-
-
-class Cache(NamedTuple):
-    """Pointers and strides (in elements) of a paged cache and its block table, as a kernel takes them."""
-
-    k: Any
-    k_block: Any
-    k_token: Any
-    k_head: Any
-    v: Any
-    v_block: Any
-    v_token: Any
-    v_head: Any
-    table: Any
-    table_row: Any
-
-
-class Queries(NamedTuple):
-    """Queries with their strides, and the contiguous results beside them."""
-
-    q: Any
-    token: Any
-    head: Any
-    positions: Any
-    out: Any
-    lse: Any
-
-
-class Score(NamedTuple):
-    """How a score is made: factor = scale * log2(e); see ScoreOptions for the rest."""
-
-    factor: Any
-    window: Any
-    softcap: Any
-    slopes: Any
-    k_scale: Any
-    v_scale: Any
-
-
-class Shape(NamedTuple):
-    """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
-
-    packed: the cache is float8, passed as pairs in int16; see triton_float8.
-    """
-
-    group: Any
-    kv_heads: Any
-    head_dim: Any
-    padded_dim: Any
-    block_size: Any
-    rows: Any
-    keys: Any
-    windowed: Any
-    capped: Any
-    biased: Any
-    scaled: Any
-    packed: Any
-
-
-def cache_argument(k_cache: Tensor, v_cache: Tensor, block_table: Tensor) -> Cache:
-    """Describe [N, B, KH, D] caches of any strides and their int32 block table to a kernel."""
-    if k_cache.dtype == FLOAT8:
-        k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
-    k_strides, v_strides = k_cache.stride()[:3], v_cache.stride()[:3]
-    return Cache(k_cache, *k_strides, v_cache, *v_strides, block_table, block_table.stride(0))
-
-
-def score_argument(options: ScoreOptions) -> Score:
-    """Describe the score options to a kernel; what is off is passed as a constant it never reads."""
-    return Score(
-        *(options.scale * LOG2_E, options.window or 0, options.softcap),
-        *(options.alibi_slopes, options.k_scale, options.v_scale),
-    )
-
-
-def shape_argument(q: Tensor, k_cache: Tensor, options: ScoreOptions, *, rows: int, keys: int) -> Shape:
-    """Collect what a kernel is compiled for: q [T, H, D], k_cache [N, B, KH, D], a tile of rows x keys."""
-    _, block_size, num_kv_heads, head_dim = k_cache.shape
-    values = (
-        *(q.shape[1] // num_kv_heads, num_kv_heads),
-        *(head_dim, padded_head_dim(head_dim), block_size),
-        *(rows, keys),
-        *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
-        *(options.k_scale is not None, k_cache.dtype == FLOAT8),
-    )
-    return Shape(*(tl.constexpr(value) for value in values))
-
-
-def padded_head_dim(head_dim: int) -> int:
-    """Return the tile width for a head dimension: a power of two, half of it enough for the matrix units."""
-    return max(32, triton.next_power_of_2(head_dim))
-
-
-def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous, not initialised."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Which products of few rows get a kernel of their own, and how they are tiled: by measurement on an H200."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -31,6 +32,7 @@ class Tiling:
     num_warps: int
 
 
+@cache
 def choose_tiling(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> Tiling:
     """Return the tiling for a product of M rows and a weight [num_weight_rows, size].
 

@@ -3,7 +3,6 @@
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,15 +32,16 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
         raise InvalidArgumentError(
             f"the activation must be one of {', '.join(NAMES)}, got {name!r}{suggest(name, NAMES)}"
         )
-    if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+    shape = gate_up.shape
+    if len(shape) != 2 or shape[1] % 2 or gate_up.stride(1) != 1:
         raise InvalidArgumentError(
             "gate_up must be [T, 2 F] with a contiguous last dimension, "
-            f"got shape {list(gate_up.shape)}, strides {list(gate_up.stride())}"
+            f"got shape {list(shape)}, strides {list(gate_up.stride())}"
         )
-    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    if out.numel():
-        grid = (num_rows, triton.cdiv(size, _BLOCK))
+    num_rows, size = shape[0], shape[1] // 2
+    out = gate_up.new_empty(num_rows, size)
+    if num_rows and size:
+        grid = (num_rows, -(-size // _BLOCK))
         _gated_activation_kernel[grid](
             gate_up, out, gate_up.stride(0), size, NAME=name, BLOCK=_BLOCK, **overlap_options(gate_up)
         )

@@ -47,6 +47,10 @@ class InvariantTiling:
     num_warps: int
     num_stages: int
 
+    def num_programs(self, num_rows: int, num_columns: int) -> int:
+        """Return how many tiles a result of that size has."""
+        return -(-num_rows // self.rows) * -(-num_columns // self.columns)
+
 
 # From large to small.
 HALF_TILINGS = (
@@ -72,7 +76,7 @@ def choose_tiling(num_rows: int, num_columns: int, dtype: torch.dtype, min_progr
     if dtype == torch.float32:
         return FLOAT32_TILING
     for tiling in HALF_TILINGS:
-        num_programs = triton.cdiv(num_rows, tiling.rows) * triton.cdiv(num_columns, tiling.columns)
+        num_programs = tiling.num_programs(num_rows, num_columns)
         if tiling.rows <= max(64, num_rows) and num_programs >= min_programs:
             return tiling
     return HALF_TILINGS[-1]
@@ -102,23 +106,16 @@ def invariant_linear(
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
     _check(x, weight, bias)
-    num_rows, num_columns = x.shape[0], weight.shape[0]
-    out = torch.empty((num_rows, num_columns), dtype=dtype or x.dtype, device=x.device)
-    if out.numel() == 0:
+    num_rows, (num_columns, size) = x.shape[0], weight.shape
+    out = x.new_empty(num_rows, num_columns, dtype=dtype)
+    if num_rows == 0 or num_columns == 0:
         return out
     if tiling is None:
         min_programs = num_multiprocessors(x.device) * 3 // 4
         tiling = choose_tiling(num_rows, num_columns, x.dtype, min_programs)
-    grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(num_columns, tiling.columns),)
-    _linear_kernel[grid](
+    _linear_kernel[(tiling.num_programs(num_rows, num_columns),)](
         *(x, weight, weight if bias is None else bias, out, num_rows, num_columns, x.stride(0)),
-        SIZE=x.shape[1],
-        ROWS=tiling.rows,
-        COLUMNS=tiling.columns,
-        DEPTH=tiling.depth,
-        STAGES=tiling.num_stages,
-        GROUP=_GROUP,
-        BIAS=bias is not None,
+        *(size, tiling.rows, tiling.columns, tiling.depth, tiling.num_stages, _GROUP, bias is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -142,14 +139,15 @@ class InvariantLinear:
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if x.ndim != 2 or x.stride(1) != 1:
+    x_shape, weight_shape = x.shape, weight.shape
+    if len(x_shape) != 2 or x.stride(1) != 1:
         raise InvalidArgumentError(
             f"x must be [M, K] with a contiguous last dimension, "
-            f"got shape {list(x.shape)}, strides {list(x.stride())}"
+            f"got shape {list(x_shape)}, strides {list(x.stride())}"
         )
-    if weight.ndim != 2 or weight.shape[1] != x.shape[1] or weight.dtype != x.dtype:
+    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
         raise InvalidArgumentError(
-            f"weight must be [N, {x.shape[1]}] {x.dtype}, got {list(weight.shape)} {weight.dtype}"
+            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
         )
     if not weight.is_contiguous():
         raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")

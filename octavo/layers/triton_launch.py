@@ -19,6 +19,9 @@ from octavo.attention.triton_shapes import can_overlap
 
 # Benchmarks switch it off to see what it brings.
 OVERLAP = True
+# Made once: a launch copies them.
+_TOGETHER = {"OVERLAP": True, "launch_pdl": True}
+_APART = {"OVERLAP": False}
 
 
 def overlap_options(tensor: Tensor) -> dict[str, bool]:
@@ -26,10 +29,11 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
 
     Args:
         tensor: lives where the kernel will run.
+
+    Returns:
+        Keyword arguments of a launch; not to be changed.
     """
-    if not OVERLAP or not can_overlap(tensor.device):
-        return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+    return _TOGETHER if OVERLAP and can_overlap(tensor.device) else _APART
 
 
 @triton.jit

@@ -14,11 +14,11 @@ to a power of two, never on what the other rows hold.
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.layers.linear_tiling import MAX_ROWS, Tiling, choose_tiling
 from octavo.layers.triton_activation import NAMES, activate
@@ -62,38 +62,31 @@ def skinny_linear(
     Source of the norm: Zhang and Sennrich 2019.
     """
     _check(x, weight, bias, norm_weight)
-    (num_rows, size), num_columns = x.shape, weight.shape[0]
+    num_rows = x.shape[0]
+    num_weight_rows, size = weight.shape
+    num_columns = num_weight_rows
     if activation is not None:
         num_columns = _gated_columns(num_columns, activation, residual)
     out = residual
     if out is None:
-        out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
+        out = x.new_empty(num_rows, num_columns)
     elif out.shape != (num_rows, num_columns) or out.dtype != x.dtype or out.stride(1) != 1:
         raise InvalidArgumentError(
             f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
             f"dimension, got {list(out.shape)} {out.dtype}, strides {list(out.stride())}"
         )
     if tiling is None:
-        tiling = choose_tiling(num_rows, weight.shape[0], size, x.dtype)
-    _skinny_linear_kernel[(triton.cdiv(weight.shape[0], tiling.columns),)](
+        tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
+    # Constants by position: keywords cost the host more.
+    _skinny_linear_kernel[(-(-num_weight_rows // tiling.columns),)](
         x,
         weight,
         weight if bias is None else bias,
         weight if norm_weight is None else norm_weight,
         out,
-        num_rows,
-        weight.shape[0],
-        x.stride(0),
-        out.stride(0),
-        eps,
-        SIZE=size,
-        ROWS=triton.next_power_of_2(num_rows),
-        COLUMNS=tiling.columns,
-        DEPTH=tiling.depth,
-        NORM=norm_weight is not None,
-        BIAS=bias is not None,
-        ACTIVATION=activation,
-        ADD=residual is not None,
+        *(num_rows, num_weight_rows, x.stride(0), out.stride(0), eps),
+        *(size, power_of_two(num_rows), tiling.columns, tiling.depth),
+        *(norm_weight is not None, bias is not None, activation, residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -101,21 +94,27 @@ def skinny_linear(
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None) -> None:
-    if x.ndim != 2 or not 1 <= x.shape[0] <= MAX_ROWS or x.stride(1) != 1:
+    x_shape, weight_shape = x.shape, weight.shape
+    if len(x_shape) != 2 or not 1 <= x_shape[0] <= MAX_ROWS or x.stride(1) != 1:
         raise InvalidArgumentError(
             f"x must be [M, K] with 1 <= M <= {MAX_ROWS} and a contiguous last dimension, "
-            f"got shape {list(x.shape)}, strides {list(x.stride())}"
+            f"got shape {list(x_shape)}, strides {list(x.stride())}"
         )
-    if weight.ndim != 2 or weight.shape[1] != x.shape[1] or weight.dtype != x.dtype:
+    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
         raise InvalidArgumentError(
-            f"weight must be [N, {x.shape[1]}] {x.dtype}, got {list(weight.shape)} {weight.dtype}"
+            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
         )
-    vectors = {"bias": (bias, weight.shape[0]), "norm_weight": (norm_weight, weight.shape[1])}
-    for name, (vector, size) in vectors.items():
-        if vector is not None and (vector.shape != (size,) or not vector.is_contiguous()):
-            raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
+    if bias is not None:
+        _check_vector("bias", bias, weight_shape[0])
+    if norm_weight is not None:
+        _check_vector("norm_weight", norm_weight, weight_shape[1])
     if not weight.is_contiguous():
         raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")
+
+
+def _check_vector(name: str, vector: Tensor, size: int) -> None:
+    if vector.shape != (size,) or not vector.is_contiguous():
+        raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
 
 
 def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -> int:

@@ -6,11 +6,13 @@ One program per row keeps the whole row in registers: each input is read once, e
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-import torch
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
 from octavo.errors import InvalidArgumentError
 from octavo.layers.triton_launch import overlap_options, start_next, wait_for_previous
 
@@ -36,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
 
     Source: Zhang and Sennrich 2019.
     """
-    _check_rows("x", x, weight)
+    _check_rows(x, weight)
     return _launch(x, None, weight, eps, weight_offset)
 
 
@@ -61,21 +63,21 @@ def add_rms_norm(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    _check_rows("x", x, weight)
-    _check_rows("residual", residual, weight)
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    _check_rows(x, weight)
+    if residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
         raise InvalidArgumentError(
-            f"residual must be like x, {list(x.shape)} {x.dtype}, got {list(residual.shape)} {residual.dtype}"
+            f"residual must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
+            f"got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
         )
     return _launch(x, residual, weight, eps, weight_offset)
 
 
-def _check_rows(name: str, rows: Tensor, weight: Tensor) -> None:
+def _check_rows(x: Tensor, weight: Tensor) -> None:
     size = weight.numel()
-    if rows.ndim != 2 or rows.shape[1] != size or rows.stride(1) != 1 or not weight.is_contiguous():
+    if x.ndim != 2 or x.shape[1] != size or x.stride(1) != 1 or not weight.is_contiguous():
         raise InvalidArgumentError(
-            f"{name} must be [T, {size}] for a contiguous weight of {size}, its last dimension contiguous; "
-            f"got shape {list(rows.shape)}, strides {list(rows.stride())}"
+            f"x must be [T, {size}] for a contiguous weight of {size}, its last dimension contiguous; "
+            f"got shape {list(x.shape)}, strides {list(x.stride())}"
         )
     if size > _MAX_ROW:
         raise InvalidArgumentError(f"rows must hold at most {_MAX_ROW} values, got {size}")
@@ -83,10 +85,10 @@ def _check_rows(name: str, rows: Tensor, weight: Tensor) -> None:
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
     num_rows, size = x.shape
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    out = x.new_empty(num_rows, size)
     if num_rows == 0:
         return out
-    block = triton.next_power_of_2(size)
+    block, num_warps = _tile(size)
     stream = x if residual is None else residual
     _rms_norm_kernel[(num_rows,)](
         x,
@@ -100,10 +102,17 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weig
         weight_offset,
         ADD=residual is not None,
         BLOCK=block,
-        num_warps=min(16, max(1, block // _VALUES_PER_WARP)),
+        num_warps=num_warps,
         **overlap_options(x),
     )
     return out
+
+
+@cache
+def _tile(size: int) -> tuple[int, int]:
+    """Return (values, warps) of a program for rows of a size."""
+    block = power_of_two(size)
+    return block, min(16, max(1, block // _VALUES_PER_WARP))
 
 
 @triton.jit

@@ -11,10 +11,13 @@ the cache is one:
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
 from octavo.attention.triton_store import round_to, scale_down
 from octavo.errors import InvalidArgumentError
 from octavo.layers.triton_launch import overlap_options, start_next, wait_for_previous
@@ -73,22 +76,28 @@ def rotate_and_store(
         InvalidArgumentError: a shape or stride does not fit.
     """
     _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
-    _check_scales(k_cache, k_scale, v_scale)
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    num_all = num_heads + 2 * num_kv_heads
-    q = qkv.unflatten(1, (num_all, head_dim))[:, :num_heads] if q_out is None else q_out
-    if q.shape != (qkv.shape[0], num_heads, head_dim) or q.stride(2) != 1:
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    if k_scale is not None:
+        _check_scale("k_scale", k_scale, num_kv_heads)
+    if v_scale is not None:
+        _check_scale("v_scale", v_scale, num_kv_heads)
+    num_tokens, stride_qkv = qkv.shape[0], qkv.stride(0)
+    shape = (num_tokens, num_heads, head_dim)
+    q = q_out
+    if q is None:
+        q = qkv.as_strided(shape, (stride_qkv, head_dim, 1))
+    elif q.shape != shape or q.stride(2) != 1:
         raise InvalidArgumentError(
-            f"q_out must be [T, H, D] = {[qkv.shape[0], num_heads, head_dim]} with a contiguous last "
-            f"dimension, got shape {list(q.shape)}, strides {list(q.stride())}"
+            f"q_out must be [T, H, D] = {list(shape)} with a contiguous last dimension, "
+            f"got shape {list(q.shape)}, strides {list(q.stride())}"
         )
     if keep_k and q_out is not None:
         raise InvalidArgumentError("keep_k writes to qkv, where queries go too: q_out must be None")
-    if qkv.shape[0] == 0:
+    if num_tokens == 0:
         return q
-    num_pairs = triton.next_power_of_2(head_dim // 2)
-    heads_per_program = min(max(1, _VALUES // (2 * num_pairs)), triton.next_power_of_2(num_all))
-    _rotate_and_store_kernel[(qkv.shape[0], triton.cdiv(num_all, heads_per_program))](
+    num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
+    # Constants by position: keywords cost the host more.
+    _rotate_and_store_kernel[(num_tokens, num_programs)](
         qkv,
         q,
         k_cache,
@@ -100,26 +109,23 @@ def rotate_and_store(
         cos if norm_weight is None else norm_weight,
         k_scale,
         v_scale,
-        eps,
-        k_cache.shape[1],
-        qkv.stride(0),
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        *cos.stride(),
-        *sin.stride(),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAIRS=num_pairs,
-        HEADS=heads_per_program,
-        NORM=norm_weight is not None,
-        INTERLEAVED=interleaved,
-        KEEP_K=keep_k,
-        num_warps=max(1, heads_per_program * num_pairs * 2 // 256),
+        *(eps, block_size, stride_qkv, *q.stride()[:2]),
+        *(*k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(), *sin.stride()),
+        *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast, norm_weight is not None),
+        *(interleaved, keep_k),
+        num_warps=num_warps,
         **overlap_options(qkv),
     )
     return q
+
+
+@cache
+def _tile(head_dim: int, num_all: int) -> tuple[int, int, int, int]:
+    """Return (pairs and heads of a program, programs, warps) for a token's num_all = H + 2 KH heads."""
+    num_pairs = power_of_two(head_dim // 2)
+    heads_abreast = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
+    num_warps = max(1, heads_abreast * num_pairs * 2 // 256)
+    return num_pairs, heads_abreast, -(-num_all // heads_abreast), num_warps
 
 
 def _check(
@@ -131,41 +137,37 @@ def _check(
     num_heads: int,
     norm_weight: Tensor | None,
 ) -> None:
-    if (
-        k_cache.ndim != 4
-        or k_cache.shape != v_cache.shape
-        or k_cache.stride(3) != 1
-        or v_cache.stride(3) != 1
-    ):
+    k_shape = k_cache.shape
+    if len(k_shape) != 4 or k_shape != v_cache.shape or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise InvalidArgumentError(
             "k_cache and v_cache must both be [N, B, KH, D] with a contiguous last dimension, "
-            f"got {list(k_cache.shape)} and {list(v_cache.shape)}"
+            f"got {list(k_shape)} and {list(v_cache.shape)}"
         )
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    _, _, num_kv_heads, head_dim = k_shape
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.ndim != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
         raise InvalidArgumentError(
             f"qkv must be [T, (H + 2 KH) * D] = [T, {width}] with a contiguous last dimension, "
             f"got shape {list(qkv.shape)}, strides {list(qkv.stride())}"
         )
-    if head_dim % 2 or cos.ndim != 2 or cos.shape != sin.shape or cos.shape[1] < head_dim // 2:
+    cos_shape = cos.shape
+    if head_dim % 2 or len(cos_shape) != 2 or cos_shape != sin.shape or cos_shape[1] < head_dim // 2:
         raise InvalidArgumentError(
             f"cos and sin must both be [positions, {head_dim // 2} or more] for even D = {head_dim}, "
-            f"got {list(cos.shape)} and {list(sin.shape)}"
+            f"got {list(cos_shape)} and {list(sin.shape)}"
         )
-    expected = [num_heads + num_kv_heads, head_dim]
-    if norm_weight is not None and (list(norm_weight.shape) != expected or not norm_weight.is_contiguous()):
+    expected = (num_heads + num_kv_heads, head_dim)
+    if norm_weight is not None and (norm_weight.shape != expected or not norm_weight.is_contiguous()):
         raise InvalidArgumentError(
-            f"norm_weight must be contiguous [H + KH, D] = {expected}, got {list(norm_weight.shape)}"
+            f"norm_weight must be contiguous [H + KH, D] = {list(expected)}, got {list(norm_weight.shape)}"
         )
 
 
-def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and (scale.shape != k_cache.shape[2:3] or not scale.is_contiguous()):
-            raise InvalidArgumentError(
-                f"{name} must be contiguous [KH] = [{k_cache.shape[2]}], got {list(scale.shape)}"
-            )
+def _check_scale(name: str, scale: Tensor, num_kv_heads: int) -> None:
+    if scale.shape != (num_kv_heads,) or not scale.is_contiguous():
+        raise InvalidArgumentError(
+            f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
+        )
 
 
 @triton.jit

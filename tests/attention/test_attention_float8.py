@@ -71,6 +71,7 @@ def test_a_float8_cache_has_scales_of_one_and_others_have_none():
     assert torch.equal(v_scale, torch.ones(3))
     assert (k_scale.data_ptr() - cache.scales.data_ptr()) % 16 == 0
     assert (v_scale.data_ptr() - k_scale.data_ptr()) % 16 == 0
+    assert cache.layer_scales(1)[0] is k_scale
     assert KVCache.allocate(**SIZES).layer_scales(1) == (None, None)
     cache.scales[1, 1] = 4.0
     assert cache.layer_scales(1)[1].tolist() == [4.0] * 3

@@ -88,7 +88,7 @@ def test_norms_refuse_what_does_not_fit(device: str, dtype: torch.dtype) -> None
     for bad in (x[:, :7], x.t(), x[None]):
         with pytest.raises(InvalidArgumentError, match="x must be"):
             rms_norm(bad, weight, 1e-6)
-    for bad in (x[:1], x.double()):
+    for bad in (x[:1], x.double(), x.t().contiguous().t()):
         with pytest.raises(InvalidArgumentError, match="residual must be"):
             add_rms_norm(x, bad, weight, 1e-6)
 

@@ -1,0 +1,82 @@
+"""What kernels take: made once where nothing of it depends on the layer, and told apart where it does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton_cases import make_case, to_device
+
+from octavo.attention import KVCache, hopper_prefill
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import constant, empty_results, make_call
+from octavo.attention.triton_shapes import TileShape, power_of_two
+
+TILE = TileShape(16, 32, 4, 2, 1)
+
+
+def call(options=None, **shape):
+    moved = to_device(make_case([40, 9], [3, 1], **shape))
+    return make_call(
+        *(moved.q, moved.k_cache, moved.v_cache, moved.metadata.positions, moved.metadata.block_table),
+        options or ScoreOptions(0.25),
+        empty_results(moved.q),
+    )
+
+
+def test_layers_that_are_alike_share_the_very_same_shape():
+    shape = call().shape(TILE)
+    assert call(ScoreOptions(0.5)).shape(TILE) is shape
+    assert (shape.rows.value, shape.keys.value, shape.windowed.value) == (16, 32, False)
+    assert call(head_dim=24).shape(TILE).padded_dim.value == 32
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: call(ScoreOptions(0.25, window=8)).shape(TILE),
+        lambda: call(ScoreOptions(0.25, softcap=8.0)).shape(TILE),
+        lambda: call(head_dim=24).shape(TILE),
+        lambda: call(heads=8).shape(TILE),
+        lambda: call().shape(replace(TILE, keys=64)),
+    ],
+)
+def test_what_is_compiled_for_is_told_apart(other):
+    """By hash, which is how Triton finds the compiled kernel."""
+    assert hash(other()) != hash(call().shape(TILE))
+
+
+def test_a_constant_is_one_object_for_each_value():
+    assert constant(16) is constant(16)
+    assert hash(constant(16)) != hash(constant(32))
+    assert constant(True) is not constant(1)
+    assert constant(True).value is True
+
+
+def test_results_are_contiguous_beside_strided_queries():
+    out, lse = empty_results(torch.zeros(5, 8, 16).transpose(0, 1).half())
+    assert (out.shape, out.dtype, out.is_contiguous()) == ((8, 5, 16), torch.float16, True)
+    assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((8, 5), torch.float32, True)
+
+
+def test_powers_of_two():
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]
+
+
+def test_a_descriptor_is_of_an_address_and_a_geometry():
+    """What the copy engine is told is kept by address; it must not keep a cache's memory alive."""
+    sizes = {"num_layers": 2, "num_blocks": 5, "num_kv_heads": 2, "head_dim": 64, "dtype": torch.float16}
+    cache = KVCache.allocate(block_size=64, **sizes)
+    (k, v), (other, _) = cache.layer(0), cache.layer(1)
+
+    def describe(tensor, keys=64):
+        geometry = (tensor.dtype, tensor.shape, tensor.stride(), keys)
+        return hopper_prefill._describe(tensor.data_ptr(), *geometry)
+
+    descriptor, matrices = describe(k)
+    assert describe(k)[0] is descriptor
+    assert descriptor.base.data_ptr() == k.data_ptr()
+    assert not isinstance(descriptor.base, torch.Tensor)
+    assert (descriptor.shape, descriptor.strides) == ([5 * 2 * 64, 64], [64, 1])
+    assert matrices == (2 * 64, 64, 0)
+    assert {describe(t)[0].base.data_ptr() for t in (k, v, other)} == {t.data_ptr() for t in (k, v, other)}
+    assert describe(KVCache.allocate(block_size=128, **sizes).layer(0)[0], 128)[0].block_shape == [128, 64]
