@@ -39,6 +39,7 @@ class Shape(NamedTuple):
         adds: whether the result is added to what is there.
         registers: per thread on average, so that two programs fit on a multiprocessor if tiles are small.
             The copying warp cedes most of its share to the others.
+        warms_up: whether the copy engine meets the description of the rows before it may read them.
     """
 
     groups: Any
@@ -51,12 +52,14 @@ class Shape(NamedTuple):
     activation: Any
     adds: Any
     registers: Any
+    warms_up: Any
 
 
 class _Pipe(NamedTuple):
     """Buffers in shared memory and barriers: 'filled' by the copy engine, a stage of rows 'free' again.
 
-    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows.
+    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows. 'warm' is
+    a barrier for a copy that brings no rows.
     """
 
     rows: Any
@@ -64,6 +67,7 @@ class _Pipe(NamedTuple):
     rows_filled: Any
     weights_filled: Any
     free: Any
+    warm: Any
 
 
 class Result(NamedTuple):
@@ -95,7 +99,9 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.weight_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER),
     )
+    mbarrier.init(pipe.warm.index(0), count=1)
     for stage in gl.static_range(shape.weight_stages):
         mbarrier.init(pipe.weights_filled.index(stage), count=1)
         if stage < shape.row_stages:
@@ -106,7 +112,7 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
         gl.warp_specialize(
             [
                 (_multiply_first, (pipe, result, num_rows, num_tiles, shape)),
-                (_fetch, (x_matrix, weight_matrix, pipe, num_tiles, shape)),
+                (_fetch, (x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape)),
             ],
             [1],
             [24],
@@ -116,7 +122,7 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
             [
                 (_multiply_first, (pipe, result, num_rows, num_tiles, shape)),
                 (_multiply_second, (pipe, result, num_rows, num_tiles, shape)),
-                (_fetch, (x_matrix, weight_matrix, pipe, num_tiles, shape)),
+                (_fetch, (x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape)),
             ],
             [4, 1],
             [(3 * shape.registers - 24) // 16 * 8, 24],
@@ -124,10 +130,15 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
 
 
 @gluon.jit
-def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
+def _fetch(x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape):
     """Copy weights as far as they fit, then, once the kernel before has ended, rows and further weights."""
     for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
         _fetch_weights(weight_matrix, pipe, tile, shape)
+    if shape.warms_up:
+        # From beyond the last row: reads no memory but the description, and writes zeros.
+        mbarrier.expect(pipe.warm.index(0), x_matrix.block_type.nbytes)
+        tma.async_copy_global_to_shared(x_matrix, [num_rows, 0], pipe.warm.index(0), pipe.rows.index(0))
+        mbarrier.wait(pipe.warm.index(0), 0)
     gdc_wait()
     row = gl.program_id(1) * (shape.rows * shape.groups)
     for tile in range(0, num_tiles):

@@ -26,6 +26,9 @@ from octavo.layers.hopper_tiling import ATOM, GROUP_ROWS, HopperTiling, choose_h
 from octavo.layers.triton_activation import NAMES
 from octavo.layers.triton_launch import overlap_options
 
+# Benchmarks switch it off to see what it brings.
+WARM_UP = True
+
 
 def hopper_linear(
     x: Tensor,
@@ -86,6 +89,7 @@ def hopper_linear(
         activation,
         residual is not None,
         80 if halves * tiling.columns <= 64 else 128,
+        WARM_UP,
     )
     linear_kernel[(cdiv(num_columns, tiling.columns), cdiv(num_rows, tiling.rows))](
         _matrix(x, [shape.rows, ATOM]),

@@ -102,8 +102,8 @@ def fill_tiling(
 ) -> HopperTiling:
     """Return a tiling with as many buffers as fit into shared memory.
 
-    A stage of rows takes up to 16 KiB. Weights get what rows leave them, which is at least half. If all of a
-    program's weights fit, rows get what weights leave.
+    A stage of rows takes up to 16 KiB, and four or more stages fit. Weights get what rows leave them, which
+    is at least half. If all of a program's weights fit, rows get what weights leave.
 
     Args:
         rows: as in HopperTiling.
@@ -112,11 +112,14 @@ def fill_tiling(
         is_gated: whether an activation halves the columns.
         shared_bytes: to fill.
     """
-    depth = 64 if rows > GROUP_ROWS else 128 if rows > 16 else 256
-    num_tiles = -(-size // depth)
-    row_bytes, weight_bytes = 2 * rows * depth, 2 * columns * depth * (2 if is_gated else 1)
     # What a product reads beyond the last rows, and barriers.
     space = shared_bytes - 2 * ATOM * (GROUP_ROWS - min(rows, GROUP_ROWS)) - 1024
+    weight_rows = columns * (2 if is_gated else 1)
+    depth = 64 if rows > GROUP_ROWS else 128 if rows > 16 else 256
+    while depth > ATOM and space < 8 * depth * (rows + weight_rows):
+        depth //= 2
+    num_tiles = -(-size // depth)
+    row_bytes, weight_bytes = 2 * rows * depth, 2 * weight_rows * depth
     row_stages = min(num_tiles, _MAX_STAGES, space // 2 // row_bytes)
     weight_stages = min(num_tiles, _MAX_STAGES, (space - row_stages * row_bytes) // weight_bytes)
     if weight_stages < row_stages:
