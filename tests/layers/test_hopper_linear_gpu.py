@@ -6,8 +6,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
-from octavo.layers import triton_launch
+from octavo.layers import RMSNorm, hopper_linear, triton_launch
+from octavo.layers.block import make_input, make_output
 from octavo.layers.hopper_tiling import HopperTiling, can_use
+from octavo.layers.linear import PlainLinear
+from octavo.parallel import TensorParallel
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
@@ -21,12 +24,10 @@ def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 
 def check(x: Tensor, weight: Tensor, tiling: HopperTiling | None = None, **options) -> None:
     """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
-    from octavo.layers.hopper_linear import hopper_linear
-
     residual = options.get("residual")
     given = options | ({} if residual is None else {"residual": residual.clone()})
     with poisoned_memory():
-        got = hopper_linear(x, weight, tiling=tiling, **given)
+        got = hopper_linear.hopper_linear(x, weight, tiling=tiling, **given)
     assert (got is given.get("residual")) == (residual is not None)
     assert_as_good_as_torch(got, plain(x, weight, **options), plain(x, weight, double=True, **options))
 
@@ -89,12 +90,12 @@ def test_strides() -> None:
 
 
 def test_rows_do_not_touch_each_other() -> None:
-    from octavo.layers.hopper_linear import hopper_linear
-
     x, weight = random(11, 512), random(64, 512)
-    expected = hopper_linear(x, weight)
+    # The kernel may read weights before the one in front has ended.
+    torch.cuda.synchronize()
+    expected = hopper_linear.hopper_linear(x, weight)
     x[5] = torch.nan
-    got = hopper_linear(x, weight)
+    got = hopper_linear.hopper_linear(x, weight)
     assert got[5].isnan().all()
     assert torch.equal(got[[*range(5), *range(6, 11)]], expected[[*range(5), *range(6, 11)]])
 
@@ -105,6 +106,26 @@ def test_what_it_is_used_for() -> None:
     assert not can_use(random(4, 512), weight)
     assert not can_use(random(257, 512), weight)
     assert not can_use(random(16, 512), random(65536, 512))
+
+
+@pytest.mark.parametrize("has_delta", [False, True])
+@pytest.mark.parametrize("num_rows", [5, 64, 256])
+def test_blocks_use_it(num_rows: int, has_delta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = hopper_linear.hopper_linear
+    monkeypatch.setattr(hopper_linear, "hopper_linear", lambda *a, **k: calls.append(1) or real(*a, **k))
+    gate_up = PlainLinear(random(384, 128, scale=0.1), random(384))
+    down = PlainLinear(random(128, 192, scale=0.1), random(128))
+    norm = RMSNorm(random(128), EPS)
+    start, delta = random(num_rows, 128), random(num_rows, 128) if has_delta else None
+    results = []
+    for linear in (lambda x: x, lambda x: lambda rows: x(rows)):  # what is no PlainLinear gets plain blocks
+        hidden = start.clone()
+        inner = make_input(norm, linear(gate_up), "silu")(hidden, delta)
+        added = make_output(linear(down), None, TensorParallel())(inner, hidden)
+        results.append(hidden if added is None else hidden + added)
+    assert len(calls) == 2
+    torch.testing.assert_close(*results, rtol=0.03, atol=0.06)
 
 
 class Layers:
@@ -120,15 +141,16 @@ class Layers:
 
     def run(self) -> None:
         """A copy, then norms and products, with an ordinary kernel in between in every layer."""
-        from octavo.layers.hopper_linear import hopper_linear
         from octavo.layers.triton_norm import rms_norm
 
         self.hidden.copy_(self.start)
         for norm_weight, gate_up, down in self.layers:
             for factor in (0.5, None):
-                inner = hopper_linear(rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu")
+                inner = hopper_linear.hopper_linear(
+                    rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu"
+                )
                 inner = inner if factor is None else inner.mul_(factor)
-                hopper_linear(inner, down, residual=self.hidden)
+                hopper_linear.hopper_linear(inner, down, residual=self.hidden)
 
 
 @pytest.mark.parametrize("num_rows", [5, 16, 64, 200])
