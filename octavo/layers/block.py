@@ -3,7 +3,8 @@
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
     residual stream <--- norm <- sum over ranks <- projection --- middle of the block   BlockOutput
 
-On a GPU with Triton steps of few rows do each line in one launch where nothing forbids it.
+On a GPU with Triton steps of few rows do each line in one launch where nothing forbids it. On Hopper GPUs
+steps of some more rows do so too, but for the norm before the projection.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from octavo.layers.activation import ACTIVATIONS
 from octavo.layers.gpu import has_triton
+from octavo.layers.hopper_tiling import can_use
 from octavo.layers.linear import Linear, PlainLinear
 from octavo.layers.linear_tiling import is_skinny
 from octavo.layers.norm import RMSNorm
@@ -76,10 +78,10 @@ class PlainOutput:
 
 @dataclass(frozen=True, slots=True)
 class FusedInput:
-    """BlockInput in one launch for few rows.
+    """BlockInput in one launch for few rows, in two for some.
 
-    The norm is a launch of its own where a delta is still to be added: each program would have to write the
-    sum.
+    The norm is a launch of its own for some rows, and where a delta is still to be added: each program would
+    have to write the sum.
 
     Attributes:
         plain: for more rows.
@@ -91,11 +93,15 @@ class FusedInput:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
-        if not is_skinny(hidden.shape[0], *self.linear.weight.shape):
-            return self.plain(hidden, delta)
+        weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
+        if not is_skinny(hidden.shape[0], *weight.shape):
+            if not can_use(hidden, weight):
+                return self.plain(hidden, delta)
+            from octavo.layers.hopper_linear import hopper_linear
+
+            return hopper_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
         from octavo.layers.triton_linear import skinny_linear
 
-        weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
         if delta is not None:
             return skinny_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
         norm = self.plain.norm
@@ -106,7 +112,7 @@ class FusedInput:
 
 @dataclass(frozen=True, slots=True)
 class FusedOutput:
-    """BlockOutput that adds to the residual stream itself for few rows, if nothing comes in between.
+    """BlockOutput that adds to the residual stream itself for few and some rows, if nothing comes in between.
 
     Attributes:
         plain: for more rows.
@@ -118,13 +124,16 @@ class FusedOutput:
 
     def __call__(self, x: Tensor, hidden: Tensor) -> Tensor | None:
         """See BlockOutput."""
-        if not is_skinny(x.shape[0], *self.linear.weight.shape):
+        weight, bias = self.linear.weight, self.linear.bias
+        if is_skinny(x.shape[0], *weight.shape):
+            from octavo.layers.triton_linear import skinny_linear as product
+        elif can_use(x, weight):
+            from octavo.layers.hopper_linear import hopper_linear as product
+        else:
             return self.plain(x, hidden)
-        from octavo.layers.triton_linear import skinny_linear
-
         if self.plain.norm is not None or self.plain.parallel.size > 1:
-            return self.plain.finish(skinny_linear(x, self.linear.weight, self.linear.bias))
-        skinny_linear(x, self.linear.weight, self.linear.bias, residual=hidden)
+            return self.plain.finish(product(x, weight, bias))
+        product(x, weight, bias, residual=hidden)
         return None
 
 

@@ -1,0 +1,92 @@
+"""Products on Hopper GPUs, as far as a CPU can tell: which are taken, how they are tiled, what is refused."""
+
+import pytest
+import torch
+import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.hopper_tiling import (
+    ATOM,
+    GROUP_ROWS,
+    MAX_ROWS,
+    MIN_ROWS,
+    HopperTiling,
+    can_use,
+    choose_hopper_tiling,
+    fill_tiling,
+    takes,
+)
+
+HALF = torch.bfloat16
+SHARED_BYTES = 227 * 1024
+
+
+def shared_bytes(
+    rows: int, columns: int, depth: int, weight_stages: int, row_stages: int, halves: int
+) -> int:
+    """What the kernel allocates, but for barriers."""
+    spare = GROUP_ROWS - min(rows, GROUP_ROWS)
+    return 2 * (depth * (row_stages * rows + weight_stages * columns * halves) + spare * ATOM)
+
+
+@pytest.mark.parametrize("num_rows", [MIN_ROWS, 8, 9, 16, 37, 64, 65, 128, 192, MAX_ROWS])
+@pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
+@pytest.mark.parametrize("size", [64, 1024, 3072, 12288])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int, is_gated: bool) -> None:
+    tiling = choose_hopper_tiling(num_rows, num_weight_rows, size, is_gated=is_gated)
+    halves = 2 if is_gated else 1
+    assert tiling.rows in (8, 16, 32, 64, 128)
+    assert tiling.columns * halves in (8, 16, 32, 64, 128)
+    assert tiling.depth % ATOM == 0
+    assert tiling.weight_stages >= tiling.row_stages >= min(2, -(-size // tiling.depth))
+    used = shared_bytes(
+        tiling.rows, tiling.columns, tiling.depth, tiling.weight_stages, tiling.row_stages, halves
+    )
+    # Two programs side by side.
+    assert used <= SHARED_BYTES // 2 - 2048
+
+
+def test_all_weights_come_early_if_they_fit() -> None:
+    tiling = fill_tiling(64, 8, 2048, is_gated=False)
+    assert tiling.depth * tiling.weight_stages == 2048
+    more = fill_tiling(64, 8, 2048, is_gated=False, shared_bytes=200 * 1024)
+    assert more.row_stages > tiling.row_stages
+
+
+def test_what_the_kernel_can_read() -> None:
+    x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
+    assert takes(x, weight)
+    assert takes(torch.zeros(8, 256, dtype=HALF)[:, 128:], weight)
+    assert not takes(x.float(), weight.float())
+    assert not takes(x, weight.half())
+    assert not takes(x[:, :64], weight)
+    assert not takes(x[:, :64], weight[:, :64])
+    assert not takes(x, weight[:24])
+    assert not takes(torch.zeros(8, 132, dtype=HALF)[:, :128], weight)
+    assert not takes(torch.zeros(8, 136, dtype=HALF)[:, 4:132], weight)
+    assert not takes(x[0], weight)
+
+
+def test_a_cpu_does_not_use_it() -> None:
+    assert not can_use(torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF))
+
+
+def test_arguments_that_do_not_fit() -> None:
+    from octavo.layers.hopper_linear import hopper_linear
+
+    x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
+    with pytest.raises(InvalidArgumentError, match="must be bfloat16 or float16"):
+        hopper_linear(x.float(), weight)
+    with pytest.raises(InvalidArgumentError, match="bias must be"):
+        hopper_linear(x, weight, torch.zeros(16, dtype=HALF))
+    with pytest.raises(InvalidArgumentError, match="did you mean 'silu'"):
+        hopper_linear(x, weight, activation="sillu")
+    with pytest.raises(InvalidArgumentError, match="a residual"):
+        hopper_linear(x, weight, activation="silu", residual=torch.zeros(8, 16, dtype=HALF))
+    with pytest.raises(InvalidArgumentError, match="residual must be"):
+        hopper_linear(x, weight, residual=x)
+    with pytest.raises(InvalidArgumentError, match="a tiling needs"):
+        hopper_linear(x, weight, tiling=HopperTiling(16, 16, 64, 1, 1))
+    with pytest.raises(InvalidArgumentError, match="a tiling needs"):
+        hopper_linear(x, weight, tiling=HopperTiling(16, 16, 64, 2, 3))

@@ -1,0 +1,175 @@
+"""Products of some rows on a Hopper GPU: the shapes of decoders, all epilogues, kernels that overlap."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
+
+from octavo.layers import RMSNorm, hopper_linear, triton_launch
+from octavo.layers.block import make_input, make_output
+from octavo.layers.hopper_tiling import HopperTiling, can_use
+from octavo.layers.linear import PlainLinear
+from octavo.parallel import TensorParallel
+
+IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
+EPS = 1e-6
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
+
+
+def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*sizes, device="cuda") * scale).to(dtype)
+
+
+def check(x: Tensor, weight: Tensor, tiling: HopperTiling | None = None, **options) -> None:
+    """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
+    residual = options.get("residual")
+    given = options | ({} if residual is None else {"residual": residual.clone()})
+    with poisoned_memory():
+        got = hopper_linear.hopper_linear(x, weight, tiling=tiling, **given)
+    assert (got is given.get("residual")) == (residual is not None)
+    assert_as_good_as_torch(got, plain(x, weight, **options), plain(x, weight, double=True, **options))
+
+
+def plain(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    double: bool = False,
+) -> Tensor:
+    """The specification, each step in the dtype of x or in float64."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.double() if double else tensor
+
+    out = cast(x) @ cast(weight).T
+    if bias is not None:
+        out = out + cast(bias)
+    if activation is not None:
+        gate, up = out.chunk(2, -1)
+        out = ACTIVATIONS[activation](gate) * up
+    return out if residual is None else cast(residual) + out
+
+
+@pytest.mark.parametrize("num_rows", [5, 8, 16, 31, 37, 64, 100, 129, 192, 255, 256])
+@pytest.mark.parametrize(("num_columns", "size"), [(1024, 3072), (6144, 1024), (4096, 12288), (1008, 64)])
+def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    x, weight = random(num_rows, size), random(num_columns, size, scale=size**-0.5)
+    check(x, weight)
+    check(x, weight, residual=random(num_rows, num_columns))
+    check(x, weight, activation="silu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("num_rows", [8, 70])
+def test_bias_and_activation(num_rows: int, activation: str | None, dtype: torch.dtype) -> None:
+    torch.manual_seed(num_rows)
+    x, weight = random(num_rows, 320, dtype=dtype), random(176, 320, dtype=dtype, scale=0.05)
+    check(x, weight, bias=random(176, dtype=dtype), activation=activation)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("columns", [8, 16, 32, 64])
+@pytest.mark.parametrize("stages", [(2, 2), (5, 3)])
+def test_tilings(rows: int, columns: int, stages: tuple[int, int]) -> None:
+    x, weight = random(200, 704), random(112, 704, scale=0.04)
+    for depth in (64, 128):
+        tiling = HopperTiling(rows, columns, depth, *stages)
+        check(x, weight, tiling, residual=random(200, 112))
+        check(x, weight, tiling, activation="silu")
+
+
+def test_strides() -> None:
+    x, weight = random(40, 384)[:, 64:320], random(64, 256, scale=0.06)
+    check(x, weight, residual=random(40, 80)[:, 8:72])
+
+
+def test_rows_do_not_touch_each_other() -> None:
+    x, weight = random(11, 512), random(64, 512)
+    # The kernel may read weights before the one in front has ended.
+    torch.cuda.synchronize()
+    expected = hopper_linear.hopper_linear(x, weight)
+    x[5] = torch.nan
+    got = hopper_linear.hopper_linear(x, weight)
+    assert got[5].isnan().all()
+    assert torch.equal(got[[*range(5), *range(6, 11)]], expected[[*range(5), *range(6, 11)]])
+
+
+def test_what_it_is_used_for() -> None:
+    weight = random(1024, 512)
+    assert can_use(random(16, 512), weight)
+    assert not can_use(random(4, 512), weight)
+    assert not can_use(random(257, 512), weight)
+    assert not can_use(random(16, 512), random(65536, 512))
+
+
+@pytest.mark.parametrize("has_delta", [False, True])
+@pytest.mark.parametrize("num_rows", [5, 64, 256])
+def test_blocks_use_it(num_rows: int, has_delta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = hopper_linear.hopper_linear
+    monkeypatch.setattr(hopper_linear, "hopper_linear", lambda *a, **k: calls.append(1) or real(*a, **k))
+    gate_up = PlainLinear(random(384, 128, scale=0.1), random(384))
+    down = PlainLinear(random(128, 192, scale=0.1), random(128))
+    norm = RMSNorm(random(128), EPS)
+    start, delta = random(num_rows, 128), random(num_rows, 128) if has_delta else None
+    results = []
+    for linear in (lambda x: x, lambda x: lambda rows: x(rows)):  # what is no PlainLinear gets plain blocks
+        hidden = start.clone()
+        inner = make_input(norm, linear(gate_up), "silu")(hidden, delta)
+        added = make_output(linear(down), None, TensorParallel())(inner, hidden)
+        results.append(hidden if added is None else hidden + added)
+    assert len(calls) == 2
+    torch.testing.assert_close(*results, rtol=0.03, atol=0.06)
+
+
+class Layers:
+    """A chain of feed-forwards over one residual stream, each of whose kernels reads the last one's."""
+
+    def __init__(self, num_rows: int, num_layers: int = 12) -> None:
+        self.start = random(num_rows, 1024)
+        self.hidden = self.start.clone()
+        self.layers = [
+            (random(1024), random(6144, 1024, scale=0.03), random(1024, 3072, scale=0.02))
+            for _ in range(num_layers)
+        ]
+
+    def run(self) -> None:
+        """A copy, then norms and products, with an ordinary kernel in between in every layer."""
+        from octavo.layers.triton_norm import rms_norm
+
+        self.hidden.copy_(self.start)
+        for norm_weight, gate_up, down in self.layers:
+            for factor in (0.5, None):
+                inner = hopper_linear.hopper_linear(
+                    rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu"
+                )
+                inner = inner if factor is None else inner.mul_(factor)
+                hopper_linear.hopper_linear(inner, down, residual=self.hidden)
+
+
+@pytest.mark.parametrize("num_rows", [5, 16, 64, 200])
+def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = Layers(num_rows)
+    monkeypatch.setattr(triton_launch, "OVERLAP", False)
+    layers.run()
+    expected = layers.hidden.clone()
+    assert expected.isfinite().all()
+    monkeypatch.setattr(triton_launch, "OVERLAP", True)
+    layers.run()
+    assert torch.equal(layers.hidden, expected)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers.run()
+    for _ in range(50):
+        layers.hidden.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(layers.hidden, expected)
