@@ -5,7 +5,7 @@ measured copy bandwidth plus operations at the measured matrix rate), beside Hug
 same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. The last line is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
-                                      [--peer none] [--startup] [--kv-cache-dtype fp8] [--save MACHINE]
+                                      [--peer none] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8] [--save MACHINE]
 """
 
 import argparse
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--peer", choices=["hf", "none"], default="hf" if find_spec("transformers") else "none"
     )
+    parser.add_argument("--peer-limit", type=float, default=60, help="seconds the peer gets for a workload")
     parser.add_argument("--startup", action="store_true", help="measure the start in a fresh process too")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
@@ -58,7 +59,9 @@ def measure(arguments: argparse.Namespace) -> Figures:
     workloads = {name: WORKLOADS[name]() for name in arguments.workloads.split(",")}
     startup = measure_startup(size, kv_cache_dtype) if arguments.startup else None
     bandwidth, flops = copy_bandwidth(), matrix_flops()
-    peer = measure_peer(model_config(size), workloads) if arguments.peer == "hf" else {}
+    peer = {}
+    if arguments.peer == "hf":
+        peer = measure_peer(model_config(size), workloads, limit_s=arguments.peer_limit)
     free_memory()
     engines = {}
     for share_prefixes in {"on": [True], "off": [False], "both": [False, True]}[arguments.sharing]:

@@ -145,7 +145,8 @@ def plan_step(
     if deterministic:
         shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
         return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
-    thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype)
+    is_alone = metadata.seq_lens.shape[0] == 1
+    thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype, is_alone=is_alone)
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens

@@ -47,18 +47,21 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 @cache
-def thin_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: bool = False) -> TileShape:
     """Return the tiling for sequences with few query tokens, where reading the cache is all that counts.
 
     Args:
         group: query heads of a kv head; a tile holds at least one token's.
         padded_dim: head dimension, rounded up to a power of two.
         dtype: of the cache.
+        is_alone: there is one sequence.
     """
     rows = max(16, power_of_two(group))
-    if rows * padded_dim <= 2048 and dtype.itemsize == 2 and padded_dim >= 128:
-        # Many small programs: short sequences leave few tiles to each, whose loads others must cover.
-        return TileShape(rows, _keys(padded_dim, dtype, 8192), 2, 3, 4)
+    if rows == 16 and 64 <= padded_dim <= 128 and dtype.itemsize == 2 and not is_alone:
+        # Many small programs: short sequences leave few tiles to each, whose loads others must cover. One
+        # sequence is cut into as many pieces as there are programs, so it wants few.
+        wide = padded_dim == 128
+        return TileShape(rows, 32, 2, 3, 4 if wide else 6, None if wide else 168)
     small = _KEYS * padded_dim * dtype.itemsize <= 8192
     return TileShape(
         rows=rows,
@@ -150,6 +153,6 @@ def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> Tile
     return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
 
 
-def _keys(padded_dim: int, dtype: torch.dtype, most_bytes: int = 16384) -> int:
-    """Keys of a tile, of at most so many bytes and values of as many: several fit into shared memory."""
-    return min(_KEYS, max(16, most_bytes // (padded_dim * dtype.itemsize)))
+def _keys(padded_dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
+    return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))

@@ -1,7 +1,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 # The kernel language is not typed.
-"""The kernel of hopper_linear: one warp copies, one or two warpgroups multiply."""
+"""The kernel of hopper_linear: one warp copies, a warpgroup multiplies."""
 
 from typing import Any, NamedTuple
 
@@ -28,8 +28,7 @@ class Shape(NamedTuple):
     """Tiling and epilogue, all constants of the kernel.
 
     Attributes:
-        groups: warpgroups that multiply; they share the weights.
-        rows: of x in a tile of a warpgroup.
+        rows: of x in a tile.
         halves: 2 with an activation, where columns of gate and up come in pairs, else 1.
         columns: of the result per program.
         atoms: tiles of ATOM columns per stage.
@@ -37,12 +36,8 @@ class Shape(NamedTuple):
         row_stages: buffers for rows.
         activation: name or None.
         adds: whether the result is added to what is there.
-        registers: per thread on average, so that two programs fit on a multiprocessor if tiles are small.
-            The copying warp cedes most of its share to the others.
-        warms_up: whether the copy engine meets the description of the rows before it may read them.
     """
 
-    groups: Any
     rows: Any
     halves: Any
     columns: Any
@@ -51,15 +46,12 @@ class Shape(NamedTuple):
     row_stages: Any
     activation: Any
     adds: Any
-    registers: Any
-    warms_up: Any
 
 
 class _Pipe(NamedTuple):
     """Buffers in shared memory and barriers: 'filled' by the copy engine, a stage of rows 'free' again.
 
-    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows. 'warm' is
-    a barrier for a copy that brings no rows.
+    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows.
     """
 
     rows: Any
@@ -67,7 +59,6 @@ class _Pipe(NamedTuple):
     rows_filled: Any
     weights_filled: Any
     free: Any
-    warm: Any
 
 
 class Result(NamedTuple):
@@ -88,7 +79,7 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
     ATOMS: gl.constexpr = shape.atoms
     # A product reads 64 rows from where a tile begins: beyond its own lie those of the next tiles, or these
     # spare ones. They make rows of the result that are not stored.
-    ROW_TILES: gl.constexpr = shape.row_stages * ATOMS * shape.groups + _GROUP // shape.rows - 1
+    ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
     pipe = _Pipe(
         gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, _ATOM], x_matrix.layout),
         gl.allocate_shared_memory(
@@ -99,58 +90,39 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.weight_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER),
     )
-    mbarrier.init(pipe.warm.index(0), count=1)
     for stage in gl.static_range(shape.weight_stages):
         mbarrier.init(pipe.weights_filled.index(stage), count=1)
         if stage < shape.row_stages:
             mbarrier.init(pipe.rows_filled.index(stage), count=1)
-            mbarrier.init(pipe.free.index(stage), count=shape.groups)
+            mbarrier.init(pipe.free.index(stage), count=1)
     fence_async_shared()
-    if shape.groups == 1:
-        gl.warp_specialize(
-            [
-                (_multiply_first, (pipe, result, num_rows, num_tiles, shape)),
-                (_fetch, (x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape)),
-            ],
-            [1],
-            [24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_multiply_first, (pipe, result, num_rows, num_tiles, shape)),
-                (_multiply_second, (pipe, result, num_rows, num_tiles, shape)),
-                (_fetch, (x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape)),
-            ],
-            [4, 1],
-            [(3 * shape.registers - 24) // 16 * 8, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, result, num_rows, num_tiles, shape)),
+            (_fetch, (x_matrix, weight_matrix, pipe, num_tiles, shape)),
+        ],
+        [1],
+        [24],
+    )
 
 
 @gluon.jit
-def _fetch(x_matrix, weight_matrix, pipe, num_rows, num_tiles, shape):
+def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
     """Copy weights as far as they fit, then, once the kernel before has ended, rows and further weights."""
     for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
         _fetch_weights(weight_matrix, pipe, tile, shape)
-    if shape.warms_up:
-        # From beyond the last row: reads no memory but the description, and writes zeros.
-        mbarrier.expect(pipe.warm.index(0), x_matrix.block_type.nbytes)
-        tma.async_copy_global_to_shared(x_matrix, [num_rows, 0], pipe.warm.index(0), pipe.rows.index(0))
-        mbarrier.wait(pipe.warm.index(0), 0)
     gdc_wait()
-    row = gl.program_id(1) * (shape.rows * shape.groups)
+    row = gl.program_id(1) * shape.rows
     for tile in range(0, num_tiles):
         stage = tile % shape.row_stages
         mbarrier.wait(pipe.free.index(stage), (tile // shape.row_stages + 1) & 1)
         filled = pipe.rows_filled.index(stage)
-        mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms * shape.groups)
+        mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms)
         for atom in gl.static_range(shape.atoms):
-            for group in gl.static_range(shape.groups):
-                at = [row + group * shape.rows, (tile * shape.atoms + atom) * _ATOM]
-                buffer = (stage * shape.atoms + atom) * shape.groups + group
-                tma.async_copy_global_to_shared(x_matrix, at, filled, pipe.rows.index(buffer))
+            at = [row, (tile * shape.atoms + atom) * _ATOM]
+            buffer = pipe.rows.index(stage * shape.atoms + atom)
+            tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
         # The tile whose rows made room has left its weights' buffer too.
         ahead = tile - shape.row_stages + shape.weight_stages
         if (tile >= shape.row_stages) & (ahead < num_tiles):
@@ -170,24 +142,14 @@ def _fetch_weights(weight_matrix, pipe, tile, shape):
 
 
 @gluon.jit
-def _multiply_first(pipe, result, num_rows, num_tiles, shape):
-    _multiply(pipe, result, num_rows, num_tiles, shape, 0)
-
-
-@gluon.jit
-def _multiply_second(pipe, result, num_rows, num_tiles, shape):
-    _multiply(pipe, result, num_rows, num_tiles, shape, 1)
-
-
-@gluon.jit
-def _multiply(pipe, result, num_rows, num_tiles, shape, GROUP: gl.constexpr):
-    """Make and store the results of one warpgroup's rows."""
+def _multiply(pipe, result, num_rows, num_tiles, shape):
+    """Make and store the results."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.columns, 16])
     gdc_wait()
     index = gl.arange(0, _GROUP, layout=gl.SliceLayout(1, OUT))
-    row = (gl.program_id(1) * shape.groups + GROUP) * shape.rows + index
+    row = gl.program_id(1) * shape.rows + index
     column = gl.program_id(0) * shape.columns + gl.arange(0, shape.columns, layout=gl.SliceLayout(0, OUT))
     has_row = (index < shape.rows) & (row < num_rows)
     inside = has_row[:, None] & (column < result.num_columns)[None, :]
@@ -202,7 +164,7 @@ def _multiply(pipe, result, num_rows, num_tiles, shape, GROUP: gl.constexpr):
         if shape.halves == 2:
             up_bias = gl.load(result.bias + result.num_columns + column, mask=has_column, other=0.0)
 
-    sums = _sum_tiles(pipe, num_tiles, shape, GROUP, LAYOUT)
+    sums = _sum_tiles(pipe, num_tiles, shape, LAYOUT)
     if shape.halves == 2:
         gate, up = sums.reshape([_GROUP, 2, shape.columns]).permute([0, 2, 1]).split()
         gate, up = gl.convert_layout(gate, OUT), gl.convert_layout(up, OUT)
@@ -218,8 +180,8 @@ def _multiply(pipe, result, num_rows, num_tiles, shape, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _sum_tiles(pipe, num_tiles, shape, GROUP: gl.constexpr, LAYOUT: gl.constexpr):
-    """Products of a warpgroup's rows and the weights [64, WIDTH], over all of K."""
+def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
+    """Products of the rows and the weights [64, WIDTH], over all of K."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sums = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
@@ -228,7 +190,7 @@ def _sum_tiles(pipe, num_tiles, shape, GROUP: gl.constexpr, LAYOUT: gl.constexpr
         mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
         mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
         for atom in gl.static_range(shape.atoms):
-            x = pipe.rows.index((row_stage * shape.atoms + atom) * shape.groups + GROUP)
+            x = pipe.rows.index(row_stage * shape.atoms + atom)
             weight = pipe.weights.index(weight_stage * shape.atoms + atom)
             x = x._reinterpret(x.dtype, [_GROUP, _ATOM], TILE)
             weight = weight._reinterpret(weight.dtype, [WIDTH, _ATOM], TILE)

@@ -22,12 +22,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.layers.hopper_kernel import Result, Shape, linear_kernel
-from octavo.layers.hopper_tiling import ATOM, GROUP_ROWS, HopperTiling, choose_hopper_tiling, takes
+from octavo.layers.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, takes
 from octavo.layers.triton_activation import NAMES
 from octavo.layers.triton_launch import overlap_options
-
-# Benchmarks switch it off to see what it brings.
-WARM_UP = True
 
 
 def hopper_linear(
@@ -77,10 +74,8 @@ def hopper_linear(
         raise InvalidArgumentError(
             f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
         )
-    groups = cdiv(tiling.rows, GROUP_ROWS)
     shape = Shape(
-        groups,
-        tiling.rows // groups,
+        tiling.rows,
         halves,
         tiling.columns,
         tiling.depth // ATOM,
@@ -88,8 +83,6 @@ def hopper_linear(
         tiling.row_stages,
         activation,
         residual is not None,
-        80 if halves * tiling.columns <= 64 else 128,
-        WARM_UP,
     )
     linear_kernel[(cdiv(num_columns, tiling.columns), cdiv(num_rows, tiling.rows))](
         _matrix(x, [shape.rows, ATOM]),
@@ -99,7 +92,8 @@ def hopper_linear(
         num_tiles,
         Shape(*map(gl.constexpr, shape)),
         num_warps=4,
-        maxnreg=shape.registers,
+        # The copying warp cedes most of its share to the others.
+        maxnreg=80 if halves * tiling.columns <= 64 else 128,
         launch_pdl=overlap_options(x)["OVERLAP"],
     )
     return out

@@ -6,16 +6,23 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# Rows from which on, up to which, and columns of a weight below which the kernel is meant to be used.
+# By measurement on an H200: rows from which on the kernel beats cuBLAS, and up to which, for weights of few
+# columns, of many, and where sums are long; and columns from which on cuBLAS has enough to do.
 MIN_ROWS = 5
 MAX_ROWS = 256
+_MAX_ROWS_WIDE = 128
+_MAX_ROWS_LONG = 64
+_WIDE = 2048
+_LONG = 4096
 _VOCABULARY = 65536
 # Values of K side by side in shared memory, 128 bytes; and rows of x that a warpgroup multiplies at once.
 ATOM = 64
 GROUP_ROWS = 64
-# Two programs, of one kernel or of two that follow each other, share a multiprocessor.
-_SHARED_BYTES = 100 * 1024
-_NUM_PROGRAMS = 120
+# All of a multiprocessor's but what barriers and the system take: bytes under way are what counts.
+_SHARED_BYTES = 200 * 1024
+# Programs at least; small tiles read rows too often. Long sums of few rows want all multiprocessors.
+_NUM_PROGRAMS = 64
+_NUM_PROGRAMS_LONG = 120
 # Each takes time to set up.
 _MAX_STAGES = 24
 
@@ -25,7 +32,7 @@ class HopperTiling:
     """Tile of one program.
 
     Attributes:
-        rows: of x: 8, 16, 32, 64, or 128 for two warpgroups.
+        rows: of x: 8, 16, 32 or 64.
         columns: of the result: 8, 16, 32, 64 or 128; with an activation twice as many rows of the weight.
         depth: of K per stage, a multiple of ATOM.
         weight_stages: buffers for weights, at least row_stages. They fill before the rows may be read.
@@ -41,9 +48,11 @@ class HopperTiling:
 
 def can_use(x: Tensor, weight: Tensor) -> bool:
     """Say whether x W^T, x [M, K] or rows of the same shape, is a product that hopper_linear is meant for."""
+    num_columns, size = weight.shape
+    most_rows = MAX_ROWS if num_columns <= _WIDE else _MAX_ROWS_WIDE
     return (
-        MIN_ROWS <= x.shape[0] <= MAX_ROWS
-        and weight.shape[0] < _VOCABULARY
+        MIN_ROWS <= x.shape[0] <= (most_rows if size < _LONG else _MAX_ROWS_LONG)
+        and num_columns < _VOCABULARY
         and weight.is_cuda
         and _is_hopper(weight.device)
         and takes(x, weight)
@@ -88,11 +97,9 @@ def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_g
     halves = 2 if is_gated else 1
     num_columns = num_weight_rows // halves
     rows = next((r for r in (8, 16, 32) if num_rows <= r), GROUP_ROWS)
-    if num_rows > GROUP_ROWS and num_columns >= 2048:
-        rows = 2 * GROUP_ROWS
-    row_tiles = -(-num_rows // rows)
+    num_programs = _NUM_PROGRAMS_LONG if size >= _LONG and rows < GROUP_ROWS else _NUM_PROGRAMS
     columns = 64 // halves
-    while columns > 8 and row_tiles * -(-num_columns // columns) < _NUM_PROGRAMS:
+    while columns > 8 and -(-num_rows // rows) * -(-num_columns // columns) < num_programs:
         columns //= 2
     return fill_tiling(rows, columns, size, is_gated=is_gated)
 
@@ -113,9 +120,9 @@ def fill_tiling(
         shared_bytes: to fill.
     """
     # What a product reads beyond the last rows, and barriers.
-    space = shared_bytes - 2 * ATOM * (GROUP_ROWS - min(rows, GROUP_ROWS)) - 1024
+    space = shared_bytes - 2 * ATOM * (GROUP_ROWS - rows) - 1024
     weight_rows = columns * (2 if is_gated else 1)
-    depth = 64 if rows > GROUP_ROWS else 128 if rows > 16 else 256
+    depth = 128 if rows > 16 else 256
     while depth > ATOM and space < 8 * depth * (rows + weight_rows):
         depth //= 2
     num_tiles = -(-size // depth)
