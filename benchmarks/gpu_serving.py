@@ -5,7 +5,8 @@ measured copy bandwidth plus operations at the measured matrix rate), beside Hug
 same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. The last line is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
-                                      [--peer none] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8] [--save MACHINE]
+                                      [--peer none] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
+                                      [--save MACHINE]
 """
 
 import argparse

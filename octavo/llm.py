@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
 from octavo.config import EngineConfig
+from octavo.engine.collection import no_full_collections
 from octavo.engine.engine import Engine, EngineStats
 from octavo.engine.prompts import Prompt
 from octavo.errors import InvalidArgumentError, OctavoError, PromptError
@@ -185,7 +186,8 @@ class LLM:
                         prompt_logprobs_start=len(prefix_ids),
                     )
                 )
-            outputs = [self._wait(request_id) for request_id in request_ids]
+            with no_full_collections():
+                outputs = [self._wait(request_id) for request_id in request_ids]
         finally:
             self._abandon(request_ids)
         return [_score(output, suffix) for output, suffix in zip(outputs, suffixes, strict=True)]
@@ -207,7 +209,7 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         started: list[RequestOutput | str] = []
-        with RichProgress("generating", enabled=progress) as bar:
+        with RichProgress("generating", enabled=progress) as bar, no_full_collections():
             try:
                 for prompt, params_ in zip(prompts, params, strict=True):
                     started.append(self._start(prompt, params_, on_error, cache_salt))

@@ -57,12 +57,14 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
         is_alone: there is one sequence.
     """
     rows = max(16, power_of_two(group))
-    if rows == 16 and 64 <= padded_dim <= 128 and dtype.itemsize == 2 and not is_alone:
+    row_bytes = padded_dim * dtype.itemsize
+    if rows == 16 and padded_dim in (64, 128) and 128 <= row_bytes <= 256 and not is_alone:
         # Many small programs: short sequences leave few tiles to each, whose loads others must cover. One
         # sequence is cut into as many pieces as there are programs, so it wants few.
-        wide = padded_dim == 128
-        return TileShape(rows, 32, 2, 3, 4 if wide else 6, None if wide else 168)
-    small = _KEYS * padded_dim * dtype.itemsize <= 8192
+        if padded_dim == 64:
+            return TileShape(rows, 32, 2, 3, 6, 168)
+        return TileShape(rows, 8192 // row_bytes, 2, 3, 4)
+    small = _KEYS * row_bytes <= 8192
     return TileShape(
         rows=rows,
         keys=_keys(padded_dim, dtype),

@@ -1,5 +1,6 @@
 """Prompts as users give them -> checked token ids. Every id that reaches the model passed through here."""
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
@@ -120,7 +121,7 @@ class PromptReader:
         # Long prompts come by the hundred: types and bounds are checked at the speed of C.
         if not set(map(type, token_ids)) <= {int}:
             token_ids = [_as_integer(token_id) for token_id in token_ids]
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        for token_id in _extremes(token_ids):
             if not 0 <= token_id < self.vocab_size:
                 raise PromptError(f"token ids must be in [0, {self.vocab_size - 1}], got {token_id}")
         return token_ids
@@ -136,6 +137,16 @@ class PromptReader:
                 f"the KV cache holds {self.num_kv_tokens} tokens in all, got {num_tokens} prompt tokens; "
                 "raise num_blocks or memory_fraction"
             )
+
+
+def _extremes(integers: list[int]) -> list[int]:
+    """The least and the greatest, if there are any; several times as fast as min and max."""
+    try:
+        packed = np.frombuffer(struct.pack(f"{len(integers)}i", *integers), dtype=np.int32)
+    except struct.error:
+        # Some integer has more than 32 bits.
+        return [min(integers), max(integers)]
+    return [int(packed.min()), int(packed.max())] if integers else []
 
 
 def _as_integer(token_id: object) -> int:

@@ -1,0 +1,35 @@
+"""Full garbage collections wait; thresholds come back, whatever happens."""
+
+import gc
+
+import pytest
+
+from octavo.engine.collection import no_full_collections
+
+
+def fail() -> None:
+    assert gc.get_threshold()[2] > 1000
+    raise KeyError
+
+
+def test_full_collections_wait_and_thresholds_come_back() -> None:
+    before = gc.get_threshold()
+    assert before[2] < 1000
+    with pytest.raises(KeyError), no_full_collections():
+        fail()
+    assert gc.get_threshold() == before
+
+
+def test_a_run_leaves_no_cycles(tiny: object) -> None:
+    """What a run makes is freed as it ends: nothing waits for a full collection."""
+    llm = tiny(num_blocks=64)  # type: ignore[operator]
+    prompts = [[1, 2, 3, 4 + i] for i in range(8)]
+    llm.generate(prompts)
+    gc.collect()
+    gc.disable()
+    try:
+        outputs = llm.generate(prompts)
+        del outputs
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
