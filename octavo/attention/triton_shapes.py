@@ -29,6 +29,15 @@ class TileShape:
     max_registers: int | None = None
 
 
+# Decoding by head dimension and bytes of a number, 16 query rows at most. Many small programs: short sequences
+# leave few tiles to each, whose loads others must cover. One sequence alone is cut into as many pieces as there
+# are programs, so it wants few.
+_SMALL_TILES = {
+    (128, 2): TileShape(16, 32, 2, 3, 4),
+    (128, 1): TileShape(16, 64, 2, 3, 4),
+    (64, 2): TileShape(16, 32, 2, 3, 6, 168),
+}
+
 # Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
 HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
 
@@ -57,14 +66,10 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
         is_alone: there is one sequence.
     """
     rows = max(16, power_of_two(group))
-    row_bytes = padded_dim * dtype.itemsize
-    if rows == 16 and padded_dim in (64, 128) and 128 <= row_bytes <= 256 and not is_alone:
-        # Many small programs: short sequences leave few tiles to each, whose loads others must cover. One
-        # sequence is cut into as many pieces as there are programs, so it wants few.
-        if padded_dim == 64:
-            return TileShape(rows, 32, 2, 3, 6, 168)
-        return TileShape(rows, 8192 // row_bytes, 2, 3, 4)
-    small = _KEYS * row_bytes <= 8192
+    small_tile = _SMALL_TILES.get((padded_dim, dtype.itemsize))
+    if rows == 16 and small_tile is not None and not is_alone:
+        return small_tile
+    small = _KEYS * padded_dim * dtype.itemsize <= 8192
     return TileShape(
         rows=rows,
         keys=_keys(padded_dim, dtype),
