@@ -29,9 +29,9 @@ class TileShape:
     max_registers: int | None = None
 
 
-# Decoding by head dimension and bytes of a number, 16 query rows at most. Many small programs: short sequences
-# leave few tiles to each, whose loads others must cover. One sequence alone is cut into as many pieces as there
-# are programs, so it wants few.
+# Decoding by head dimension and bytes of a number, 16 query rows at most. Many small programs: short
+# sequences leave few tiles to each, whose loads others must cover. One sequence alone is cut into as many
+# pieces as there are programs, so it wants few.
 _SMALL_TILES = {
     (128, 2): TileShape(16, 32, 2, 3, 4),
     (128, 1): TileShape(16, 64, 2, 3, 4),
