@@ -43,11 +43,16 @@ def bars(report: dict[str, Any], workload: str) -> dict[str, float]:
     rates = {
         "Octavo": result["rate"],
         "Octavo, sharing off": (result.get("unshared") or {}).get("rate"),
-        "HF transformers": (result.get("hf") or {}).get("rate"),
+        "HF transformers": _whole_run(result.get("hf") or {}),
         "vLLM 0.26 (recorded)": recorded,
         "physical bound": bound_rate(workload, result),
     }
     return {label: rate for label, rate in rates.items() if rate is not None}
+
+
+def _whole_run(peer: dict[str, Any]) -> float | None:
+    """The peer's rate, unless it was cut off: too much of such a run is prompts."""
+    return None if peer.get("note") else peer.get("rate")
 
 
 def bound_rate(workload: str, result: dict[str, Any]) -> float:
