@@ -70,13 +70,15 @@ class BlockPool:
         Raises:
             InvalidArgumentError: no such block, or the block is free, so its contents mean nothing.
         """
-        self._require_block(block_id)
-        if self.ref_counts[block_id] == 0:
+        if not 0 <= block_id < self.num_blocks:
+            raise self._no_such_block(block_id)
+        count = self.ref_counts[block_id]
+        if count == 0:
             if block_id not in self._cached:
                 raise InvalidArgumentError(f"block {block_id} is free; allocate it instead of retaining it")
             del self._cached[block_id]
-        self.ref_counts[block_id] += 1
-        self.num_shared += self.ref_counts[block_id] == 2
+        self.ref_counts[block_id] = count + 1
+        self.num_shared += count == 1
 
     def release(self, block_id: int, *, cached: bool) -> None:
         """Take a reference away; the last one moves the block to the cached (or free) blocks.
@@ -89,12 +91,14 @@ class BlockPool:
             InvalidArgumentError: no such block, or it has no reference. Ids are never clamped or wrapped:
                 that would free somebody else's block.
         """
-        self._require_block(block_id)
-        if self.ref_counts[block_id] == 0:
+        if not 0 <= block_id < self.num_blocks:
+            raise self._no_such_block(block_id)
+        count = self.ref_counts[block_id]
+        if count == 0:
             raise InvalidArgumentError(f"block {block_id} has no reference to release; was it freed twice?")
-        self.ref_counts[block_id] -= 1
-        self.num_shared -= self.ref_counts[block_id] == 1
-        if self.ref_counts[block_id] == 0:
+        self.ref_counts[block_id] = count - 1
+        self.num_shared -= count == 2
+        if count == 1:
             self._enqueue(block_id, cached)
 
     def uncache(self, block_id: int) -> None:
@@ -103,7 +107,8 @@ class BlockPool:
         Raises:
             InvalidArgumentError: the block is not cached.
         """
-        self._require_block(block_id)
+        if not 0 <= block_id < self.num_blocks:
+            raise self._no_such_block(block_id)
         if block_id not in self._cached:
             raise InvalidArgumentError(f"block {block_id} is not cached; only cached blocks can be dropped")
         del self._cached[block_id]
@@ -118,6 +123,5 @@ class BlockPool:
         else:
             self._free.append(block_id)
 
-    def _require_block(self, block_id: int) -> None:
-        if not 0 <= block_id < self.num_blocks:
-            raise InvalidArgumentError(f"block ids are 0 .. {self.num_blocks - 1}, got {block_id}")
+    def _no_such_block(self, block_id: int) -> InvalidArgumentError:
+        return InvalidArgumentError(f"block ids are 0 .. {self.num_blocks - 1}, got {block_id}")
