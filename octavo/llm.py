@@ -6,8 +6,9 @@ from typing import Literal, cast
 
 from octavo.config import EngineConfig
 from octavo.engine.collection import no_full_collections
-from octavo.engine.engine import Engine, EngineStats
+from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt
+from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidArgumentError, OctavoError, PromptError
 from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
 from octavo.progress import Progress, RichProgress

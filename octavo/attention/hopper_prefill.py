@@ -30,8 +30,9 @@ from octavo.attention.device_forest import DeviceForest
 from octavo.attention.hopper_tiles import HALF, STAGES, Gather, Pipe, attend_item, key_tiles, pass_item
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_arguments import Call, Shape
-from octavo.attention.triton_plan import RECORD, FatWork
+from octavo.attention.triton_plan import FatWork
 from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, fits_hopper, num_multiprocessors
+from octavo.attention.triton_units import RECORD
 
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}

@@ -7,7 +7,7 @@ import triton.language as tl
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_nodes import Ancestors, begin_state, wait_for_nodes
-from octavo.attention.triton_plan import RECORD, ThinWork, num_key_tiles
+from octavo.attention.triton_plan import ThinWork
 from octavo.attention.triton_shapes import power_of_two
 from octavo.attention.triton_tiles import (
     attend_tiles,
@@ -18,6 +18,7 @@ from octavo.attention.triton_tiles import (
     store_results,
     tile_rows,
 )
+from octavo.attention.triton_units import RECORD, num_key_tiles
 
 
 def attend_thin(

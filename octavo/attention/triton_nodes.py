@@ -20,7 +20,6 @@ from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_arguments import constant, make_call
-from octavo.attention.triton_plan import RECORD
 from octavo.attention.triton_shapes import TileShape, can_overlap
 from octavo.attention.triton_tiles import (
     attend_tiles,
@@ -29,6 +28,7 @@ from octavo.attention.triton_tiles import (
     normalise,
     store_results,
 )
+from octavo.attention.triton_units import RECORD
 
 
 class Ancestors(NamedTuple):

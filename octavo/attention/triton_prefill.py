@@ -7,7 +7,7 @@ import triton.language as tl
 from octavo.attention import hopper_prefill
 from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_nodes import Ancestors, begin_state
-from octavo.attention.triton_plan import RECORD, FatWork
+from octavo.attention.triton_plan import FatWork
 from octavo.attention.triton_tiles import (
     attend_tiles,
     load_queries,
@@ -15,6 +15,7 @@ from octavo.attention.triton_tiles import (
     store_results,
     tile_rows,
 )
+from octavo.attention.triton_units import RECORD
 
 _MERGED_ROWS = 16
 

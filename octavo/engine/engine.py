@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from octavo.config import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
@@ -22,37 +21,15 @@ from octavo.engine.prompts import Prompt, PromptReader
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import StepResult
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
-from octavo.kv import KVCacheManager, KVStats
+from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, load_tokenizer, read_config, resolve_model
 from octavo.outputs import CompletionDelta, RequestMetrics
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the engine.
-
-    Attributes:
-        num_running: requests in the running set (each of n completions counts).
-        num_waiting: requests waiting for admission.
-        num_steps: steps executed.
-        num_computed_tokens: tokens the model computed, prompts and outputs, recomputation included.
-        num_output_tokens: tokens sampled.
-        num_preemptions: times a running request lost its blocks.
-        kv: the block pool.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_steps: int
-    num_computed_tokens: int
-    num_output_tokens: int
-    num_preemptions: int
-    kv: KVStats
 
 
 class Engine:

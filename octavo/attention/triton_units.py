@@ -1,0 +1,94 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
+"""Records of units and the schedule of their work, written on the device.
+
+    record   0 table row    1 token begin   2 tokens       3 kv begin
+             4 kv end       5 full begin    6 full end     7 end of its work (thin units)
+
+Keys kv begin : kv end are seen by some row of the unit, keys full begin : full end by every row.
+"""
+
+import triton
+import triton.language as tl
+
+RECORD = tl.constexpr(8)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window"])
+def list_units_kernel(
+    units, cu_seqlens_q, seq_lens, positions, leaf_begin,
+    num_sequences, num_units, above_tokens, max_tokens, window,
+    TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """Program s lists the units of sequence s, whose last causal masks leave the most work.
+
+    The first sequence's heaviest unit comes first, the next one's last: work rises and falls without
+    jumps, so programs that take units in turn get equal shares.
+    """
+    s = tl.program_id(0)
+    sequence = tl.arange(0, PADDED_SEQUENCES)
+    exists = sequence < num_sequences
+    lens = tl.load(cu_seqlens_q + sequence + 1, exists, 0) - tl.load(cu_seqlens_q + sequence, exists, 0)
+    wanted = (lens > above_tokens) & (lens <= max_tokens)
+    counts = tl.where(wanted, (lens + TILE_TOKENS - 1) // TILE_TOKENS, 0)
+    first = tl.sum(tl.where(sequence < s, counts, 0))
+    count = tl.sum(tl.where(sequence == s, counts, 0))
+    begin, end, seq_len = tl.load(cu_seqlens_q + s), tl.load(cu_seqlens_q + s + 1), tl.load(seq_lens + s)
+    at = tl.arange(0, PADDED_TOKENS)
+    for index in range(0, count):
+        tile = index
+        if s % 2 == 0:
+            tile = count - 1 - index
+        token = begin + tile * TILE_TOKENS
+        num_tokens = tl.minimum(TILE_TOKENS, end - token)
+        mine = at < num_tokens
+        highest = tl.max(tl.load(positions + token + at, mine, -1))
+        lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
+        # A padded row may have a negative position.
+        kv_end = tl.maximum(0, tl.minimum(seq_len, highest + 1))
+        full_end = tl.maximum(0, tl.minimum(kv_end, lowest + 1))
+        kv_begin, full_begin = kv_end * 0, kv_end * 0
+        if window > 0:
+            kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))
+            full_begin = tl.maximum(0, highest - window + 1)
+        if leaf_begin is not None:
+            kv_begin = tl.minimum(kv_end, tl.load(leaf_begin + s))
+        record = units + (first + index) * RECORD
+        tl.store(record, s)
+        tl.store(record + 1, token)
+        tl.store(record + 2, num_tokens)
+        tl.store(record + 3, kv_begin)
+        tl.store(record + 4, kv_end)
+        tl.store(record + 5, full_begin)
+        tl.store(record + 6, full_end)
+    if s == num_sequences - 1:
+        for index in range(first + count, num_units):
+            tl.store(units + index * RECORD + 2, 0)
+
+
+@triton.jit
+def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
+    """Tiles that keys kv_begin : kv_end touch."""
+    return tl.where(kv_end > kv_begin, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS, 0)
+
+
+@triton.jit(do_not_specialize=["num_units"])
+def schedule_kernel(
+    units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr
+):
+    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit."""
+    unit = tl.arange(0, PADDED_UNITS)
+    exists = unit < num_units
+    record = units + unit * RECORD
+    exists = exists & (tl.load(record + 2, exists, 0) > 0)
+    tiles = num_key_tiles(tl.load(record + 3, exists, 0), tl.load(record + 4, exists, 0), KEYS)
+    work = tl.where(exists, tiles * num_kv_heads, 0)
+    work_end = tl.cumsum(work)
+    total = tl.sum(work)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    tiles_per_program = (total + num_programs - 1) // num_programs
+    done_before = (work_end <= program * tiles_per_program) & (unit < num_units)
+    tl.store(schedule + 2 + program, tl.sum(done_before.to(tl.int32)))
+    if program == 0:
+        tl.store(schedule, tiles_per_program)
+        tl.store(schedule + 1, total)
+        tl.store(record + 7, work_end, unit < num_units)

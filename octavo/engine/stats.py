@@ -1,0 +1,28 @@
+"""What an engine says of itself."""
+
+from dataclasses import dataclass
+
+from octavo.kv import KVStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine.
+
+    Attributes:
+        num_running: requests in the running set (each of n completions counts).
+        num_waiting: requests waiting for admission.
+        num_steps: steps executed.
+        num_computed_tokens: tokens the model computed, prompts and outputs, recomputation included.
+        num_output_tokens: tokens sampled.
+        num_preemptions: times a running request lost its blocks.
+        kv: the block pool.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    kv: KVStats
