@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -13,26 +14,28 @@ from octavo.layers.layer_options import LayerOptions
 MIN_TOKENS = 4096
 
 
-def can_attend_dense(qkv: Tensor, options: LayerOptions) -> bool:
+def can_attend_dense(qkv: Tensor, options: LayerOptions, *, num_heads: int, num_kv_heads: int) -> bool:
     """Say whether cuDNN takes a layer's heads; the paged kernels take all.
 
     Args:
         qkv: [T, (H + 2 KH) * D] of the step.
         options: the layer.
+        num_heads: H.
+        num_kv_heads: KH.
     """
-    is_plain = options.softcap == 0 and (options.window is None or options.window >= qkv.shape[0])
-    return is_plain and qkv.dtype in (torch.bfloat16, torch.float16) and _has_cudnn(qkv.device)
+    if not _is_hopper(qkv.device) or qkv.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
+        return False
+    # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
+    q, k, v = _heads(qkv, num_heads, num_kv_heads)
+    return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
 
 
 @cache
-def _has_cudnn(device: torch.device) -> bool:
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device)[0] >= 9
-        and torch.backends.cuda.cudnn_sdp_enabled()
-        and torch.backends.cudnn.is_available()
-    )
+def _is_hopper(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:
@@ -47,9 +50,14 @@ def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float
     Returns:
         A new [T, H * D].
     """
-    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1)).transpose(0, 1)
-    q, k, v = (part.unsqueeze(0) for part in heads.split((num_heads, num_kv_heads, num_kv_heads)))
+    q, k, v = _heads(qkv, num_heads, num_kv_heads)
     backend = SDPBackend.CUDNN_ATTENTION if qkv.is_cuda else SDPBackend.MATH
     with sdpa_kernel(backend):
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1).flatten(1)
+
+
+def _heads(qkv: Tensor, num_heads: int, num_kv_heads: int) -> list[Tensor]:
+    """Views [1, heads, T, D] of q, k and v."""
+    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1)).transpose(0, 1)
+    return [part.unsqueeze(0) for part in heads.split((num_heads, num_kv_heads, num_kv_heads))]

@@ -44,7 +44,8 @@ class TritonStep:
         k_cache, v_cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
         k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
-        is_dense = self._is_dense and can_attend_dense(qkv, options)
+        heads = {"num_heads": self._num_heads, "num_kv_heads": k_cache.shape[2]}
+        is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
         q = rotate_and_store(
             qkv,
             None,
@@ -60,9 +61,7 @@ class TritonStep:
             v_scale=v_scale,
         )
         if is_dense:
-            return attend_dense(
-                qkv, num_heads=self._num_heads, num_kv_heads=k_cache.shape[2], scale=options.scale
-            )
+            return attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = plan_step(
                 q, k_cache, self._metadata, window, deterministic=self._deterministic

@@ -33,7 +33,8 @@ def test_it_is_causal_attention_of_grouped_heads(num_heads: int, num_kv_heads: i
 
 
 def test_only_plain_layers_on_a_gpu_take_it() -> None:
-    assert not can_attend_dense(torch.zeros(8, 32, dtype=torch.bfloat16), options())
+    qkv = torch.zeros(8, 32, dtype=torch.bfloat16)
+    assert not can_attend_dense(qkv, options(), num_heads=2, num_kv_heads=1)
 
 
 @pytest.mark.gpu
@@ -42,12 +43,14 @@ def test_only_plain_layers_on_a_gpu_take_it() -> None:
 def test_it_is_as_good_as_torch_in_bfloat16(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     shape = (1000, (num_heads + 2 * num_kv_heads) * head_dim)
     qkv = random(*shape, device="cuda", dtype=torch.bfloat16)
-    if not can_attend_dense(qkv, options()):
-        pytest.skip("needs cuDNN and Hopper or later")
-    assert can_attend_dense(qkv, options(window=1000))
-    assert not can_attend_dense(qkv, options(window=999))
-    assert not can_attend_dense(qkv, options(softcap=30.0))
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs a Hopper GPU or later")
+    assert can_attend_dense(qkv, options(), **heads)
+    assert can_attend_dense(qkv, options(window=1000), **heads)
+    assert not can_attend_dense(qkv, options(window=999), **heads)
+    assert not can_attend_dense(qkv, options(softcap=30.0), **heads)
     scale = head_dim**-0.5
-    out = attend_dense(qkv, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
+    out = attend_dense(qkv, **heads, scale=scale)
     exact, same = (plain(qkv, num_heads, num_kv_heads, scale, dtype) for dtype in (torch.float64, qkv.dtype))
     assert_as_good_as_torch(out, same, exact)
