@@ -90,7 +90,7 @@ def _is_triton(decoder: Decoder, cache: KVCache) -> bool:
 
 
 def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
-    return KVCache.allocate(
+    cache = KVCache.allocate(
         num_layers=decoder.config.num_layers,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -99,3 +99,6 @@ def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:
         dtype=plan.kv_dtype,
         device=plan.device,
     )
+    if cache.scales is not None and decoder.kv_scales is not None:
+        cache.scales.copy_(decoder.kv_scales)
+    return cache

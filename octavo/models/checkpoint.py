@@ -9,13 +9,17 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.models.weights import WeightSource
 
-# Recomputed from the config: some checkpoints carry them.
-_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+# Recomputed from the config, or scales of queries, which are never float8: some checkpoints carry them.
+_HARMLESS = re.compile(
+    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|model\.layers\.\d+\.self_attn\.q_scale"
+)
 _NUM_NAMED = 5
 
 
-def check_tensors(weights: WeightSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a checkpoint has exactly the network's tensors.
+def check_tensors(
+    weights: WeightSource, shapes: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()
+) -> None:
+    """Check that a checkpoint has exactly the network's tensors, and perhaps some of the optional ones.
 
     Rotary tables are ignored, and so is an LM head beside tied embeddings.
 
@@ -24,7 +28,8 @@ def check_tensors(weights: WeightSource, shapes: Mapping[str, tuple[int, ...]]) 
     """
     names = weights.names()
     missing = [name for name in shapes if name not in names]
-    extra = sorted(name for name in names if name not in shapes and not _is_harmless(name))
+    unknown = names - shapes.keys() - set(optional)
+    extra = sorted(name for name in unknown if not _is_harmless(name))
     if missing:
         nearest = suggest(missing[0], extra)
         raise WeightsError(f"the checkpoint lacks {_listed(missing)}, which config.json calls for{nearest}")

@@ -19,7 +19,7 @@ _ACTIVATIONS = {
 }
 
 # Keys that change the network in ways Octavo does not have; besides null, these values change nothing.
-_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
     "partial_rotary_factor": (1,),
@@ -121,7 +121,7 @@ class ModelConfig:
         """
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
-        fields.require_neutral(_NEUTRAL_VALUES)
+        fields.require_neutral(_NEUTRAL_VALUES | {"quantization_config": _of_the_cache_only(fields)})
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -173,6 +173,13 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
+
+
+def _of_the_cache_only(fields: ConfigFields) -> tuple[object, ...]:
+    """The quantization_config if it is about the KV cache, whose scales are tensors, and about no weights."""
+    value = fields.mapping("quantization_config")
+    is_cache_only = value.get("quant_method") == "compressed-tensors" and not value.get("config_groups")
+    return (value,) if is_cache_only else ()
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:

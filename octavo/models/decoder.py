@@ -66,6 +66,8 @@ class Decoder:
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
         lm_head: last hidden states to logits, the last norm included.
+        kv_scales: [num_layers, 2, num_kv_heads] float32, what a float8 cache divides keys and values by, or
+            None.
     """
 
     config: ModelConfig
@@ -77,6 +79,7 @@ class Decoder:
     ropes: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
     lm_head: LMHead
+    kv_scales: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -30,6 +30,7 @@ from octavo.layers.linear import Linear
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
+from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
 from octavo.models.weights import WeightSource
 from octavo.parallel import TensorParallel, shard_heads, shard_range
@@ -74,7 +75,7 @@ def load_decoder(
             f"{parallel.size} ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
-    check_tensors(weights, shapes)
+    check_tensors(weights, shapes, optional=kv_scale_names(config))
     checkpoint = Checkpoint(
         weights, dtype=dtype, device=torch.device(device), num_tensors=len(shapes), progress=progress
     )
@@ -90,6 +91,7 @@ def load_decoder(
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
         layers=tuple(builder.layer(index) for index in range(config.num_layers)),
         lm_head=builder.lm_head(embedding_weight),
+        kv_scales=read_kv_scales(weights, config, builder.heads.kv),
     )
     if torch.device(device).type == "cpu":
         return_freed_memory()

@@ -178,6 +178,10 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
     [
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}},
+            "quantization_config",
+        ),
         ({"num_experts": 8}, "num_experts"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"attention_multiplier": 0.01}, "attention_multiplier"),
@@ -209,6 +213,15 @@ def test_neutral_values_of_such_keys_are_accepted() -> None:
         "transformers_version": "4.42.3",
     }
     assert read(LLAMA | neutral) == read(LLAMA)
+
+
+def test_a_quantised_cache_is_no_quantised_network() -> None:
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    }
+    assert read(LLAMA | {"quantization_config": quantization}) == read(LLAMA)
 
 
 @pytest.mark.parametrize(

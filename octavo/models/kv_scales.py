@@ -1,0 +1,56 @@
+"""Scales of a float8 KV cache that a checkpoint may bring: what 1.0 in the cache stands for.
+
+    model.layers.0.self_attn.k_scale   [1], or [KH]: one for each kv head
+    model.layers.0.self_attn.v_scale
+
+Tools that calibrate a cache write them beside weights of any dtype. The same names as in vLLM.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.errors import WeightsError
+from octavo.models.config import ModelConfig
+from octavo.models.weights import WeightSource
+
+
+def kv_scale_names(config: ModelConfig) -> list[str]:
+    """Return the names of all scales, of keys and of values in turn, layer after layer."""
+    layers = range(config.num_layers)
+    return [f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in ("k_scale", "v_scale")]
+
+
+def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> Tensor | None:
+    """Read the scales of some kv heads.
+
+    Args:
+        weights: the checkpoint.
+        config: the network.
+        heads: of this rank.
+
+    Returns:
+        [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none.
+
+    Raises:
+        WeightsError: some are there and others are not, one is neither [1] nor [KH], or is not above 0.
+    """
+    names, present = kv_scale_names(config), weights.names()
+    missing = [name for name in names if name not in present]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise WeightsError(
+            f"the checkpoint lacks {missing[0]}, but has scales of other layers; expected all or none of them"
+        )
+    rows = torch.stack([_read(weights, name, config.num_kv_heads) for name in names])
+    return rows.view(config.num_layers, 2, config.num_kv_heads)[..., heads.start : heads.stop]
+
+
+def _read(weights: WeightSource, name: str, num_kv_heads: int) -> Tensor:
+    shape = tuple(weights.shape(name))
+    if shape not in ((1,), (num_kv_heads,)):
+        raise WeightsError(f"{name} is {list(shape)}, expected [1] or [{num_kv_heads}], one per kv head")
+    scale = weights.read(name, dtype=torch.float32)
+    if not bool(((scale > 0) & scale.isfinite()).all()):
+        raise WeightsError(f"{name} must hold finite numbers above 0, got {scale.tolist()}")
+    return scale.expand(num_kv_heads)
