@@ -22,6 +22,8 @@ def forest_attention(
     *,
     scale: float,
     softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Attend each query token to its sequence's keys; blocks that sequences share are read once.
@@ -30,7 +32,8 @@ def forest_attention(
     and calls paged_attention; this entry makes it anew.
 
     Args:
-        q: [T, H, D] queries, any strides, last dimension contiguous.
+        q: [T, H, D] queries, any strides, last dimension contiguous. In the dtype of the cache; float32,
+            bfloat16 or float16 for a float8 (float8_e4m3fn) one.
         k_cache: [N, B, KH, D] keys, any strides, last dimension contiguous.
         v_cache: [N, B, KH, D] values, likewise.
         block_tables: [S, max_blocks] int32 on the host; equal leading ids are what sequences share.
@@ -38,6 +41,8 @@ def forest_attention(
         cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
         scale: factor of q.k, usually 1 / sqrt(D).
         softcap: scores become softcap * tanh(score / softcap); 0: off.
+        k_scale: [KH] contiguous float32 of a float8 cache, by which its keys are multiplied; None: 1.
+        v_scale: [KH], likewise of values; both or neither.
         impl: "auto" or one of available_impls().
 
     Returns:
@@ -62,7 +67,14 @@ def forest_attention(
         metadata = replace(metadata, forest=_device_forest(q, k_cache, arrays))
     else:
         metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays, k_cache.shape[1]))
-    return paged_attention(q, k_cache, v_cache, metadata, scale=scale, softcap=softcap, impl=impl)
+    return paged_attention(
+        *(q, k_cache, v_cache, metadata),
+        scale=scale,
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        impl=impl,
+    )
 
 
 def _device_forest(

@@ -1,10 +1,11 @@
 """Shared prefixes in the Triton kernels: forest = flat = float64, on random forests and stale plans."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import make_case
+from attention_cases import make_case, make_float8_case
 from hypothesis import given, settings
 from test_node_plan import forests
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
@@ -215,6 +216,34 @@ def test_attends_in_one_call(impl, monkeypatch):
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
+    monkeypatch.setattr("octavo.attention.device_forest._LAUNCH_BYTES", 0)
+    # The interpreter alone has no float8; triton_cases gives it some.
+    for module in ("forest_attention", "interface"):
+        monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
+    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
+    case, scales = make_float8_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
+    moved, metadata = to_device(case), case.metadata
+    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
+    k_scale, v_scale = (scale.to(DEVICE) for scale in scales)
+    out = forest_attention(
+        *(moved.q, moved.k_cache, moved.v_cache, *arrays),
+        scale=0.25,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        impl=impl,
+    )
+    exact = replace(
+        case,
+        k_cache=case.k_cache.float() * scales[0][:, None],
+        v_cache=case.v_cache.float() * scales[1][:, None],
+    )
+    expected, _ = exact.oracle(scale=0.25)
+    # Products are float16 in the kernels.
+    assert (out.cpu() - expected).abs().max() < 4e-3 * expected.abs().max()
 
 
 def test_a_step_shares_in_layers_without_a_window():
