@@ -9,15 +9,13 @@ bandwidth or operations at the measured matrix rate, whichever takes longer. The
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 
 import torch
 from common import machine, save, table
 from gpu_bound import SHAPES
+from gpu_linear import microseconds, random_numbers
 from gpu_serving import copy_bandwidth, load, matrix_flops, run
 from gpu_workloads import WORKLOADS
-from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.layers.triton_invariant_linear import invariant_linear
@@ -97,8 +95,8 @@ def compare(
     """Time one product both ways."""
     num_columns, size = shape
     num_copies = max(2, round(_ROTATED_BYTES / (2 * num_columns * size)))
-    weights = [_random(num_columns, size) for _ in range(num_copies)]
-    x = _random(num_rows, size)
+    weights = [random_numbers(num_columns, size) for _ in range(num_copies)]
+    x = random_numbers(num_rows, size)
     invariant_us = microseconds(lambda weight: invariant_linear(x, weight), weights)
     cublas_us = microseconds(lambda weight: linear(x, weight), weights)
     operations = 2 * num_rows * num_columns * size
@@ -111,29 +109,6 @@ def compare(
         "of bound": round(bound_us / invariant_us, 3),
         "TFLOP/s": round(operations / invariant_us / 1e6, 1),
     }
-
-
-def microseconds(product: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
-    """Median time of a product in a CUDA graph of one for each weight."""
-    product(weights[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weight in weights:
-            product(weight)
-    times = []
-    for _ in range(9):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[2:]) * 1e3 / len(weights)
-
-
-def _random(*sizes: int) -> Tensor:
-    return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda") * 0.02
 
 
 if __name__ == "__main__":

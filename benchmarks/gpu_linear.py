@@ -87,10 +87,10 @@ class Case:
     def __init__(self, shape: Shape, num_rows: int) -> None:
         self.shape = shape
         copies = max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / shape.weight_bytes)))
-        self.weights = [_random(shape.num_weight_rows, shape.size) for _ in range(copies)]
-        self.norm_weight = _random(shape.size) if shape.has_norm else None
-        self.x = _random(num_rows, shape.size)
-        self.residual = _random(num_rows, shape.num_columns) if shape.adds else None
+        self.weights = [random_numbers(shape.num_weight_rows, shape.size) for _ in range(copies)]
+        self.norm_weight = random_numbers(shape.size) if shape.has_norm else None
+        self.x = random_numbers(num_rows, shape.size)
+        self.residual = random_numbers(num_rows, shape.num_columns) if shape.adds else None
 
     def fused(self, weight: Tensor, tiling: Tiling) -> Tensor:
         """Octavo's product."""
@@ -113,25 +113,31 @@ class Case:
         return out if self.residual is None else self.residual.add_(out)
 
     def microseconds(self, call: Callable[[Tensor], Tensor], num_replays: int = 9) -> float:
-        """Median time of a call in a graph of one call per copy of the weights."""
-        call(self.weights[0])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for weight in self.weights:
-                call(weight)
-        times = []
-        for _ in range(num_replays + 2):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        return statistics.median(times[2:]) * 1e3 / len(self.weights)
+        """Median time of a call with one copy of the weights after the other."""
+        return microseconds(call, self.weights, num_replays)
 
 
-def _random(*sizes: int) -> Tensor:
+def microseconds(call: Callable[[Tensor], Tensor], weights: list[Tensor], num_replays: int = 9) -> float:
+    """Median time of a call in a CUDA graph of one call for each weight."""
+    call(weights[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            call(weight)
+    times = []
+    for _ in range(num_replays + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times[2:]) * 1e3 / len(weights)
+
+
+def random_numbers(*sizes: int) -> Tensor:
+    """Return small bfloat16 numbers on the GPU."""
     return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda") * 0.02
 
 
@@ -202,8 +208,8 @@ def sweep(model: str, index: int, num_rows: int, num_best: int = 4) -> dict[str,
     best = sorted(times.items(), key=lambda item: item[1])[:num_best]
     print(f"{model} {shape.name} rows {num_rows}: bound {shape.bound_us(num_rows):.2f} us, ", end="")
     print(f"cuBLAS {separate_us:.2f}, chosen {times[chosen]:.2f}, without overlap {apart_us:.2f}")
-    for tiling, microseconds in best:
-        print(f"    {microseconds:6.2f}  Tiling{astuple(tiling)}")
+    for tiling, us in best:
+        print(f"    {us:6.2f}  Tiling{astuple(tiling)}")
     return {
         "model": model,
         "shape": shape.name,

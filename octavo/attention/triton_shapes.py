@@ -109,18 +109,22 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @cache
+def nvidia_generation(device: torch.device) -> int:
+    """Return the major number of an NVIDIA GPU's compute capability, 9 for Hopper; 0 for other devices."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return torch.cuda.get_device_capability(device)[0] if is_nvidia else 0
+
+
 def can_overlap(device: torch.device) -> bool:
     """Say whether a kernel can start on the device while the one before it still runs."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
+    return nvidia_generation(device) >= 9
 
 
 @cache
 def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
     """Say whether the kernel for Hopper GPUs can take a cache; its strides and the options count too."""
     return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
+        nvidia_generation(device) == 9
         and dtype in (torch.bfloat16, torch.float16)
         and head_dim in (64, 128)
         and block_size % 64 == 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.attention.triton_shapes import power_of_two
 from octavo.engine.step_input import StepInput, copy_to, to_device
 from octavo.layers.dense_attention import MIN_TOKENS
 from octavo.models import Decoder
@@ -19,7 +20,7 @@ _FINEST = 16
 
 def padded_size(num_tokens: int, max_num_tokens: int) -> int:
     """Return the tokens that a step of num_tokens >= 1 is padded to: at most an eighth more, or 15."""
-    step = max(_FINEST, 1 << ((num_tokens - 1).bit_length() - 4) if num_tokens > _FINEST else 0)
+    step = max(_FINEST, power_of_two(num_tokens) // 16)
     return min(max_num_tokens, -(-num_tokens // step) * step)
 
 

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
 from octavo.engine.triton_bisect import highest_reaching, lowest_kept
 from octavo.engine.triton_random import draw_above, inverse_temperature
 from octavo.errors import InvalidArgumentError
@@ -89,7 +90,7 @@ def redraw_filtered(
     num_candidates = torch.empty(num_rows, dtype=torch.int32, device=device)
     candidates = torch.empty(num_rows, CAPACITY, dtype=torch.float32, device=device)
     candidate_ids = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
-    num_tiles, num_groups = triton.cdiv(vocab_size, TILE), group_max.shape[1]
+    num_tiles, num_groups = -(-vocab_size // TILE), group_max.shape[1]
     unused_bits = _UNUSED_BITS[logits.dtype]
     _find_floors[(num_rows,)](
         group_max,
@@ -102,7 +103,7 @@ def redraw_filtered(
         vocab_size,
         num_groups,
         UNUSED_BITS=unused_bits,
-        GROUPS=triton.next_power_of_2(num_groups),
+        GROUPS=power_of_two(num_groups),
     )
     _collect[(num_rows, num_tiles)](
         logits,

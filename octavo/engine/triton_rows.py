@@ -66,7 +66,7 @@ def advance_rows(
         outcome: [S] int32; becomes the sampled token, or -1 where the logits were not finite.
     """
     num_rows = rows.shape[0]
-    _advance_kernel[(triton.cdiv(num_rows, _COLUMNS),)](
+    _advance_kernel[(-(-num_rows // _COLUMNS),)](
         rows, sampled, is_finite, tokens, positions, outcome, num_rows, BLOCK=_COLUMNS
     )
 
@@ -87,14 +87,13 @@ def gather_parameters(
         New [S] each: temperatures, seeds, positions less first positions int32; with filters top_k, top_p
         and min_p too.
     """
-    num_wanted = len(columns) if filters else 3
-    out = tuple(
-        torch.empty(rows.shape, dtype=column.dtype, device=rows.device) for column in columns[:num_wanted]
-    )
+    wanted = columns if filters else columns[:3]
+    out = tuple(torch.empty(rows.shape, dtype=column.dtype, device=rows.device) for column in wanted)
     num_places = rows.shape[0]
-    # Without filters the last three are not touched.
+    # Without filters the last three are not touched: any pointers will do.
+    outputs = out if filters else (*out, *out)
     _gather_parameters_kernel[(-(-num_places // _COLUMNS),)](
-        *(rows, positions, *columns, *out, *out[num_wanted - 3 :] * (not filters), num_places),
+        *(rows, positions, *columns, *outputs, num_places),
         FILTERS=filters,
         BLOCK=_COLUMNS,
     )

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
 from octavo.engine.triton_filters import TILE, SamplingFilters, redraw_filtered
 from octavo.engine.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel, inverse_temperature
 from octavo.errors import InvalidArgumentError
@@ -58,7 +59,7 @@ def sample_tokens(
     """
     _check(logits, temperatures, seeds, positions)
     num_rows, vocab_size = logits.shape
-    num_tiles = triton.cdiv(vocab_size, TILE)
+    num_tiles = -(-vocab_size // TILE)
     token_ids = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     is_finite = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows == 0:
@@ -85,7 +86,7 @@ def sample_tokens(
         vocab_size,
         logits.stride(0),
         num_tiles,
-        TILES=triton.next_power_of_2(num_tiles),
+        TILES=power_of_two(num_tiles),
         **shape,
         num_warps=8,
     )

@@ -70,8 +70,7 @@ class BlockPool:
         Raises:
             InvalidArgumentError: no such block, or the block is free, so its contents mean nothing.
         """
-        if not 0 <= block_id < self.num_blocks:
-            raise self._no_such_block(block_id)
+        self._require_block(block_id)
         count = self.ref_counts[block_id]
         if count == 0:
             if block_id not in self._cached:
@@ -91,8 +90,7 @@ class BlockPool:
             InvalidArgumentError: no such block, or it has no reference. Ids are never clamped or wrapped:
                 that would free somebody else's block.
         """
-        if not 0 <= block_id < self.num_blocks:
-            raise self._no_such_block(block_id)
+        self._require_block(block_id)
         count = self.ref_counts[block_id]
         if count == 0:
             raise InvalidArgumentError(f"block {block_id} has no reference to release; was it freed twice?")
@@ -107,8 +105,7 @@ class BlockPool:
         Raises:
             InvalidArgumentError: the block is not cached.
         """
-        if not 0 <= block_id < self.num_blocks:
-            raise self._no_such_block(block_id)
+        self._require_block(block_id)
         if block_id not in self._cached:
             raise InvalidArgumentError(f"block {block_id} is not cached; only cached blocks can be dropped")
         del self._cached[block_id]
@@ -123,5 +120,6 @@ class BlockPool:
         else:
             self._free.append(block_id)
 
-    def _no_such_block(self, block_id: int) -> InvalidArgumentError:
-        return InvalidArgumentError(f"block ids are 0 .. {self.num_blocks - 1}, got {block_id}")
+    def _require_block(self, block_id: int) -> None:
+        if not 0 <= block_id < self.num_blocks:
+            raise InvalidArgumentError(f"block ids are 0 .. {self.num_blocks - 1}, got {block_id}")

@@ -53,8 +53,7 @@ class PrefixTree:
         if block_id is None:
             return None
         node = self._nodes[block_id]
-        is_equal = node.key is key or node.key.content == key.content
-        return block_id if is_equal and node.parent_id == parent_id else None
+        return block_id if node.parent_id == parent_id and node.key.content == key.content else None
 
     def longest_match(self, keys: Iterable[BlockKey]) -> list[int]:
         """Return the registered blocks that equal the first of `keys`, as many as there are in a row."""

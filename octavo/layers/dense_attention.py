@@ -1,13 +1,12 @@
 """Attention of a prompt that is alone in its step, with nothing in the cache before it: by cuDNN."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from octavo.attention.triton_shapes import nvidia_generation
 from octavo.layers.layer_options import LayerOptions
 
 # Measured on an H200: with fewer tokens the paged kernel is as fast.
@@ -23,19 +22,13 @@ def can_attend_dense(qkv: Tensor, options: LayerOptions, *, num_heads: int, num_
         num_heads: H.
         num_kv_heads: KH.
     """
-    if not _is_hopper(qkv.device) or qkv.dtype not in (torch.bfloat16, torch.float16):
+    if nvidia_generation(qkv.device) < 9 or qkv.dtype not in (torch.bfloat16, torch.float16):
         return False
     if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
         return False
     # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
     return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:

@@ -14,17 +14,15 @@ A program multiplies a tile of rows by a tile of weights over all of K, in one o
 on its own values and on the tiling, never on what the other rows hold.
 """
 
-import torch
 from torch import Tensor
-from triton import cdiv
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from octavo.errors import InvalidArgumentError, suggest
+from octavo.errors import InvalidArgumentError
 from octavo.layers.hopper_kernel import Result, Shape, linear_kernel
 from octavo.layers.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, takes
-from octavo.layers.triton_activation import NAMES
 from octavo.layers.triton_launch import overlap_options
+from octavo.layers.triton_linear import check_vector, make_result
 
 
 def hopper_linear(
@@ -56,20 +54,13 @@ def hopper_linear(
     Raises:
         InvalidArgumentError: a shape, dtype, stride or tiling does not fit.
     """
-    _check(x, weight, bias, activation, residual)
+    _check(x, weight, bias)
     halves = 1 if activation is None else 2
     (num_rows, size), num_columns = x.shape, weight.shape[0] // halves
-    out = residual
-    if out is None:
-        out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
-    elif out.shape != (num_rows, num_columns) or out.dtype != x.dtype or out.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
-            f"dimension, got {list(out.shape)} {out.dtype}, strides {list(out.stride())}"
-        )
+    out = make_result(x, weight.shape[0], activation, residual)
     if tiling is None:
         tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
-    num_tiles = cdiv(size, tiling.depth)
+    num_tiles = -(-size // tiling.depth)
     if not min(2, num_tiles) <= tiling.row_stages <= tiling.weight_stages:
         raise InvalidArgumentError(
             f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
@@ -84,7 +75,7 @@ def hopper_linear(
         activation,
         residual is not None,
     )
-    linear_kernel[(cdiv(num_columns, tiling.columns), cdiv(num_rows, tiling.rows))](
+    linear_kernel[(-(-num_columns // tiling.columns), -(-num_rows // tiling.rows))](
         _matrix(x, [shape.rows, ATOM]),
         _matrix(weight.view(halves, num_columns, size), [halves, tiling.columns, ATOM]),
         Result(out, out.stride(0), num_columns, bias),
@@ -105,9 +96,7 @@ def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)
 
 
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
-) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if not takes(x, weight):
         raise InvalidArgumentError(
             "x [M, K] and weight [N, K] must be bfloat16 or float16, the weight contiguous, x with a "
@@ -115,13 +104,5 @@ def _check(
             f"bytes; got {list(x.shape)} {x.dtype} with strides {list(x.stride())}, "
             f"{list(weight.shape)} {weight.dtype} with strides {list(weight.stride())}"
         )
-    num_columns = weight.shape[0]
-    if bias is not None and (bias.shape != (num_columns,) or not bias.is_contiguous()):
-        raise InvalidArgumentError(f"bias must be contiguous [{num_columns}], got {list(bias.shape)}")
-    if activation is not None and activation not in NAMES:
-        raise InvalidArgumentError(
-            f"the activation must be one of {', '.join(NAMES)}, got {activation!r}"
-            f"{suggest(activation, NAMES)}"
-        )
-    if activation is not None and residual is not None:
-        raise InvalidArgumentError("an activation needs no residual, got a residual")
+    if bias is not None:
+        check_vector("bias", bias, weight.shape[0])

@@ -1,10 +1,11 @@
 """Which products get the kernel for Hopper GPUs, and how they are tiled."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from octavo.attention.triton_shapes import nvidia_generation
 
 # By measurement on an H200: rows from which on the kernel beats cuBLAS, and up to which, for weights of few
 # columns, of many, and where sums are long; and columns from which on cuBLAS has enough to do.
@@ -53,8 +54,7 @@ def can_use(x: Tensor, weight: Tensor) -> bool:
     return (
         MIN_ROWS <= x.shape[0] <= (most_rows if size < _LONG else _MAX_ROWS_LONG)
         and num_columns < _VOCABULARY
-        and weight.is_cuda
-        and _is_hopper(weight.device)
+        and nvidia_generation(weight.device) == 9
         and takes(x, weight)
     )
 
@@ -78,11 +78,6 @@ def takes(x: Tensor, weight: Tensor) -> bool:
         and weight.is_contiguous()
         and (x.data_ptr() | weight.data_ptr()) % 16 == 0
     )
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:

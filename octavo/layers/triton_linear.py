@@ -64,17 +64,7 @@ def skinny_linear(
     _check(x, weight, bias, norm_weight)
     num_rows = x.shape[0]
     num_weight_rows, size = weight.shape
-    num_columns = num_weight_rows
-    if activation is not None:
-        num_columns = _gated_columns(num_columns, activation, residual)
-    out = residual
-    if out is None:
-        out = x.new_empty(num_rows, num_columns)
-    elif out.shape != (num_rows, num_columns) or out.dtype != x.dtype or out.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
-            f"dimension, got {list(out.shape)} {out.dtype}, strides {list(out.stride())}"
-        )
+    out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
     # Constants by position: keywords cost the host more.
@@ -105,16 +95,43 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor |
             f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
         )
     if bias is not None:
-        _check_vector("bias", bias, weight_shape[0])
+        check_vector("bias", bias, weight_shape[0])
     if norm_weight is not None:
-        _check_vector("norm_weight", norm_weight, weight_shape[1])
+        check_vector("norm_weight", norm_weight, weight_shape[1])
     if not weight.is_contiguous():
         raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")
 
 
-def _check_vector(name: str, vector: Tensor, size: int) -> None:
+def check_vector(name: str, vector: Tensor, size: int) -> None:
+    """Refuse a vector that a product cannot read.
+
+    Raises:
+        InvalidArgumentError: it is not contiguous [size].
+    """
     if vector.shape != (size,) or not vector.is_contiguous():
         raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
+
+
+def make_result(x: Tensor, num_weight_rows: int, activation: str | None, residual: Tensor | None) -> Tensor:
+    """Return where a product of x [M, K] and a weight of N rows puts its results.
+
+    Returns:
+        residual, or a new contiguous [M, N], with an activation [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: the activation is unknown or cannot be, or the residual does not fit.
+    """
+    num_rows, num_columns = x.shape[0], num_weight_rows
+    if activation is not None:
+        num_columns = _gated_columns(num_columns, activation, residual)
+    if residual is None:
+        return x.new_empty(num_rows, num_columns)
+    if residual.shape != (num_rows, num_columns) or residual.dtype != x.dtype or residual.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
+            f"dimension, got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
+        )
+    return residual
 
 
 def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -> int:

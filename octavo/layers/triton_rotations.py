@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.triton_shapes import power_of_two
+
 _TOKENS = 16
 
 
@@ -33,7 +35,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
             num_pairs,
             float(length),
             TOKENS=_TOKENS,
-            PAIRS=1 << (num_pairs - 1).bit_length(),
+            PAIRS=power_of_two(num_pairs),
         )
     return table
 
