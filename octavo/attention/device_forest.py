@@ -17,6 +17,8 @@ from octavo.attention.triton_shapes import (
 )
 from octavo.errors import InvalidArgumentError
 
+# Tokens whose keys and values a Hopper GPU reads while one program attends to a key for every kv head.
+_FAT_KEY_TOKENS = 160
 # What two more launches cost, in bytes that the GPU reads meanwhile.
 _LAUNCH_BYTES = 24 << 20
 
@@ -41,8 +43,8 @@ class DeviceForest:
     Attributes:
         thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
         block_size: tokens in a block.
-        counts: [2] int32, thin and fat units of the plan.
-        fat_count: [1] int32, the second of them.
+        counts: [3] int32, thin and fat units of the plan, and programs for the fat ones.
+        fat_counts: [2] int32, the last two of them.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
         tokens, slots: [max_partials] int32.
         merge_begin: [max_num_tokens + 1] int32.
@@ -51,6 +53,8 @@ class DeviceForest:
         node_table: [max_blocks, 1] int32, the same as a block table whose rows begin anywhere.
         partial_out: [max_partials, H, D] float32, results of nodes; each layer writes them anew.
         partial_lse: [max_partials, H] float32, natural log.
+        leaf_out: [max_num_tokens, H, D] float32, results of the tokens' own keys, likewise.
+        leaf_lse: [max_num_tokens, H] float32.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class DeviceForest:
             num_kv_heads=num_kv_heads,
             align_tokens=max(self.thin_shape.keys, self.fat_shape.keys),
             min_segment_tokens=min_segment_tokens,
+            fat_key_tokens=_FAT_KEY_TOKENS if self.fat_shape == HOPPER_NODE_SHAPE else 0,
         )
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(
@@ -124,12 +129,13 @@ class DeviceForest:
     @staticmethod
     def nbytes(*, max_num_seqs: int, max_num_tokens: int, num_heads: int, head_dim: int) -> int:
         """Return the bytes of a forest's partial results, all but a small part of its memory."""
-        return _max_partials(max_num_seqs, max_num_tokens) * num_heads * (head_dim + 1) * 4
+        num_results = _max_partials(max_num_seqs, max_num_tokens) + max_num_tokens
+        return num_results * num_heads * (head_dim + 1) * 4
 
     def _allocate(self, num_heads: int, head_dim: int) -> None:
         capacity = self.capacity
         sizes = {
-            "counts": 2,
+            "counts": 3,
             "thin_units": 8 * capacity.num_units,
             "fat_units": 8 * capacity.num_units,
             "tokens": capacity.num_partials,
@@ -146,7 +152,7 @@ class DeviceForest:
         }
         self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
         self.counts = self._data[self._fields["counts"]]
-        self.fat_count = self.counts[1:]
+        self.fat_counts = self.counts[1:]
         self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
         self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
         self.tokens = self._data[self._fields["tokens"]]
@@ -158,6 +164,9 @@ class DeviceForest:
         partial_shape = (capacity.num_partials, num_heads, head_dim)
         self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
         self.partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=self.device)
+        leaf_shape = (capacity.num_tokens, num_heads, head_dim)
+        self.leaf_out = torch.empty(leaf_shape, dtype=torch.float32, device=self.device)
+        self.leaf_lse = torch.empty(leaf_shape[:2], dtype=torch.float32, device=self.device)
 
     def num_programs(self, shape: TileShape) -> int:
         """Return how many programs of a tiling run side by side."""
@@ -207,7 +216,7 @@ class DeviceForest:
             )
         host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
         values = {
-            "counts": [plan.thin_units.shape[0], plan.fat_units.shape[0]],
+            "counts": [plan.thin_units.shape[0], plan.fat_units.shape[0], plan.num_fat_programs],
             "thin_units": plan.thin_units.ravel(),
             "fat_units": plan.fat_units.ravel(),
             "tokens": plan.tokens,

@@ -16,43 +16,43 @@ Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchr
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.device_forest import DeviceForest
-from octavo.attention.hopper_tiles import HALF, STAGES, Gather, Pipe, attend_item, key_tiles, pass_item
+from octavo.attention.hopper_tiles import (
+    HALF,
+    Gather,
+    Places,
+    Source,
+    attend_item,
+    fetch_tiles,
+    key_tiles,
+    make_pipe,
+    pass_item,
+)
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_arguments import Call, Shape
 from octavo.attention.triton_plan import FatWork
 from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, fits_hopper, num_multiprocessors
 from octavo.attention.triton_units import RECORD
 
+# Buffers each for keys and values.
+_STAGES = gl.constexpr(3)
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-class Matrices(NamedTuple):
-    """Where a (block, head, token) lies in the caches seen as matrices for the copy engine.
-
-    row = block * block_rows + head * head_rows + token, column = head * head_columns
-    """
-
-    block_rows: Any
-    head_rows: Any
-    head_columns: Any
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
     return (
-        _takes(q, k_cache, v_cache, options)
+        takes(q, k_cache, v_cache, options)
         and work.num_parts == 1
         and not work.row_invariant
         and work.shape.rows == 2 * HALF.value
@@ -63,11 +63,11 @@ def can_attend_nodes(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, forest: DeviceForest
 ) -> bool:
     """Say whether the kernel takes the fat units of a forest; the portable one takes all."""
-    return _takes(q, k_cache, v_cache, options) and forest.fat_shape == HOPPER_NODE_SHAPE
+    return takes(q, k_cache, v_cache, options) and forest.fat_shape == HOPPER_NODE_SHAPE
 
 
-def _takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
-    """Products read keys and values where the copy engine leaves them, so float8 caches are none."""
+def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
+    """Say whether the Hopper kernels take these: no float8, as products read what the copy engine wrote."""
     dtype, strides = k_cache.dtype, k_cache.stride()
     return (
         options.softcap == 0
@@ -97,7 +97,7 @@ def attend_fat(call: Call, units: Tensor, shape: Shape) -> None:
 
 
 def attend_nodes(call: Call, forest: DeviceForest) -> None:
-    """Attend a forest's fat units.
+    """Attend a forest's fat units, by as many programs as the plan says: the others leave room for what follows.
 
     The kernel may start while the one before it still runs. The plan and the nodes' keys it reads at once:
     they are older than the step, whose own keys are never a node's, since a node ends before every query
@@ -105,19 +105,16 @@ def attend_nodes(call: Call, forest: DeviceForest) -> None:
     kernel in, which therefore may read queries without waiting.
     """
     tile = forest.fat_shape
-    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.fat_count)
+    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.fat_counts)
     _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys)
 
 
 def _attend(call: Call, gather: Gather | None, units: Tensor, shape: Shape, keys: int) -> None:
     """Launch the kernel with tiles of so many keys, which divide a block."""
-    k_cache, v_cache = call.k_cache, call.v_cache
-    geometry = (k_cache.dtype, k_cache.shape, k_cache.stride(), keys)
-    k, matrices = _describe(k_cache.data_ptr(), *geometry)
-    v, _ = _describe(v_cache.data_ptr(), *geometry)
     # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
-    _attend_kernel[(num_multiprocessors(k_cache.device),)](
-        *(call.queries, gather, call.cache, k, v, matrices, call.score, units, units.shape[0], shape, keys),
+    _attend_kernel[(num_multiprocessors(call.q.device),)](
+        *(call.queries, gather, call.cache, *describe_caches(call, keys), call.score),
+        *(units, units.shape[0], shape, keys),
         num_warps=4,
         maxnreg=168,
         launch_pdl=gather is not None,
@@ -134,50 +131,49 @@ class _Address(NamedTuple):
         return self.pointer
 
 
+def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
+    """Describe a call's caches to the copy engine, in tiles of so many keys, which divide a block."""
+    geometry = (call.k_cache.dtype, call.k_cache.shape, call.k_cache.stride(), keys)
+    k, places = _describe(call.k_cache.data_ptr(), *geometry)
+    v, _ = _describe(call.v_cache.data_ptr(), *geometry)
+    return k, v, places
+
+
 # Room for the layers of a few models at a time.
 @functools.lru_cache(maxsize=1024)
 def _describe(
     pointer: int, dtype: torch.dtype, shape: _Sizes, strides: _Sizes, keys: int
-) -> tuple[TensorDescriptor, Matrices]:
+) -> tuple[TensorDescriptor, Places]:
     """Describe the cache [N, B, KH, D] at an address as a matrix, to be copied in tiles of so many keys."""
     num_blocks, block_size, num_heads, head_dim = shape
     block, token, head, _ = strides
     head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
-    matrices = Matrices(block // token, head_rows, head_columns)
-    num_rows = (num_blocks - 1) * matrices.block_rows + (num_heads - 1) * head_rows + block_size
+    block_rows = block // token
+    num_rows = (num_blocks - 1) * block_rows + (num_heads - 1) * head_rows + block_size
     size = [num_rows, (num_heads - 1) * head_columns + head_dim]
     tile = [keys, head_dim]
     layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[dtype])
-    return TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout), matrices
+    matrix = TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout)
+    return matrix, Places(block_rows, head_rows, head_columns)
 
 
 @gluon.jit(do_not_specialize=["num_units"])
 def _attend_kernel(
-    queries, gather, cache, k_matrix, v_matrix, matrices, score, units, num_units, shape, KEYS: gl.constexpr
+    queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape, KEYS: gl.constexpr
 ):
     """Attend the (unit, kv head)s of this program's turns."""
+    num_programs = gl.num_programs(0)
     if gather is not None:
-        num_units = gl.load(gather.num_units)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    pipe = Pipe(
-        gl.allocate_shared_memory(k_matrix.dtype, [STAGES, KEYS, shape.head_dim], k_matrix.layout),
-        gl.allocate_shared_memory(v_matrix.dtype, [STAGES, KEYS, shape.head_dim], v_matrix.layout),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
-    )
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(pipe.k_filled.index(stage), count=1)
-        mbarrier.init(pipe.v_filled.index(stage), count=1)
-        mbarrier.init(pipe.k_free.index(stage), count=2)
-        mbarrier.init(pipe.v_free.index(stage), count=2)
-    fence_async_shared()
+        num_units, num_programs = gl.load(gather.counts), gl.load(gather.counts + 1)
+    num_items = num_units * shape.kv_heads
+    turns = gl.where(gl.program_id(0) < num_programs, gl.cdiv(num_items, num_programs), 0)
+    work = (units, num_items, num_programs, turns)
+    pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, _STAGES, 2)
     gl.warp_specialize(
         [
-            (_attend_first_half, (queries, gather, score, units, num_units, pipe, shape, KEYS)),
-            (_attend_second_half, (queries, gather, score, units, num_units, pipe, shape, KEYS)),
-            (_fetch, (cache, k_matrix, v_matrix, matrices, units, num_units, pipe, shape, KEYS)),
+            (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
+            (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
+            (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS)),
         ],
         [4, 1],
         [240, 24],
@@ -185,68 +181,56 @@ def _attend_kernel(
 
 
 @gluon.jit
-def _item(turn):
+def _item(turn, num_programs):
     """Which (unit, kv head) a turn brings: forth and back through the programs, so that work evens out."""
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    program = gl.program_id(0)
     if turn % 2 == 1:
         program = num_programs - 1 - program
     return turn * num_programs + program
 
 
 @gluon.jit
-def _fetch(
-    cache, k_matrix, v_matrix, matrices, units, num_units, pipe, shape, KEYS: gl.constexpr
-):  # fmt: skip
+def _fetch(cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS: gl.constexpr):
     """Copy the key and value tiles of all turns, as soon as buffers are free."""
-    num_items = num_units * shape.kv_heads
+    units, num_items, num_programs, turns = work
     fetched = 0
-    for turn in range(0, gl.cdiv(num_items, gl.num_programs(0))):
-        item = _item(turn)
+    for turn in range(0, turns):
+        item = _item(turn, num_programs)
         # A turn beyond the last item looks at that one and finds nothing to do.
-        record = units + gl.minimum(item // shape.kv_heads, num_units - 1) * RECORD
+        record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
         first_tile, num_tiles = key_tiles(record, KEYS)
-        if (item < num_items) & (num_tiles > 0):
-            table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
-            kv_head = item % shape.kv_heads
-            for tile in range(first_tile, first_tile + num_tiles):
-                start = tile * KEYS
-                row = gl.load(table + start // shape.block_size) * matrices.block_rows
-                row += kv_head * matrices.head_rows + start % shape.block_size
-                at = [row, kv_head * matrices.head_columns]
-                stage, phase = fetched % STAGES, (fetched // STAGES + 1) & 1
-                mbarrier.wait(pipe.k_free.index(stage), phase)
-                mbarrier.expect(pipe.k_filled.index(stage), k_matrix.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_matrix, at, pipe.k_filled.index(stage), pipe.k.index(stage))
-                mbarrier.wait(pipe.v_free.index(stage), phase)
-                mbarrier.expect(pipe.v_filled.index(stage), v_matrix.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_matrix, at, pipe.v_filled.index(stage), pipe.v.index(stage))
-                fetched += 1
+        table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
+        source = Source(k_matrix, v_matrix, places, table)
+        num_tiles = gl.where(item < num_items, num_tiles, 0)
+        fetched = fetch_tiles(
+            source, first_tile, num_tiles, item % shape.kv_heads, pipe, fetched, shape, KEYS
+        )
 
 
 @gluon.jit
-def _attend_first_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
+def _attend_first_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, 0)
+    _attend_half(queries, gather, score, work, pipe, shape, KEYS, 0)
 
 
 @gluon.jit
-def _attend_second_half(queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr):
+def _attend_second_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, units, num_units, pipe, shape, KEYS, HALF)
+    _attend_half(queries, gather, score, work, pipe, shape, KEYS, HALF)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, units, num_units, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
     """Attend half of the rows of all turns, from FIRST_ROW on."""
-    num_items = num_units * shape.kv_heads
+    units, num_items, num_programs, turns = work
     used = 0
-    for turn in range(0, gl.cdiv(num_items, gl.num_programs(0))):
-        item = _item(turn)
+    for turn in range(0, turns):
+        item = _item(turn, num_programs)
         if item < num_items:
             record = units + item // shape.kv_heads * RECORD
             if gl.load(record + 2) * shape.group > FIRST_ROW:

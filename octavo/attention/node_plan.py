@@ -19,6 +19,8 @@ _RECORD = 8
 _MAX_THIN_TILES = 2
 # Segments of a node that are tried.
 _MAX_SEGMENTS = 64
+# Tokens that a sequence is taken to grow by while a plan lasts.
+_GROWTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class NodeTiling:
         num_kv_heads: KH; a program works for one at a time.
         align_tokens: nodes and their segments begin and end at multiples of this many keys.
         min_segment_tokens: shorter segments are not made of long ones.
+        fat_key_tokens: tokens of sequences' own that the GPU reads while one program attends to a key of a fat
+            tile for every kv head, where the two go on side by side; 0 where they follow one another.
     """
 
     thin_tokens: int
@@ -40,6 +44,7 @@ class NodeTiling:
     num_kv_heads: int
     align_tokens: int = 64
     min_segment_tokens: int = 256
+    fat_key_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class NodePlan:
         leaf_begin: [S] int32, tokens of each sequence that nodes cover.
         block_ids: [N] int32, the nodes' blocks: copies, since a member's table row may be reused.
         kv_tokens_saved: tokens of KV not read because nodes are shared.
+        num_fat_programs: how many programs share the fat units.
     """
 
     thin_units: np.ndarray
@@ -93,6 +99,7 @@ class NodePlan:
     leaf_begin: np.ndarray
     block_ids: np.ndarray
     kv_tokens_saved: int
+    num_fat_programs: int
 
     @classmethod
     def from_block_tables(
@@ -137,7 +144,7 @@ class NodePlan:
             )
             if _saved_tokens(shared, block_size) < min_saved_tokens:
                 shared = SharedPrefixes.none()
-            plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
+            plan = _cut(shared, block_tables, seq_lens, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
             # Longer segments first of all, and fewer nodes.
@@ -193,12 +200,17 @@ class _Nodes:
 def _cut(
     shared: SharedPrefixes,
     block_tables: np.ndarray,
+    seq_lens: np.ndarray,
     cu_seqlens_q: np.ndarray,
     block_size: int,
     tiling: NodeTiling,
     costs: Costs,
 ) -> NodePlan:
     nodes = _nodes(shared, cu_seqlens_q, block_size, tiling)
+    leaf_begin = _leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size)
+    if np.diff(cu_seqlens_q).max(initial=0) <= tiling.thin_tokens:
+        own_tokens = int(np.where(seq_lens > 0, seq_lens - leaf_begin + _GROWTH, 0).sum())
+        tiling = _leave_room(nodes, own_tokens, tiling)
     node, kv_begin, kv_end = _segments(nodes, tiling, costs)
     num_tokens = nodes.num_tokens[node]
     tokens = nodes.pool[concatenated_ranges(nodes.token_begin[node], num_tokens)]
@@ -221,10 +233,22 @@ def _cut(
         tokens=tokens.astype(np.int32),
         slots=slots,
         merge_begin=merge_begin,
-        leaf_begin=_leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size),
+        leaf_begin=leaf_begin,
         block_ids=block_ids,
         kv_tokens_saved=_saved_tokens(shared, block_size),
+        num_fat_programs=tiling.fat_programs,
     )
+
+
+def _leave_room(nodes: _Nodes, own_tokens: int, tiling: NodeTiling) -> NodeTiling:
+    """Give fat units so few programs that they end with what is bound by the memory meanwhile."""
+    if tiling.fat_key_tokens == 0:
+        return tiling
+    keys = (nodes.kv_end - nodes.kv_begin) * nodes.num_tiles
+    fat_keys, thin_keys = int(keys[~nodes.is_thin].sum()), int(keys[nodes.is_thin].sum())
+    programs = tiling.fat_key_tokens * fat_keys // max(1, own_tokens + thin_keys) + 1
+    most = tiling.fat_programs
+    return replace(tiling, fat_programs=min(most, max(most // 4, programs)))
 
 
 def _saved_tokens(shared: SharedPrefixes, block_size: int) -> int:

@@ -4,14 +4,15 @@
 import triton
 import triton.language as tl
 
+from octavo.attention import hopper_decode
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_arguments import Call
-from octavo.attention.triton_nodes import Ancestors, begin_state, wait_for_nodes
 from octavo.attention.triton_plan import ThinWork
 from octavo.attention.triton_shapes import power_of_two
 from octavo.attention.triton_tiles import (
     attend_tiles,
     clear_tokens,
+    empty_state,
     fold_partials,
     load_queries,
     normalise,
@@ -21,26 +22,27 @@ from octavo.attention.triton_tiles import (
 from octavo.attention.triton_units import RECORD, num_key_tiles
 
 
-def attend_thin(
-    call: Call, metadata: AttentionMetadata, work: ThinWork, ancestors: Ancestors | None = None
-) -> None:
+def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
     Args:
         call: the call.
         metadata: the step.
         work: the step's thin work.
-        ancestors: partial results of shared nodes, or None.
+        early: start while the kernel before runs, which lets this one in when queries can be read.
     """
+    if hopper_decode.can_attend(call, work):
+        hopper_decode.attend_thin(call, metadata, work, early=early)
+        return
     tile = work.shape
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
-        *(call.queries, call.cache, call.score, ancestors),
+        *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows),
-        launch_pdl=ancestors is not None and ancestors.overlaps.value,
+        *(shape, most_rows, early),
+        launch_pdl=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=tile.max_registers,
@@ -49,8 +51,8 @@ def attend_thin(
 
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
-    queries, cache, score, ancestors, units, schedule, arrivals, partial_out, partial_lse,
-    cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr,
+    queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
+    cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles, (unit, kv head) after (unit, kv head).
 
@@ -58,9 +60,10 @@ def _attend_thin_kernel(
         program        |-----0-----|-----1-----|----2----|      b is in three pieces; 2 holds all of c
 
     Who finishes the last piece of a (unit, head) merges its pieces, in their order. So the result does
-    not depend on who was last. Units without keys are no work: a padded batch has many of them. (A unit with
-    a part in shared nodes has keys of its own.)
+    not depend on who was last. Units without keys are no work: a padded batch has many of them.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     tiles_per_program = tl.load(schedule)
     at = program * tiles_per_program
@@ -68,14 +71,11 @@ def _attend_thin_kernel(
     unit = tl.load(schedule + 2 + program)
     while at < end:
         at = _attend_piece(
-            queries, cache, score, ancestors, units, unit, arrivals, partial_out, partial_lse,
+            queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
             at, end, tiles_per_program, shape, MERGED_ROWS,
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
-    if ancestors is not None:
-        # Programs without a first piece too: what follows this kernel may read the partial results.
-        wait_for_nodes(ancestors)
     num_programs = tl.num_programs(0)
     for empty in range(program, num_sequences, num_programs):
         record = units + empty * RECORD
@@ -83,11 +83,14 @@ def _attend_thin_kernel(
         clear_tokens(queries, tl.load(record + 1), num_tokens, 0, 1, shape)
     num_covered = tl.load(cu_seqlens_q + num_sequences)
     clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
+    if EARLY:
+        if program == 0:
+            tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def _attend_piece(
-    queries, cache, score, ancestors, units, unit, arrivals, partial_out, partial_lse,
+    queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
     at, end, tiles_per_program, shape, MERGED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Attend from tile `at` to the end of the run or of its (unit, kv head); returns where it stopped."""
@@ -108,11 +111,8 @@ def _attend_piece(
     if shape.biased:
         slope = tl.load(score.slopes + head, mask=valid, other=0.0)
     tile_begin = kv_begin // shape.keys
-    top, total, values = begin_state(
-        ancestors, token_begin, num_tokens, kv_head, first_tile == 0, shape, MERGED_ROWS
-    )
     top, total, values = attend_tiles(
-        top, total, values, q, position, slope, cache, tl.load(record), kv_head,
+        *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
         tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,
     )  # fmt: skip
     out, lse = normalise(top, total, values)

@@ -2,15 +2,16 @@
 """Shared nodes: keys that many sequences have in common, read once for the queries of all of them.
 
     nodes    queries gathered from many sequences  x  a segment of shared keys  ->  partial results
-    leaves   a sequence's queries  x  its own keys, begun from the state that its partial results give
+    leaves   a sequence's queries  x  its own keys                              ->  another one
+    merge    a token's partial results  ->  its result
 
-On Hopper and later each of these kernels is launched while the one before it still runs, and waits where it
-needs results (programmatic dependent launch).
+Nodes with many queries are bound by the matrix units, leaves by the memory. So on Hopper and later the leaves
+begin while nodes are still under way, on the multiprocessors that these leave free: each kernel is launched
+early, and waits where it needs results (programmatic dependent launch). For a kernel's end to mean the end of
+those before it, one program waits for the kernel before.
 
 Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
 """
-
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,36 +20,19 @@ from torch import Tensor
 from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_arguments import constant, make_call
-from octavo.attention.triton_shapes import TileShape, can_overlap
+from octavo.attention.triton_arguments import make_call
+from octavo.attention.triton_shapes import TileShape, can_overlap, padded_head_dim, power_of_two
 from octavo.attention.triton_tiles import (
+    LN_2,
+    LOG2_E,
     attend_tiles,
+    empty_state,
     fold_partials,
     load_queries,
     normalise,
     store_results,
 )
 from octavo.attention.triton_units import RECORD
-
-
-class Ancestors(NamedTuple):
-    """Partial results of each token's shared nodes, as the kernels that attend to leaves take them.
-
-    `overlaps`, a tl.constexpr: the kernel may start before they are written.
-    """
-
-    merge_begin: Any
-    out: Any
-    lse: Any
-    overlaps: Any
-
-
-def ancestors_argument(forest: DeviceForest | None) -> Ancestors | None:
-    """Describe a forest's results to a kernel; None, a constant, if there is no forest."""
-    if forest is None:
-        return None
-    overlaps = constant(can_overlap(forest.device))
-    return Ancestors(forest.merge_begin, forest.partial_out, forest.partial_lse, overlaps)
 
 
 def attend_nodes(
@@ -87,7 +71,7 @@ def attend_nodes(
         hopper_prefill.attend_nodes(call, forest)
     else:
         # Needs what came before it, the queries, at once.
-        launch(forest.fat_shape, forest.fat_units, forest.fat_count, early=False)
+        launch(forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
     launch(forest.thin_shape, forest.thin_units, forest.counts, early=overlaps)
 
 
@@ -118,72 +102,72 @@ def _attend_nodes_kernel(
         if shape.biased:
             slope = tl.load(score.slopes + head, mask=valid, other=0.0)
         top, total, values = attend_tiles(
-            tl.full([shape.rows], float("-inf"), tl.float32),
-            tl.zeros([shape.rows], tl.float32),
-            tl.zeros([shape.rows, shape.padded_dim], tl.float32),
-            q, position, slope, cache, tl.load(record), kv_head,
+            *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
             kv_begin // shape.keys, kv_end // shape.keys, kv_begin, kv_end, score, shape, False,
         )  # fmt: skip
         out, lse = normalise(top, total, values)
         slot = tl.load(slots + entry, mask=valid, other=0).to(tl.int64)
         store_results(queries, slot, head, valid, out, lse, shape)
     if OVERLAPS:
-        # So that the end of this kernel means the end of the one before it too.
-        tl.extra.cuda.gdc_wait()
+        if program == 0:
+            tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
-def wait_for_nodes(ancestors):
-    """Wait until the partial results are written, if the kernel may have started before."""
-    if ancestors.overlaps:
-        tl.extra.cuda.gdc_wait()
+def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
+    """Merge the forest's partial results, nodes' and leaves', into the results.
 
-
-@triton.jit
-def begin_state(ancestors, token_begin, num_tokens, kv_head, wanted, shape, ROWS: tl.constexpr):
-    """State of a running softmax over what shared nodes gave a tile's rows, in the order of the nodes.
+    A token without keys of its own, as rows that died have none, gets 0 and -inf.
 
     Args:
-        ancestors: their partial results, or None.
-        token_begin, num_tokens: the tile's tokens, all of one sequence, so with equally many partials.
-        kv_head: the tile's kv head.
-        wanted: whether to begin with the partials; else the state is empty.
-        ROWS: rows of the tile that can exist, a power of two.
-
-    Returns:
-        (top [R], total [R], values [R, padded_dim]) float32, as attend_tiles takes them.
+        results: (out [T, H, D], lse [T, H] float32), contiguous; overwritten.
+        forest: the plan, whose partial results are complete.
     """
-    if ancestors is None:
-        top = tl.full([shape.rows], float("-inf"), tl.float32)
-        total = tl.zeros([shape.rows], tl.float32)
-        values = tl.zeros([shape.rows, shape.padded_dim], tl.float32)
-        return top, total, values
-    else:
-        ABREAST: tl.constexpr = 64 // ROWS if ROWS < 64 else 1
-        COPIES: tl.constexpr = shape.rows // ROWS
-        row = tl.arange(0, ROWS)
-        valid = row < num_tokens * shape.group
-        first = tl.load(ancestors.merge_begin + token_begin + row // shape.group, mask=valid, other=0)
-        head = kv_head * shape.group + row % shape.group
-        count = tl.load(ancestors.merge_begin + token_begin + 1)
-        count -= tl.load(ancestors.merge_begin + token_begin)
-        d = tl.arange(0, shape.padded_dim)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
-        wait_for_nodes(ancestors)
-        for begin in range(0, tl.where(wanted, count, 0), ABREAST):
-            index = begin + tl.arange(0, ABREAST)
-            slot = (first[None, :] + index[:, None]).to(tl.int64)
-            at = slot * (shape.group * shape.kv_heads) + head[None, :]
-            mask = (index < count)[:, None] & valid[None, :]
-            lse = tl.load(ancestors.lse + at, mask=mask, other=float("-inf"))
-            pointers = ancestors.out + (at * shape.head_dim)[:, :, None] + d[None, None, :]
-            in_head = (d < shape.head_dim)[None, None, :]
-            out = tl.load(pointers, mask=mask[:, :, None] & in_head, other=0.0)
-            top, total, values = fold_partials(top, total, values, out, lse * 1.4426950408889634)
-        # Rows that cannot exist repeat those that can: nobody looks at them.
-        top = tl.reshape(tl.broadcast_to(top[None, :], [COPIES, ROWS]), [shape.rows])
-        total = tl.reshape(tl.broadcast_to(total[None, :], [COPIES, ROWS]), [shape.rows])
-        values = tl.broadcast_to(values[None, :, :], [COPIES, ROWS, shape.padded_dim])
-        return top, total, tl.reshape(values, [shape.rows, shape.padded_dim])
+    out, lse = results
+    num_tokens, num_heads, head_dim = out.shape
+    heads = min(8, power_of_two(num_heads))
+    overlaps = can_overlap(out.device)
+    _merge_kernel[(num_tokens, -(-num_heads // heads))](
+        *(out, lse, forest.leaf_out, forest.leaf_lse, forest.partial_out, forest.partial_lse),
+        *(forest.merge_begin, num_heads, head_dim, heads, padded_head_dim(head_dim), overlaps),
+        launch_pdl=overlaps,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr, lse_ptr, leaf_out, leaf_lse, partial_out, partial_lse, merge_begin,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's."""
+    ABREAST: tl.constexpr = 4
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    d = tl.arange(0, PADDED_DIM)
+    valid = head < NUM_HEADS
+    in_head = valid[:, None] & (d < HEAD_DIM)[None, :]
+    begin, end = tl.load(merge_begin + token), tl.load(merge_begin + token + 1)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    at = token * NUM_HEADS + head
+    own_lse = tl.load(leaf_lse + at, mask=valid, other=float("-inf"))
+    own_out = tl.load(leaf_out + (at * HEAD_DIM)[:, None] + d[None, :], mask=in_head, other=0.0)
+    top = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    values = tl.zeros([HEADS, PADDED_DIM], tl.float32)
+    for first in range(begin, end, ABREAST):
+        slot = (first + tl.arange(0, ABREAST)).to(tl.int64)
+        part = slot[:, None] * NUM_HEADS + head[None, :]
+        mask = (slot < end)[:, None] & valid[None, :]
+        lse = tl.load(partial_lse + part, mask=mask, other=float("-inf"))
+        pointers = partial_out + (part * HEAD_DIM)[:, :, None] + d[None, None, :]
+        out = tl.load(pointers, mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0)
+        top, total, values = fold_partials(top, total, values, out, lse * LOG2_E)
+    top, total, values = fold_partials(top, total, values, own_out[None, :, :], own_lse[None, :] * LOG2_E)
+    total = tl.where(own_lse == float("-inf"), 0.0, total)
+    out, lse = normalise(top, total, values)
+    out = tl.where((total > 0)[:, None], out, 0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (at * HEAD_DIM)[:, None] + d[None, :], out, mask=in_head)
+    tl.store(lse_ptr + at, lse * LN_2, mask=valid)

@@ -99,6 +99,7 @@ def plan_step(
         head_dim=q.shape[2],
         dtype=q.dtype,
         cache_dtype=k_cache.dtype,
+        block_size=k_cache.shape[1],
         window=window,
         deterministic=deterministic,
     )
@@ -119,6 +120,7 @@ def attend_with_map(
             cannot be read two numbers at a time.
     """
     from octavo.attention import triton_arguments, triton_decode, triton_nodes, triton_prefill
+    from octavo.attention.triton_shapes import can_overlap
 
     if not options.scale > 0:
         raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
@@ -134,15 +136,19 @@ def attend_with_map(
             f"the Triton kernels need float8 caches of even head dim and strides, "
             f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
         )
-    results = triton_arguments.empty_results(q)
-    if step_map.forest is not None:
-        triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, step_map.forest)
-    ancestors = triton_nodes.ancestors_argument(step_map.forest)
+    results = leaf_results = triton_arguments.empty_results(q)
+    forest = step_map.forest
+    if forest is not None:
+        triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, forest)
+        leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
     call = triton_arguments.make_call(
-        q, k_cache, v_cache, metadata.positions, metadata.block_table, options, results
+        q, k_cache, v_cache, metadata.positions, metadata.block_table, options, leaf_results
     )
     if step_map.thin is not None:
-        triton_decode.attend_thin(call, metadata, step_map.thin, ancestors)
+        early = forest is not None and can_overlap(q.device)
+        triton_decode.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:
-        triton_prefill.attend_fat(call, step_map.fat, ancestors)
+        triton_prefill.attend_fat(call, step_map.fat)
+    if forest is not None:
+        triton_nodes.merge_nodes(results, forest)
     return results

@@ -22,7 +22,7 @@ from octavo.attention.triton_shapes import (
     num_multiprocessors,
     padded_head_dim,
     power_of_two,
-    thin_shape,
+    decode_shape,
 )
 from octavo.attention.triton_units import RECORD, list_units_kernel, schedule_kernel
 
@@ -106,6 +106,7 @@ def plan_step(
     head_dim: int,
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None = None,
+    block_size: int = 1,
     window: int | None = None,
     thin: TileShape | None = None,
     fat: TileShape | None = None,
@@ -121,6 +122,7 @@ def plan_step(
         head_dim: D.
         dtype: of queries.
         cache_dtype: None: that of the queries.
+        block_size: tokens in a block of the cache; 1: unknown.
         window: of the layers that will use the map.
         thin, fat: tilings; None: what measured best.
         deterministic: a query token's result must not depend, by a single bit, on the other tokens of the
@@ -139,8 +141,14 @@ def plan_step(
     if deterministic:
         shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
         return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
-    is_alone = metadata.seq_lens.shape[0] == 1
-    thin = thin or thin_shape(group, padded_head_dim(head_dim), cache_dtype, is_alone=is_alone)
+    thin = thin or decode_shape(
+        metadata.seq_lens.device,
+        group,
+        head_dim,
+        cache_dtype,
+        block_size,
+        is_alone=metadata.seq_lens.shape[0] == 1,
+    )
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens

@@ -6,10 +6,10 @@ import triton.language as tl
 
 from octavo.attention import hopper_prefill
 from octavo.attention.triton_arguments import Call
-from octavo.attention.triton_nodes import Ancestors, begin_state
 from octavo.attention.triton_plan import FatWork
 from octavo.attention.triton_tiles import (
     attend_tiles,
+    empty_state,
     load_queries,
     normalise,
     store_results,
@@ -20,24 +20,21 @@ from octavo.attention.triton_units import RECORD
 _MERGED_ROWS = 16
 
 
-def attend_fat(call: Call, work: FatWork, ancestors: Ancestors | None = None) -> None:
+def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units and write their rows of the results.
 
     Args:
         call: the call.
         work: the step's fat work.
-        ancestors: partial results of shared nodes, or None.
     """
     tile = work.shape
     shape = call.shape(tile)
-    if ancestors is None and hopper_prefill.can_attend(
-        call.q, call.k_cache, call.v_cache, call.options, work
-    ):
+    if hopper_prefill.can_attend(call.q, call.k_cache, call.v_cache, call.options, work):
         hopper_prefill.attend_fat(call, work.units, shape)
         return
     num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.k_cache.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
-        *(call.queries, call.cache, call.score, ancestors, work.units, work.partial_out, work.partial_lse),
+        *(call.queries, call.cache, call.score, work.units, work.partial_out, work.partial_lse),
         *(num_rows, shape, work.num_parts),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -52,7 +49,7 @@ def attend_fat(call: Call, work: FatWork, ancestors: Ancestors | None = None) ->
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend_fat_kernel(
-    queries, cache, score, ancestors, units, partial_out, partial_lse, num_rows, shape,
+    queries, cache, score, units, partial_out, partial_lse, num_rows, shape,
     NUM_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
@@ -70,10 +67,8 @@ def _attend_fat_kernel(
         tile_begin = tl.minimum(tile_end, tile_begin + part * part_tiles)
         tile_end = tl.minimum(tile_end, tile_begin + part_tiles)
     token, head, valid = tile_rows(tl.load(record + 1), num_tokens, kv_head, shape)
-    begins = (part == 0) & (kv_end > kv_begin)
-    state = begin_state(ancestors, tl.load(record + 1), num_tokens, kv_head, begins, shape, shape.rows)
     top, total, values = _attend_range(
-        state, queries, cache, score, record, token, head, valid, kv_head,
+        queries, cache, score, record, token, head, valid, kv_head,
         tile_begin, tile_end, shape,
     )  # fmt: skip
     out, lse = normalise(top, total, values)
@@ -89,10 +84,9 @@ def _attend_fat_kernel(
 
 @triton.jit
 def _attend_range(
-    state, queries, cache, score, record, token, head, valid, kv_head,
-    tile_begin, tile_end, shape,
+    queries, cache, score, record, token, head, valid, kv_head, tile_begin, tile_end, shape
 ):  # fmt: skip
-    """Fold key tiles tile_begin : tile_end into the state, masking only those that some row sees in part."""
+    """Fold key tiles tile_begin : tile_end into a state, masking only those that some row sees in part."""
     kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
     full_begin, full_end = tl.load(record + 5), tl.load(record + 6)
     full_tile_begin = tl.minimum(tile_end, tl.maximum(tile_begin, tl.cdiv(full_begin, shape.keys)))
@@ -103,7 +97,7 @@ def _attend_range(
     slope = position.to(tl.float32)
     if shape.biased:
         slope = tl.load(score.slopes + head, mask=valid, other=0.0)
-    top, total, values = state
+    top, total, values = empty_state(shape)
     if shape.windowed:
         top, total, values = attend_tiles(
             top, total, values, q, position, slope, cache, table_row, kv_head,

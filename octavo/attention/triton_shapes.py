@@ -38,6 +38,12 @@ _SMALL_TILES = {
     (64, 2): TileShape(16, 32, 2, 3, 6, 168),
 }
 
+# Decoding by head dimension where hopper_decode can.
+HOPPER_DECODE_SHAPES = {
+    128: TileShape(16, 32, 1, 2, 6, 255),
+    64: TileShape(16, 64, 1, 2, 6, 255),
+}
+
 # Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
 HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
 
@@ -78,6 +84,36 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
         programs_per_multiprocessor=3 if small else 2,
         max_registers=168 if small else None,
     )
+
+
+def decode_shape(
+    device: torch.device,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    *,
+    is_alone: bool,
+) -> TileShape:
+    """Return the tiling for decoding: that of the kernel for Hopper GPUs if it can take the cache.
+
+    Args:
+        device: where the kernel runs.
+        group: query heads of a kv head.
+        head_dim: D.
+        dtype: of the cache.
+        block_size: tokens in a block of the cache.
+        is_alone: there is one sequence.
+    """
+    shape = HOPPER_DECODE_SHAPES.get(head_dim)
+    if (
+        shape is None
+        or is_alone
+        or group > shape.rows
+        or not fits_hopper(device, dtype, head_dim=head_dim, block_size=block_size)
+    ):
+        return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=is_alone)
+    return shape
 
 
 @cache

@@ -22,6 +22,7 @@ from octavo.attention.triton_float8 import (
 )
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -31,6 +32,14 @@ def tile_rows(token_begin, num_tokens, kv_head, shape):
     token = token_begin + row // shape.group
     head = kv_head * shape.group + row % shape.group
     return token.to(tl.int64), head, row < num_tokens * shape.group
+
+
+@triton.jit
+def empty_state(shape):
+    """State (top [R], total [R], values [R, padded_dim]) of a running softmax over nothing."""
+    top = tl.full([shape.rows], float("-inf"), tl.float32)
+    total = tl.zeros([shape.rows], tl.float32)
+    return top, total, tl.zeros([shape.rows, shape.padded_dim], tl.float32)
 
 
 @triton.jit
