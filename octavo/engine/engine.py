@@ -234,7 +234,8 @@ class Engine:
         try:
             wait = self.runner.launch(step)
         except Exception as error:
-            return self._fail_step(step, error)
+            # Steps launched before it are not touched by its failure.
+            return self._process_all_but(0) + self._fail_step(step, error)
         self.scheduler.launch(step)
         self._in_flight.append((step, wait))
         return []
@@ -283,16 +284,21 @@ class Engine:
         return delta
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
-        """The step computed nothing that can be trusted: its requests end, all others go on."""
+        """The step computed nothing that can be trusted: its requests end, all others start over.
+
+        So do those of steps launched after it, which may have read what it should have written.
+        """
         logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
-        self.scheduler.return_copies(step.block_copies)
         failure = (
             error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
         )
         requests = [item.request for item in step.scheduled if not item.request.is_finished]
         for request in requests:
             request.fail(failure)
-        return [self._close(request) for request in requests]
+        deltas = [self._close(request) for request in requests]
+        self.scheduler.start_over(later for later, _ in self._in_flight)
+        self._in_flight.clear()
+        return deltas
 
     def _close(self, request: Request) -> CompletionDelta:
         self._retire(request)
