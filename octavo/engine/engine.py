@@ -10,6 +10,7 @@ what its sequence computed in the meantime is dropped.
 
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -140,9 +141,9 @@ class Engine:
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         request_id = self._new_request_id(request_id)
-        requests = self._requests(request_id, token_ids, params, cache_salt, prompt_logprobs_start)
+        requests = self._requests(request_id, token_ids.packed, params, cache_salt, prompt_logprobs_start)
         requests[0].forks = requests[1:]
-        self.outputs.add(requests, self.prompts.text_of(prompt))
+        self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
         return request_id
 
@@ -195,7 +196,7 @@ class Engine:
     def _requests(
         self,
         request_id: str,
-        token_ids: list[int],
+        token_ids: "array[int]",
         params: SamplingParams,
         cache_salt: str,
         prompt_logprobs_start: int | None,
@@ -214,7 +215,7 @@ class Engine:
             Request(
                 request_id=request_id,
                 index=index,
-                token_ids=list(token_ids),
+                token_ids=token_ids[:],
                 num_prompt_tokens=len(token_ids),
                 params=params,
                 max_num_tokens=max_num_tokens,

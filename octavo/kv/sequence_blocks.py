@@ -1,6 +1,7 @@
 """One sequence's view of the cache: its block ids, and the keys its full blocks are found by."""
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -178,6 +179,8 @@ class SequenceBlocks:
 
 
 def _int32_bytes(token_ids: Sequence[int]) -> bytes:
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return token_ids.tobytes()
     try:
         # Twice as fast as the array module.
         return struct.pack(f"{len(token_ids)}i", *token_ids)

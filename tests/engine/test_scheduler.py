@@ -5,6 +5,7 @@ a reused block shows as a wrong token. No torch: thousands of schedules a second
 """
 
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,8 +24,8 @@ def next_token(token_ids: Sequence[int]) -> int:
     return zlib.crc32(repr(list(token_ids)).encode()) % 50
 
 
-def expected_tokens(prompt: list[int], num_new: int) -> list[int]:
-    token_ids = list(prompt)
+def expected_tokens(prompt: list[int], num_new: int) -> "array[int]":
+    token_ids = array("i", prompt)
     for _ in range(num_new):
         token_ids.append(next_token(token_ids))
     return token_ids
@@ -47,7 +48,7 @@ class FakeEngine:
     ) -> None:
         self.ahead = ahead
         self.in_flight: deque[tuple[SchedulerOutput, dict[Request, int]]] = deque()
-        self.device_tokens: dict[Request, list[int]] = {}
+        self.device_tokens: dict[Request, array[int]] = {}
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(self.manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         self.cells: dict[int, int] = {}
@@ -60,7 +61,7 @@ class FakeEngine:
             Request(
                 request_id=name,
                 index=index,
-                token_ids=list(prompt),
+                token_ids=array("i", prompt),
                 num_prompt_tokens=len(prompt),
                 params=params,
                 max_num_tokens=len(prompt) + max_tokens,
@@ -113,7 +114,7 @@ class FakeEngine:
     def _store(self, item: ScheduledRequest) -> None:
         """The device's part, for all requests of a step before any is sampled from."""
         request = item.request
-        token_ids = self.device_tokens.setdefault(request, list(request.token_ids))
+        token_ids = self.device_tokens.setdefault(request, request.token_ids[:])
         self.num_computed += item.num_new_tokens
         for position in range(item.start, item.end):
             self.cells[self._slot(request, position)] = token_ids[position]
@@ -122,7 +123,7 @@ class FakeEngine:
         request, token_ids = item.request, self.device_tokens[item.request]
         if not item.samples:
             return -1
-        past = [self._read(request, position) for position in range(item.end)]
+        past = array("i", [self._read(request, position) for position in range(item.end)])
         assert past == token_ids, "the cache does not hold the request's own tokens"
         token_ids.append(next_token(past))
         return token_ids[-1]
