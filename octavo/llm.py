@@ -173,7 +173,7 @@ class LLM:
         """
         if isinstance(continuations, str):
             raise PromptError("continuations must be a list of texts or token id lists, got one string")
-        prefix_ids = self.engine.prompts.read(prefix)
+        prefix_ids = self.engine.prompts.read(prefix).listed
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
         request_ids: list[str] = []

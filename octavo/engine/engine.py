@@ -10,6 +10,7 @@ what its sequence computed in the meantime is dropped.
 
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -140,9 +141,9 @@ class Engine:
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         request_id = self._new_request_id(request_id)
-        requests = self._requests(request_id, token_ids, params, cache_salt, prompt_logprobs_start)
+        requests = self._requests(request_id, token_ids.packed, params, cache_salt, prompt_logprobs_start)
         requests[0].forks = requests[1:]
-        self.outputs.add(requests, self.prompts.text_of(prompt))
+        self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
         return request_id
 
@@ -195,7 +196,7 @@ class Engine:
     def _requests(
         self,
         request_id: str,
-        token_ids: list[int],
+        token_ids: "array[int]",
         params: SamplingParams,
         cache_salt: str,
         prompt_logprobs_start: int | None,
@@ -214,7 +215,7 @@ class Engine:
             Request(
                 request_id=request_id,
                 index=index,
-                token_ids=list(token_ids),
+                token_ids=token_ids[:],
                 num_prompt_tokens=len(token_ids),
                 params=params,
                 max_num_tokens=max_num_tokens,
@@ -234,7 +235,8 @@ class Engine:
         try:
             wait = self.runner.launch(step)
         except Exception as error:
-            return self._fail_step(step, error)
+            # Steps launched before it are not touched by its failure.
+            return self._process_all_but(0) + self._fail_step(step, error)
         self.scheduler.launch(step)
         self._in_flight.append((step, wait))
         return []
@@ -283,16 +285,21 @@ class Engine:
         return delta
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
-        """The step computed nothing that can be trusted: its requests end, all others go on."""
+        """The step computed nothing that can be trusted: its requests end, all others start over.
+
+        So do those of steps launched after it, which may have read what it should have written.
+        """
         logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
-        self.scheduler.return_copies(step.block_copies)
         failure = (
             error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
         )
         requests = [item.request for item in step.scheduled if not item.request.is_finished]
         for request in requests:
             request.fail(failure)
-        return [self._close(request) for request in requests]
+        deltas = [self._close(request) for request in requests]
+        self.scheduler.start_over(later for later, _ in self._in_flight)
+        self._in_flight.clear()
+        return deltas
 
     def _close(self, request: Request) -> CompletionDelta:
         self._retire(request)

@@ -38,13 +38,13 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
 
-    def add(self, requests: list[Request], prompt: str | None) -> None:
+    def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> None:
         """Start the output of a user's request, given its n engine requests."""
         leader = requests[0]
         output = RequestOutput(
             request_id=leader.request_id,
             prompt=prompt,
-            prompt_token_ids=leader.token_ids[: leader.num_prompt_tokens],
+            prompt_token_ids=prompt_token_ids,
             outputs=[CompletionOutput(request.index) for request in requests],
             metrics=leader.metrics,
         )

@@ -2,6 +2,7 @@
 
 import enum
 import time
+from array import array
 from dataclasses import dataclass, field
 
 from octavo.errors import OctavoError
@@ -29,7 +30,7 @@ class Request:
     Attributes:
         request_id: the user's request id; shared by a leader and its forks.
         index: which of the n completions.
-        token_ids: prompt, then output.
+        token_ids: prompt, then output; an array of int32, so that nobody has to pack them again.
         num_prompt_tokens: how many of them are prompt.
         params: what the user asked for.
         max_num_tokens: token_ids never grow past this (max_tokens and the model's context).
@@ -48,7 +49,7 @@ class Request:
 
     request_id: str
     index: int
-    token_ids: list[int]
+    token_ids: "array[int]"
     num_prompt_tokens: int
     params: SamplingParams
     max_num_tokens: int

@@ -14,7 +14,9 @@ computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows 
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
@@ -71,9 +73,11 @@ class Scheduler:
     """Admits, runs, preempts and retires requests over one block pool.
 
         schedule ──► launch ──► (the device works) ──► commit, with the sampled tokens
+                        |                          '─► or start_over, when it failed
 
     Between launch and commit the next step may be scheduled: a request then counts the token it is about to
-    get as one it has.
+    get as one it has. Known tokens are published as they are scheduled: equal prompts attach to their blocks
+    in the same step, whose layers store all keys and values before they read any.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
     the whole pool alone is finished rather than waited for, so every step that has work computes a token.
@@ -137,9 +141,19 @@ class Scheduler:
         if request.forks and item.end >= request.num_prompt_tokens:
             self._start_forks(request)
 
-    def return_copies(self, copies: list[tuple[int, int]]) -> None:
-        """Take back the copies of a step that failed: forks outside that step still need theirs."""
-        self._pending_copies = copies + self._pending_copies
+    def start_over(self, dropped: Iterable[SchedulerOutput]) -> None:
+        """Forget all that is computed, after a step failed: every running request begins again.
+
+        Blocks of that step may be shared already, and nobody knows what is in them.
+
+        Args:
+            dropped: steps that were launched after the one that failed; they are never committed.
+        """
+        for item in chain.from_iterable(output.scheduled for output in dropped):
+            item.request.num_pending_tokens -= item.samples
+        while self.running:
+            self._preempt(self.running[-1])
+        self.manager.reset_prefix_cache()
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         # Prompts get all their blocks at admission, so only decoding can run out of blocks.
@@ -180,27 +194,28 @@ class Scheduler:
             if budget == 0:
                 break
             if request.num_tokens_to_compute > 1:
-                output.scheduled.append(ScheduledRequest.next_of(request, budget))
-                budget -= output.scheduled[-1].num_new_tokens
+                budget -= self._schedule_known(request, output, budget)
         return budget
+
+    def _schedule_known(self, request: Request, output: SchedulerOutput, budget: int) -> int:
+        """Schedule tokens whose ids are known, and publish their blocks; returns how many."""
+        item = ScheduledRequest.next_of(request, budget)
+        output.scheduled.append(item)
+        self.manager.publish(request.blocks, request.token_ids, item.end)
+        return item.num_new_tokens
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         deferred: list[Request] = []
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting.popleft()
-            if request.num_pending_tokens > 0 or self._waits_for_equal_prefix(request):
+            if request.num_pending_tokens > 0:
                 deferred.append(request)
                 continue
             if not self._start(request):
                 deferred.append(request)
                 break
-            output.scheduled.append(ScheduledRequest.next_of(request, budget))
-            budget -= output.scheduled[-1].num_new_tokens
+            budget -= self._schedule_known(request, output, budget)
         self.waiting.extendleft(reversed(deferred))
-
-    def _waits_for_equal_prefix(self, request: Request) -> bool:
-        # Equal prompts in flight are prefilled once: the later ones wait for the first one's blocks.
-        return self.manager.is_prefix_in_flight(request.blocks, request.token_ids, request.max_cached_tokens)
 
     def _start(self, request: Request) -> bool:
         """Attach cached blocks, allocate the rest of the known tokens and run; False = not now."""
@@ -209,7 +224,6 @@ class Scheduler:
         if not manager.allocate(request.blocks, request.num_tokens):
             manager.free(request.blocks)
             return False
-        manager.announce(request.blocks, request.token_ids)
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = time.monotonic()
         if request.num_output_tokens == 0:

@@ -1,5 +1,6 @@
 """The one file where ids become tensors: a SchedulerOutput becomes the arrays of one model step."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from octavo.attention import AttentionMetadata, ForestPlan
 from octavo.engine.scheduler import ScheduledRequest
 from octavo.kv import BlockTables
+
+_UNKNOWN = array("i", [0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,11 @@ class StepInputBuilder:
 
 
 def _new_token_ids(scheduled: list[ScheduledRequest]) -> np.ndarray:
-    token_ids: list[int] = []
+    token_ids = array("i")
     for item in scheduled:
-        known = item.request.token_ids[item.start : item.end]
         # Tokens that only the device knows are 0 here.
-        token_ids += known or [0]
-    return np.array(token_ids, dtype=np.int32)
+        token_ids += item.request.token_ids[item.start : item.end] or _UNKNOWN
+    return np.frombuffer(token_ids, dtype=np.int32)
 
 
 def _logits_indices(scheduled: list[ScheduledRequest], cu_seqlens_q: np.ndarray) -> np.ndarray:

@@ -39,11 +39,11 @@ class BlockStore:
         for block_id in reversed(block_ids):
             self.pool.release(block_id, cached=block_id in self.tree)
 
-    def register(self, sequence: SequenceBlocks, num_full: int) -> bool:
-        """Register a sequence's blocks up to `num_full`, which are full, computed and have keys.
+    def register(self, sequence: SequenceBlocks, num_full: int, *, exchange: bool) -> bool:
+        """Register a sequence's blocks up to `num_full`, which are full and have keys.
 
-        Where an equal block is registered already, the sequence takes that one and releases its own. Stops
-        before a block whose digest collides with a different block's.
+        Where an equal block is registered already, the sequence takes that one and releases its own, or with
+        `exchange` off stops there. Stops before a block whose digest collides with a different block's.
 
         Returns:
             True when the sequence's block ids changed (and are another list).
@@ -53,7 +53,7 @@ class BlockStore:
             parent_id = block_ids[index - 1] if index else ROOT
             own_id = block_ids[index]
             block_id = self.tree.find_or_insert(own_id, parent_id, sequence.block_keys[index])
-            if block_id is None:
+            if block_id is None or (block_id != own_id and not exchange):
                 break
             if block_id != own_id:
                 if block_ids is sequence.block_ids:

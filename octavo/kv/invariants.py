@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection
 
 from octavo.kv.block_pool import BlockPool
-from octavo.kv.in_flight import InFlightBlocks
 from octavo.kv.prefix_tree import ROOT, PrefixTree
 from octavo.kv.sequence_blocks import SequenceBlocks
 
@@ -41,14 +40,6 @@ def check_prefixes(tree: PrefixTree, sequences: Collection[SequenceBlocks]) -> N
             found = tree.find(parent_id, sequence.block_keys[index])
             parent_id = sequence.block_ids[index]
             assert found == parent_id, f"committed block {parent_id} is not registered where it should be"
-
-
-def check_in_flight(in_flight: InFlightBlocks, sequences: Collection[SequenceBlocks]) -> None:
-    """Assert that every announcement belongs to a live sequence."""
-    announced = Counter(
-        sequence.block_keys[index].digest for sequence in sequences for index in sequence.announced
-    )
-    assert dict(announced) == in_flight.counts, "announcements differ from the live sequences'"
 
 
 def _check_sequence(pool: BlockPool, tree: PrefixTree, sequence: SequenceBlocks) -> None:

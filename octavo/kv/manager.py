@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
-from octavo.kv.in_flight import InFlightBlocks
-from octavo.kv.invariants import check_in_flight, check_pool, check_prefixes, check_sequences
+from octavo.kv.invariants import check_pool, check_prefixes, check_sequences
 from octavo.kv.sequence_blocks import BlockHash, SequenceBlocks, hash_block
 from octavo.kv.slots import num_blocks_for
 from octavo.kv.stats import KVStats
@@ -14,14 +13,18 @@ from octavo.kv.stats import KVStats
 class KVCacheManager:
     """Block bookkeeping of one KV cache: one manager serves all layers, since all use the same ids.
 
-                  allocate                  commit                     free (ref 0)
+                  allocate             publish or commit               free (ref 0)
         FREE ----------------> PARTIAL ----------------> REGISTERED ----------------> CACHED
          ^                        | free                     ^   match_prefix: ref + 1   |
          +------------------------+--------------- evict ----+---------------------------+
 
-    The order of calls for one sequence: new_sequence, match_prefix, then per step allocate (before the
-    tokens are computed) and commit (after), at last free. A freed sequence is empty and may start over.
-    Not thread-safe.
+    The order of calls for one sequence: new_sequence, match_prefix, then per step allocate and, if others
+    shall share at once, publish (before the tokens are computed) and commit (after), at last free. A freed
+    sequence is empty and may start over. Not thread-safe.
+
+    Published blocks are hit before they are computed. So steps must run in the order in which they publish,
+    and each must store all of its keys and values before it reads any. When one fails, free all sequences
+    and reset_prefix_cache: what was published for it holds garbage.
 
     Args:
         num_blocks: blocks of the cache.
@@ -54,7 +57,6 @@ class KVCacheManager:
         self.bytes_per_block = bytes_per_block
         self._hash_block = hash_block
         self._store = BlockStore(num_blocks)
-        self._in_flight = InFlightBlocks()
         self._live: set[SequenceBlocks] = set()
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
@@ -93,39 +95,21 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return 0
         sequence.require_unchanged(token_ids, 0, num_blocks)
-        block_ids = self._longest_match(sequence, token_ids, num_blocks)
+        block_ids = self._store.tree.longest_match(sequence.keys(token_ids, num_blocks))
         self._store.retain(block_ids)
         num_tokens = len(block_ids) * self.block_size
         sequence.block_ids = block_ids
-        self._set_filled(sequence, num_tokens)
+        sequence.num_filled_tokens = num_tokens
         sequence.num_committed = len(block_ids)
         self._live.add(sequence)
         self._num_query_tokens += max(0, max_tokens)
         self._num_hit_tokens += num_tokens
         return num_tokens
 
-    def is_prefix_in_flight(
-        self, sequence: SequenceBlocks, token_ids: Sequence[int], max_tokens: int
-    ) -> bool:
-        """True when another live sequence announced the first block this one would have to compute.
-
-        That is the first full block after the longest match, if it lies within `max_tokens`; waiting for it
-        saves computing it twice. Changes no reference count and no LRU order.
-
-        Raises:
-            InvalidArgumentError: the sequence is not empty, or max_tokens exceeds len(token_ids).
-        """
-        sequence.require_empty()
-        num_blocks = sequence.num_full_blocks(token_ids, max_tokens)
-        if not self.enable_prefix_caching or not self._in_flight.counts:
-            return False
-        num_matched = len(self._longest_match(sequence, token_ids, num_blocks))
-        return num_matched < num_blocks and self._in_flight.is_announced_by_another(sequence, num_matched)
-
     def allocate(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
         """Grow a sequence so that its first `num_tokens` tokens fit, evicting cached blocks as needed.
 
-        Never shrinks. The new slots count as unfilled until `commit` says that their tokens are computed.
+        Never shrinks. The new slots count as unfilled until they are published or committed.
 
         Returns:
             False when there are too few blocks now; then nothing changed.
@@ -140,16 +124,23 @@ class KVCacheManager:
             self._live.add(sequence)
         return True
 
-    def announce(self, sequence: SequenceBlocks, token_ids: Sequence[int]) -> None:
-        """Say that a sequence is about to compute all full blocks of `token_ids` that it does not have yet.
+    def publish(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Register the full blocks of the first `num_tokens` tokens, which the next step computes.
 
-        Each is withdrawn when it is committed; all are when the sequence is freed.
+        Stops before a block that is registered already, or whose digest collides with another's: the step
+        is going to write to this sequence's own block, which `commit` may exchange afterwards.
+
+        Raises:
+            InvalidArgumentError: more tokens than are known or fit the blocks, or the token ids differ from
+                those of earlier calls.
         """
+        self._require_ours(sequence)
+        num_full = sequence.num_full_blocks(token_ids, num_tokens)
+        sequence.require_capacity(num_tokens)
         if self.enable_prefix_caching:
-            num_full = len(token_ids) // self.block_size
-            sequence.extend_keys(token_ids, num_full)
-            self._in_flight.announce(sequence, num_full)
-            self._live.add(sequence)
+            self._register(sequence, token_ids, num_full, exchange=False)
+            num_registered = sequence.num_committed * self.block_size
+            sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_registered)
 
     def commit(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_computed_tokens: int) -> bool:
         """Say that the first `num_computed_tokens` tokens are in the cache; register the full blocks of them.
@@ -172,13 +163,13 @@ class KVCacheManager:
         self._require_ours(sequence)
         num_full = sequence.num_full_blocks(token_ids, num_computed_tokens)
         sequence.require_capacity(num_computed_tokens)
-        sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
-        self._set_filled(sequence, max(sequence.num_filled_tokens, num_computed_tokens))
-        if not self.enable_prefix_caching:
+        changed = False
+        if self.enable_prefix_caching:
+            changed = self._register(sequence, token_ids, num_full, exchange=True)
+        else:
             sequence.num_committed = max(sequence.num_committed, num_full)
-            return False
-        sequence.extend_keys(token_ids, num_full)
-        return self._store.register(sequence, num_full)
+        sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_computed_tokens)
+        return changed
 
     def fork(
         self, parent: SequenceBlocks, num_tokens: int
@@ -214,7 +205,7 @@ class KVCacheManager:
         self._store.retain(child.block_ids)
         child.block_ids += tail
         child.num_committed = min(parent.num_committed, num_full)
-        self._set_filled(child, num_tokens)
+        child.num_filled_tokens = num_tokens
         self._live.add(child)
         return child, [(parent.block_ids[num_full], block_id) for block_id in tail]
 
@@ -239,7 +230,6 @@ class KVCacheManager:
                 f"not be written again; cut at a multiple of {self.block_size}, or fork and free"
             )
         num_kept = num_blocks_for(num_tokens, self.block_size)
-        self._in_flight.withdraw_from(sequence, num_full)
         if num_kept < len(sequence.block_ids):
             self._store.release(sequence.block_ids[num_kept:])
             sequence.block_ids = sequence.block_ids[:num_kept]
@@ -250,7 +240,6 @@ class KVCacheManager:
     def free(self, sequence: SequenceBlocks) -> None:
         """Give all blocks back, tail first, so that heads of prefixes survive longest; idempotent."""
         self._require_ours(sequence)
-        self._in_flight.withdraw_from(sequence, 0)
         self._store.release(sequence.block_ids)
         sequence.clear()
         self._live.discard(sequence)
@@ -281,21 +270,18 @@ class KVCacheManager:
         )
 
     def check_invariants(self) -> None:
-        """Assert that pool, tree, live sequences and announcements agree; O(all blocks), for tests."""
+        """Assert that pool, tree and live sequences agree; O(all blocks), for tests."""
         check_pool(self._store.pool, self._store.tree)
         check_sequences(self._store.pool, self._store.tree, self._live)
-        check_in_flight(self._in_flight, self._live)
         if self.enable_prefix_caching:
             check_prefixes(self._store.tree, self._live)
 
-    def _longest_match(
-        self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int
-    ) -> list[int]:
-        return self._store.tree.longest_match(sequence.keys(token_ids, num_blocks))
-
-    def _set_filled(self, sequence: SequenceBlocks, num_tokens: int) -> None:
-        sequence.num_filled_tokens = num_tokens
-        self._in_flight.withdraw_before(sequence, num_tokens // self.block_size)
+    def _register(
+        self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool
+    ) -> bool:
+        sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
+        sequence.extend_keys(token_ids, num_full)
+        return self._store.register(sequence, num_full, exchange=exchange)
 
     def _require_ours(self, sequence: SequenceBlocks) -> None:
         if sequence.block_ids and sequence not in self._live:

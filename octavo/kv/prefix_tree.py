@@ -1,4 +1,4 @@
-"""Full, computed blocks by their token ids: a hash index and a tree at once."""
+"""Full blocks by their token ids: a hash index and a tree at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class PrefixTree:
         return block_ids
 
     def find_or_insert(self, block_id: int, parent_id: int, key: BlockKey) -> int | None:
-        """Register a full, computed block unless an equal one is registered.
+        """Register a full block unless an equal one is registered.
 
         Returns:
             The registered block: `block_id` itself or the equal one; None when a different block has the

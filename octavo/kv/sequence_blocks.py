@@ -1,6 +1,7 @@
 """One sequence's view of the cache: its block ids, and the keys its full blocks are found by."""
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -52,10 +53,10 @@ class SequenceBlocks:
         hash_block: the hash function of `block_keys`.
         block_ids: blocks in order. The list only ever grows in place; any other change makes a new list,
             which is how `BlockTables` notices.
-        num_committed: leading blocks that are full, computed and registered (or matched).
-        num_filled_tokens: leading tokens known to be in the cache: matched, forked or committed.
+        num_committed: leading full blocks that are registered: matched, published or committed.
+        num_filled_tokens: leading tokens that are in the cache (matched, forked or committed), or will be
+            when what was published is computed.
         block_keys: keys of the leading full blocks hashed so far.
-        announced: indexes of the blocks announced as being computed right now.
     """
 
     block_size: int
@@ -65,7 +66,6 @@ class SequenceBlocks:
     num_committed: int = 0
     num_filled_tokens: int = 0
     block_keys: list[BlockKey] = field(default_factory=list)
-    announced: range = range(0)
 
     @property
     def capacity(self) -> int:
@@ -164,7 +164,6 @@ class SequenceBlocks:
         self.block_keys = []
         self.num_committed = 0
         self.num_filled_tokens = 0
-        self.announced = range(0)
 
     def _append_keys(self, packed: bytes) -> None:
         size, keys, hash_block = 4 * self.block_size, self.block_keys, self.hash_block
@@ -180,6 +179,8 @@ class SequenceBlocks:
 
 
 def _int32_bytes(token_ids: Sequence[int]) -> bytes:
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return token_ids.tobytes()
     try:
         # Twice as fast as the array module.
         return struct.pack(f"{len(token_ids)}i", *token_ids)

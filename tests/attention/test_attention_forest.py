@@ -158,6 +158,21 @@ def test_block_of_the_query_itself_is_never_shared():
     assert_accurate(case, "c", plan)
 
 
+@pytest.mark.parametrize("impl", ["torch", "c"])
+def test_a_sequence_that_computes_what_others_share_is_no_member(impl):
+    """Equal prompts in one step: the first computes all blocks, the second half of them, others read."""
+    rows = [[*range(8), 10 + i] for i in range(5)]
+    query_lens = [16 * 9, 16 * 5, 16, 3, 1]
+    case = make_case([16 * 9] * 5, query_lens, rows=rows)
+    plan = case.forest()
+    check_invariants(plan, case.metadata.block_table.numpy(), [16 * 9] * 5, query_lens, 16)
+    for begin, end in zip(plan.item_token_begin[:-1], plan.item_token_begin[1:], strict=True):
+        is_first = plan.item_tokens[begin:end] < query_lens[0]
+        assert is_first.all() or not is_first.any()
+    assert plan.kv_tokens_read < plan.kv_tokens_flat
+    assert_accurate(case, impl, plan)
+
+
 def test_a_prefix_too_short_to_pay_stays_with_its_children():
     """The common block alone is not promoted; the longer groups below it take it over."""
     rows = [

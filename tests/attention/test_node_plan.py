@@ -155,6 +155,13 @@ def test_segments_fill_132_programs_once(num_sequences, num_tokens, segment_lens
     assert plan.fat_units.shape[0] * 8 <= 132
 
 
+def test_a_sequence_that_computes_what_others_share_is_no_member():
+    """Equal prompts in one step: the first computes all blocks, the second half of them, others read."""
+    rows = [[*range(8), 10 + i] for i in range(5)]
+    plan = make_plan(rows, [16 * 9] * 5, [16 * 9, 16 * 5, 16, 3, 1], 16)
+    assert plan.leaf_begin.tolist() == [0, 64, 128, 128, 128]
+
+
 def test_shares_nothing_below_the_threshold():
     rows = [[0, 1, 2], [0, 1, 3]]
     assert make_plan(rows, [48, 48], [1, 1], 16).num_units == 1

@@ -1,6 +1,7 @@
 """Sampling: filters, penalties, log-probabilities, and random numbers that ignore the neighbours."""
 
 import math
+from array import array
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def request(prompt: list[int] = [1], output: list[int] = [], seed: int = 0, **fi
     return Request(
         request_id="r",
         index=0,
-        token_ids=[*prompt, *output],
+        token_ids=array("i", [*prompt, *output]),
         num_prompt_tokens=len(prompt),
         params=params,
         max_num_tokens=100,
@@ -108,7 +109,7 @@ def test_penalty_counts_follow_the_output_token_by_token() -> None:
         token = sampler.sample(row[None].clone(), [grown])[0].token_id
         fresh = request(
             [1, 2],
-            grown.token_ids[2:],
+            grown.token_ids[2:].tolist(),
             temperature=0,
             frequency_penalty=0.7,
             presence_penalty=0.3,

@@ -5,6 +5,7 @@ a reused block shows as a wrong token. No torch: thousands of schedules a second
 """
 
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,8 +24,8 @@ def next_token(token_ids: Sequence[int]) -> int:
     return zlib.crc32(repr(list(token_ids)).encode()) % 50
 
 
-def expected_tokens(prompt: list[int], num_new: int) -> list[int]:
-    token_ids = list(prompt)
+def expected_tokens(prompt: list[int], num_new: int) -> "array[int]":
+    token_ids = array("i", prompt)
     for _ in range(num_new):
         token_ids.append(next_token(token_ids))
     return token_ids
@@ -47,7 +48,7 @@ class FakeEngine:
     ) -> None:
         self.ahead = ahead
         self.in_flight: deque[tuple[SchedulerOutput, dict[Request, int]]] = deque()
-        self.device_tokens: dict[Request, list[int]] = {}
+        self.device_tokens: dict[Request, array[int]] = {}
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(self.manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         self.cells: dict[int, int] = {}
@@ -60,7 +61,7 @@ class FakeEngine:
             Request(
                 request_id=name,
                 index=index,
-                token_ids=list(prompt),
+                token_ids=array("i", prompt),
                 num_prompt_tokens=len(prompt),
                 params=params,
                 max_num_tokens=len(prompt) + max_tokens,
@@ -75,17 +76,25 @@ class FakeEngine:
         self.scheduler.add(requests[0])
         return requests
 
-    def step(self) -> SchedulerOutput:
+    def step(self, *, fails: str = "") -> SchedulerOutput:
+        """Schedule and launch a step, process what is due; the step due may fail at "launch" or "wait"."""
         output = self.scheduler.schedule()
         self.steps.append(output)
         size = self.manager.block_size
         for source, destination in output.block_copies:
             for offset in range(size):
                 self.cells[destination * size + offset] = self.cells.get(source * size + offset, -1)
-        self.in_flight.append((output, {i.request: self._compute(i) for i in output.scheduled}))
+        if fails == "launch":
+            self._process_all_but(0)
+            self._fail(output)
+            return output
+        for item in output.scheduled:
+            self._store(item)
+        self.in_flight.append((output, {i.request: self._sample(i) for i in output.scheduled}))
         self.scheduler.launch(output)
-        while len(self.in_flight) > (self.ahead if output.scheduled else 0):
-            self._process(*self.in_flight.popleft())
+        if fails == "wait" and len(self.in_flight) > self.ahead:
+            self._fail(self.in_flight.popleft()[0])
+        self._process_all_but(self.ahead if output.scheduled else 0)
         self.manager.check_invariants()
         return output
 
@@ -102,19 +111,39 @@ class FakeEngine:
         index, offset = divmod(position, self.manager.block_size)
         return request.blocks.block_ids[index] * self.manager.block_size + offset
 
-    def _compute(self, item: ScheduledRequest) -> int:
-        """The device's part: store the new tokens, and sample from all there are."""
+    def _store(self, item: ScheduledRequest) -> None:
+        """The device's part, for all requests of a step before any is sampled from."""
         request = item.request
-        token_ids = self.device_tokens.setdefault(request, list(request.token_ids))
+        token_ids = self.device_tokens.setdefault(request, request.token_ids[:])
         self.num_computed += item.num_new_tokens
         for position in range(item.start, item.end):
             self.cells[self._slot(request, position)] = token_ids[position]
+
+    def _sample(self, item: ScheduledRequest) -> int:
+        request, token_ids = item.request, self.device_tokens[item.request]
         if not item.samples:
             return -1
-        past = [self._read(request, position) for position in range(item.end)]
+        past = array("i", [self._read(request, position) for position in range(item.end)])
         assert past == token_ids, "the cache does not hold the request's own tokens"
         token_ids.append(next_token(past))
         return token_ids[-1]
+
+    def _process_all_but(self, num_kept: int) -> None:
+        while len(self.in_flight) > num_kept:
+            self._process(*self.in_flight.popleft())
+
+    def _fail(self, output: SchedulerOutput) -> None:
+        """What the step should have written is garbage."""
+        for item in output.scheduled:
+            if not item.request.is_finished:
+                item.request.finish("error")
+                self.scheduler.finish(item.request)
+        self.scheduler.start_over(later for later, _ in self.in_flight)
+        self.in_flight.clear()
+        self.cells.clear()
+        self.device_tokens.clear()
+        self.manager.check_invariants()
+        assert self.manager.stats().num_free == self.manager.num_blocks
 
     def _process(self, output: SchedulerOutput, sampled: dict[Request, int]) -> None:
         for item in output.scheduled:
@@ -209,27 +238,65 @@ def test_a_full_prefix_hit_still_computes_one_token() -> None:
     assert second.num_cached_tokens == 4
 
 
-def test_equal_prompts_in_flight_are_prefilled_once() -> None:
-    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=16)
+@in_both_ways
+def test_equal_prompts_start_in_the_same_step_and_are_prefilled_once(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=64, ahead=ahead)
     prompt = list(range(41))
     requests = [engine.add(str(i), prompt, max_tokens=2)[0] for i in range(8)]
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [41] + 7 * [1]
     engine.run()
     assert all(request.token_ids == expected_tokens(prompt, 2) for request in requests)
-    assert engine.num_computed == 41 + 7 * 1 + 8 * 1  # one prompt, one token per follower, one decode each
-    assert [request.num_cached_tokens for request in requests[1:]] == [40] * 7
+    assert [request.num_cached_tokens for request in requests] == [0] + 7 * [40]
 
 
-def test_requests_behind_a_deferred_one_are_admitted() -> None:
-    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=16)
-    engine.add("first", list(range(40)), max_tokens=2)
-    engine.step()
-    twin = engine.add("twin", list(range(40)), max_tokens=2)[0]
-    other = engine.add("other", [7, 8, 9], max_tokens=2)[0]
+def test_a_request_attaches_to_the_chunk_that_is_scheduled_and_no_further() -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=18)
+    prompt = list(range(40))
+    first = engine.add("first", prompt, max_tokens=2)[0]
+    assert engine.step().num_tokens == 18
+    twin = engine.add("twin", prompt, max_tokens=2)[0]
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [18]
     engine.scheduler.max_num_batched_tokens = 64
-    output = engine.step()
-    assert other in [item.request for item in output.scheduled]
-    assert twin.status is RequestStatus.WAITING
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [4, 4]  # both compute the last block
+    assert twin.num_cached_tokens == 36
+    assert twin.blocks.block_ids[:10] == first.blocks.block_ids[:10]  # of which one copy is kept
     engine.run()
+    assert twin.token_ids == first.token_ids == expected_tokens(prompt, 2)
+
+
+@in_both_ways
+def test_shared_blocks_outlive_an_abort_of_the_request_that_computes_them(ahead: int) -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=64, ahead=ahead)
+    prompt = list(range(41))
+    first, second = (engine.add(str(i), prompt, max_tokens=4)[0] for i in range(2))
+    engine.step()
+    first.finish("abort")
+    engine.scheduler.finish(first)
+    third = engine.add("2", prompt, max_tokens=4)[0]
+    engine.run()
+    assert second.token_ids == third.token_ids == expected_tokens(prompt, 4)
+    assert third.num_cached_tokens == 40
+
+
+@pytest.mark.parametrize(("fails", "ahead"), [("launch", 0), ("launch", 1), ("wait", 0), ("wait", 1)])
+def test_nobody_reads_what_a_failed_step_should_have_written(fails: str, ahead: int) -> None:
+    engine = FakeEngine(num_blocks=200, block_size=4, max_num_seqs=16, budget=40, ahead=ahead)
+    prompt = list(range(40))
+    broken = engine.add("broken", prompt, max_tokens=4)[0]
+    attached = engine.add("attached", prompt, max_tokens=4)[0]
+    if fails == "wait" and ahead:
+        engine.step()
+        engine.scheduler.max_num_batched_tokens = 64
+    output = engine.step(fails=fails)
+    assert broken.finish_reason == "error"
+    was_attached = attached in [item.request for item in output.scheduled]
+    assert was_attached == (fails == "wait" and ahead == 1)
+    assert attached.status is RequestStatus.WAITING
+    engine.run()
+    again = engine.add("again", prompt, max_tokens=4)[0]
+    engine.run()
+    assert attached.token_ids == again.token_ids == expected_tokens(prompt, 4)
+    assert (attached.num_cached_tokens, again.num_cached_tokens) == (0, 36)
 
 
 def test_forks_share_the_prompt_and_copy_only_the_tail() -> None:
@@ -300,7 +367,7 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(
         for request in engine.add(str(name), prompt, max_tokens, n=data.draw(st.integers(1, 3))):
             added.append((prompt, max_tokens, request))
         for _ in range(data.draw(st.integers(0, 3))):
-            engine.step()
+            engine.step(fails=data.draw(st.sampled_from(["", "", "", "", "", "", "launch", "wait"])))
         if data.draw(st.integers(0, 4)) == 0:
             _, _, victim = data.draw(st.sampled_from(added))
             if not victim.is_finished:

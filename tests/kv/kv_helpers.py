@@ -1,6 +1,6 @@
 """Short cuts of the manager's tests."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.kv import KVCacheManager, SequenceBlocks, hash_block
 
@@ -16,7 +16,7 @@ def colliding_hash(parent_digest: bytes, content: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Model:
-    """What one sequence should hold. `written` tokens are in the cells, `filled` of them are committed."""
+    """What one sequence should hold: `written` tokens in the cells, `filled` of them for the manager."""
 
     blocks: SequenceBlocks
     salt: bytes
@@ -24,14 +24,9 @@ class Model:
     row: int
     written: int = 0
     filled: int = 0
-    announced: set[Prefix] = field(default_factory=set)
 
     def prefix(self, num_tokens: int) -> Prefix:
         return self.salt, tuple(self.tokens[:num_tokens])
-
-    def full_prefixes(self, start: int, stop: int) -> set[Prefix]:
-        size = self.blocks.block_size
-        return {self.prefix(size * (index + 1)) for index in range(start, stop)}
 
 
 class Managers:

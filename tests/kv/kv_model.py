@@ -73,6 +73,7 @@ class ModelledManager:
         model = self.pick(pick)
         stop = min(model.written + chunk, len(model.tokens))
         if self.allocate(model.blocks, stop + reserve):
+            self.check_alone(model, stop)
             self.write(model, stop)
             if commit:
                 self.commit_written(model)
@@ -80,23 +81,37 @@ class ModelledManager:
     def commit(self, pick: int) -> None:
         self.commit_written(self.pick(pick))
 
-    def announce(self, pick: int) -> None:
-        model = self.pick(pick)
-        self.manager.announce(model.blocks, model.tokens)
-        if self.manager.enable_prefix_caching:
-            model.announced |= model.full_prefixes(model.filled // self.size, len(model.tokens) // self.size)
+    def step(self, picks: list[int], chunk: int) -> None:
+        """Schedule several sequences, each of which may attach to what those before it are to compute."""
+        scheduled: list[tuple[Model, int]] = []
+        for model in {self.pick(pick): None for pick in picks}:
+            if not model.blocks.block_ids:
+                self.attach(model)
+                coming = {b for m, _ in scheduled for b in m.blocks.block_ids[m.written // self.size :]}
+                self.seen["attached at once"] += not coming.isdisjoint(model.blocks.block_ids)
+            stop = min(model.written + chunk, len(model.tokens))
+            if self.allocate(model.blocks, stop):
+                self.check_alone(model, stop)
+                self.publish(model, stop)
+                scheduled.append((model, stop))
+            self.manager.check_invariants()
+        for model, stop in scheduled:
+            self.write(model, stop)
+        for model, _ in scheduled:
+            self.check_contents(model)
+            self.commit_written(model)
 
-    def ask_whether_in_flight(self, pick: int) -> None:
-        model = self.pick(pick)
-        max_tokens = len(model.tokens) - 1
-        if model.blocks.block_ids or max_tokens < 0:
-            return
-        before = self.snapshot()
-        answer = self.manager.is_prefix_in_flight(model.blocks, model.tokens, max_tokens)
-        assert self.snapshot() == before
-        if not self.colliding:
-            assert answer == self.expect_in_flight(model, max_tokens)
-            self.seen["in flight"] += answer
+    def fail_step(self, picks: list[int]) -> None:
+        """Schedule sequences whose tokens are never computed: everyone has to start over."""
+        for pick in picks:
+            model = self.pick(pick)
+            if self.allocate(model.blocks, len(model.tokens)):
+                self.publish(model, len(model.tokens))
+        for model in self.models:
+            self.release(model)
+        self.manager.reset_prefix_cache()
+        assert self.manager.stats().num_free == self.manager.num_blocks
+        self.cells.clear()
 
     # ---- sequences shrink and go ----
 
@@ -118,8 +133,6 @@ class ModelledManager:
             del model.tokens[num_tokens:]
         model.written = min(model.written, num_tokens)
         model.filled = min(model.filled, num_tokens)
-        num_full = num_tokens // self.size * self.size
-        model.announced = {prefix for prefix in model.announced if len(prefix[1]) <= num_full}
 
     def preempt(self, pick: int) -> None:
         self.release(self.pick(pick))
@@ -200,6 +213,7 @@ class ModelledManager:
         if not model.blocks.block_ids:
             self.attach(model)
         if self.allocate(model.blocks, len(model.tokens)):
+            self.check_alone(model, len(model.tokens))
             self.write(model, len(model.tokens))
             self.commit_written(model)
         else:
@@ -224,11 +238,20 @@ class ModelledManager:
         self.seen["not now"] += not enough
         return enough
 
-    def write(self, model: Model, stop: int) -> None:
-        """Compute tokens: nobody else may have the blocks they go to."""
+    def check_alone(self, model: Model, stop: int) -> None:
+        """Nobody else may have the blocks that a sequence is going to write."""
         others = {b for other in self.models if other is not model for b in other.blocks.block_ids}
         if stop > model.written:
             assert not others & set(model.blocks.block_ids[model.written // self.size :])
+
+    def publish(self, model: Model, stop: int) -> None:
+        ids = list(model.blocks.block_ids)
+        self.manager.publish(model.blocks, model.tokens, stop)
+        assert model.blocks.block_ids == ids
+        self.set_filled(model, model.blocks.num_committed * self.size)
+
+    def write(self, model: Model, stop: int) -> None:
+        """Compute tokens."""
         slots = slot_mapping(model.blocks.block_ids, model.written, stop, self.size).tolist()
         for position, slot in enumerate(slots, start=model.written):
             self.cells[slot] = model.prefix(position + 1)
@@ -246,7 +269,6 @@ class ModelledManager:
 
     def set_filled(self, model: Model, num_tokens: int) -> None:
         model.filled = max(model.filled, num_tokens)
-        model.announced -= model.full_prefixes(0, model.filled // self.size)
 
     def fork_at(self, parent: Model, num_tokens: int) -> bool:
         before = self.snapshot()
@@ -275,18 +297,8 @@ class ModelledManager:
         self.manager.free(model.blocks)
         assert model.blocks.block_ids == []
         model.written = model.filled = 0
-        model.announced = set()
 
     def drop(self, model: Model) -> None:
         self.manager.free(model.blocks)
         self.manager.free(model.blocks)
         self.models.remove(model)
-
-    def expect_in_flight(self, model: Model, max_tokens: int) -> bool:
-        probe = self.manager.new_sequence(model.salt)
-        num_matched = self.manager.match_prefix(probe, model.tokens, max_tokens)
-        self.manager.free(probe)
-        wanted = model.prefix(num_matched + self.size)
-        if num_matched + self.size > max_tokens:
-            return False
-        return any(wanted in other.announced for other in self.models if other is not model)

@@ -1,4 +1,4 @@
-"""The manager's memory: match, commit, announcements, eviction."""
+"""The manager's memory: match, publish, commit, eviction."""
 
 import pytest
 from kv_helpers import TEN, Managers, computed, num_matched
@@ -40,20 +40,20 @@ def test_other_tokens_than_before_are_refused_until_the_sequence_is_freed(make: 
     computed(manager, TEN)
     sequence = manager.new_sequence(b"salt")
     other = [*TEN[:3], 77, *TEN[4:]]
-    manager.is_prefix_in_flight(sequence, TEN, 9)
-    manager.announce(sequence, TEN)
+    assert manager.match_prefix(sequence, TEN, 9) == 0
     with pytest.raises(InvalidArgumentError, match="token ids of earlier calls"):
         manager.match_prefix(sequence, other, 9)
     assert manager.match_prefix(sequence, TEN, 9) == 0
     manager.allocate(sequence, 10)
-    with pytest.raises(InvalidArgumentError, match="token ids of earlier calls"):
-        manager.commit(sequence, other, 10)
+    for say in (manager.publish, manager.commit):
+        with pytest.raises(InvalidArgumentError, match="token ids of earlier calls"):
+            say(sequence, other, 10)
     assert sequence.num_filled_tokens == 0
     manager.free(sequence)
     assert manager.match_prefix(sequence, other, 9) == 0
 
 
-def test_only_computed_tokens_are_registered(make: Managers) -> None:
+def test_without_publishing_only_computed_tokens_are_registered(make: Managers) -> None:
     manager = make()
     sequence = manager.new_sequence()
     manager.allocate(sequence, 10)
@@ -88,14 +88,72 @@ def test_commit_deduplicates_blocks_computed_twice(make: Managers) -> None:
     assert manager.commit(second, TEN, 10) is False
 
 
-def test_commit_refuses_more_tokens_than_known_or_allocated(make: Managers) -> None:
+def test_published_blocks_are_shared_before_they_are_computed(make: Managers) -> None:
+    manager = make()
+    first, second = manager.new_sequence(), manager.new_sequence()
+    manager.allocate(first, 10)
+    manager.publish(first, TEN, 7)  # a chunk
+    assert num_matched(manager, TEN) == 4
+    manager.publish(first, TEN, 10)
+    manager.publish(first, TEN, 10)
+    assert (first.num_committed, first.num_filled_tokens) == (2, 8)
+    assert manager.match_prefix(second, TEN, 9) == 8
+    assert second.block_ids == first.block_ids[:2]
+    manager.check_invariants()
+    manager.free(first)  # the step that computes them still runs
+    assert num_matched(manager, TEN) == 8
+    assert manager.commit(second, TEN, 8) is False
+
+
+def test_a_block_about_to_be_computed_is_exchanged_only_afterwards(make: Managers) -> None:
+    """A step must not write to a block that others read."""
+    manager = make()
+    eight = TEN[:8]
+    first, second = manager.new_sequence(), manager.new_sequence()
+    for sequence in (first, second):
+        manager.match_prefix(sequence, eight, 7)
+        manager.allocate(sequence, 8)
+        manager.publish(sequence, eight, 8)
+        manager.check_invariants()
+    assert second.block_ids[0] == first.block_ids[0]
+    assert second.block_ids[1] != first.block_ids[1]
+    assert (second.num_committed, second.num_filled_tokens) == (1, 4)
+    assert manager.commit(first, eight, 8) is False
+    assert manager.commit(second, eight, 8) is True
+    assert second.block_ids == first.block_ids
+
+
+def test_a_published_block_that_collides_stays_private(make: Managers) -> None:
+    manager = make(block_size=2, hash_block=lambda parent_digest, content: content[-4:])
+    computed(manager, [1, 7])
+    collided = manager.new_sequence()
+    manager.allocate(collided, 4)
+    manager.publish(collided, [2, 7, 0, 0], 4)
+    assert collided.num_committed == collided.num_filled_tokens == 0
+    assert num_matched(manager, [2, 7, 0, 0]) == 0
+
+
+def test_what_a_failed_step_published_is_forgotten(make: Managers) -> None:
+    manager = make()
+    computing, attached = manager.new_sequence(), manager.new_sequence()
+    manager.allocate(computing, 10)
+    manager.publish(computing, TEN, 10)
+    manager.match_prefix(attached, TEN, 9)
+    manager.free(computing)
+    manager.free(attached)
+    assert manager.reset_prefix_cache() == 2
+    assert num_matched(manager, TEN) == 0
+
+
+def test_more_tokens_than_known_or_allocated_are_refused(make: Managers) -> None:
     manager = make()
     sequence = manager.new_sequence()
     manager.allocate(sequence, 4)
-    with pytest.raises(InvalidArgumentError, match="at least 11 token ids"):
-        manager.commit(sequence, TEN, 11)
-    with pytest.raises(InvalidArgumentError, match=r"expected 0 \.\. 4 tokens"):
-        manager.commit(sequence, TEN, 5)
+    for say in (manager.publish, manager.commit):
+        with pytest.raises(InvalidArgumentError, match="at least 11 token ids"):
+            say(sequence, TEN, 11)
+        with pytest.raises(InvalidArgumentError, match=r"expected 0 \.\. 4 tokens"):
+            say(sequence, TEN, 5)
     assert sequence.num_filled_tokens == 0
 
 
@@ -104,9 +162,8 @@ def test_without_prefix_caching_nothing_is_kept(make: Managers) -> None:
     sequence = computed(manager, TEN)
     assert sequence.num_committed == 2
     assert sequence.block_keys == []
-    manager.announce(sequence, TEN)
+    manager.publish(sequence, TEN, 10)
     probe = manager.new_sequence()
-    assert not manager.is_prefix_in_flight(probe, TEN, 9)
     assert manager.match_prefix(probe, TEN, 9) == 0
     manager.free(sequence)
     assert manager.stats().num_free == 8
@@ -130,67 +187,12 @@ def test_token_ids_must_be_integers_of_32_bits(make: Managers) -> None:
             make().match_prefix(make().new_sequence(), bad, 4)  # type: ignore[arg-type]
 
 
-def test_prefix_in_flight_from_announcement_to_commit(make: Managers) -> None:
-    manager = make()
-    first, second = manager.new_sequence(), manager.new_sequence()
-    assert not manager.is_prefix_in_flight(second, TEN, 9)
-    manager.allocate(first, 10)
-    manager.announce(first, TEN)
-    assert manager.is_prefix_in_flight(second, TEN, 9)
-    assert manager.is_prefix_in_flight(second, TEN, 4)
-    assert not manager.is_prefix_in_flight(second, TEN, 3)
-    assert not manager.is_prefix_in_flight(manager.new_sequence(), [*TEN[:3], 9, *TEN[4:]], 9)
-    manager.commit(first, TEN, 4)
-    assert manager.is_prefix_in_flight(second, TEN, 9)  # its second block still is
-    manager.commit(first, TEN, 8)
-    assert not manager.is_prefix_in_flight(second, TEN, 9)
-
-
-def test_announcements_end_with_free_and_survive_one_of_two(make: Managers) -> None:
-    manager = make()
-    first, second, third = (manager.new_sequence() for _ in range(3))
-    for sequence in (first, second):
-        manager.announce(sequence, TEN)
-        manager.announce(sequence, TEN)
-        manager.check_invariants()
-    manager.free(first)
-    assert manager.is_prefix_in_flight(third, TEN, 9)
-    assert not manager.is_prefix_in_flight(second, TEN, 9)  # nobody but itself
-    manager.free(second)
-    assert not manager.is_prefix_in_flight(third, TEN, 9)
-
-
-def test_computed_blocks_are_not_in_flight_even_if_they_cannot_be_registered(make: Managers) -> None:
-    manager = make(block_size=2, hash_block=lambda parent_digest, content: content[-4:])
-    computed(manager, [1, 7])
-    collided, waiting = manager.new_sequence(), manager.new_sequence()
-    manager.allocate(collided, 3)
-    manager.announce(collided, [2, 7, 0])
-    assert manager.is_prefix_in_flight(waiting, [2, 7, 0], 2)
-    manager.commit(collided, [2, 7, 0], 3)
-    assert collided.num_committed == 0
-    assert not manager.is_prefix_in_flight(waiting, [2, 7, 0], 2)
-
-
 def test_committing_fewer_tokens_than_before_changes_nothing(make: Managers) -> None:
     manager = make()
     sequence = computed(manager, TEN)
     assert manager.commit(sequence, TEN, 3) is False
     assert sequence.num_filled_tokens == 10
     assert sequence.num_committed == 2
-
-
-def test_truncate_withdraws_announcements_and_they_can_be_made_again(make: Managers) -> None:
-    manager = make()
-    first, second = manager.new_sequence(), manager.new_sequence()
-    manager.allocate(first, 10)
-    manager.announce(first, TEN)
-    manager.truncate(first, 4)
-    manager.check_invariants()
-    manager.commit(first, TEN, 4)
-    assert not manager.is_prefix_in_flight(second, TEN, 9)
-    manager.announce(first, TEN)
-    assert manager.is_prefix_in_flight(second, TEN, 9)
 
 
 def test_reset_forgets_what_nobody_uses(make: Managers) -> None:

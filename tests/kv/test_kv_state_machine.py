@@ -58,13 +58,13 @@ class ManagerMachine(RuleBasedStateMachine):
     def commit(self, pick: int) -> None:
         self.checked.commit(pick)
 
-    @rule(pick=PICK)
-    def announce(self, pick: int) -> None:
-        self.checked.announce(pick)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4), chunk=LENGTHS)
+    def step(self, picks: list[int], chunk: int) -> None:
+        self.checked.step(picks, chunk)
 
-    @rule(pick=PICK)
-    def ask_whether_in_flight(self, pick: int) -> None:
-        self.checked.ask_whether_in_flight(pick)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=4))
+    def fail_step(self, picks: list[int]) -> None:
+        self.checked.fail_step(picks)
 
     @rule(pick=PICK, length=PICK)
     def truncate(self, pick: int, length: int) -> None:
@@ -115,8 +115,8 @@ def random_step(checked: ModelledManager, rng: random.Random) -> None:
         (4, lambda: checked.compute(pick, rng.randint(1, 10), rng.randint(0, 3), rng.random() < 0.7)),
         (2, lambda: checked.match(pick)),
         (2, lambda: checked.commit(pick)),
-        (2, lambda: checked.announce(pick)),
-        (2, lambda: checked.ask_whether_in_flight(pick)),
+        (4, lambda: checked.step(rng.sample(range(60), 3), rng.randint(1, 10))),
+        (1, lambda: checked.fail_step([pick, pick + 1])),
         (3, lambda: checked.fork(pick, rng.randrange(60))),
         (2, lambda: checked.truncate(pick, rng.randrange(60))),
         (2, lambda: checked.preempt(pick)),
@@ -141,7 +141,7 @@ def test_random_walks_reach_every_kind_of_event() -> None:
         seen += checked.seen
     events = (
         "hit",
-        "in flight",
+        "attached at once",
         "de-duplicated",
         "collided",
         "copy on write",

@@ -4,7 +4,7 @@ from octavo import LLM
 
 
 def assert_drained(llm: LLM) -> None:
-    """No request, no reference, no announced block is left, and the pool agrees with itself."""
+    """No request and no reference is left, and the pool agrees with itself."""
     assert not llm.engine.has_unfinished_requests
     assert llm.stats.kv.num_referenced == 0
     llm.engine.manager.check_invariants()

@@ -27,6 +27,7 @@ class AheadRunner:
         self.newest: dict[Request, int] = {}
         self.num_launched = self.num_waited = self.most_in_flight = 0
         self.fails_at = -1
+        self.fails_in_launch = False
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         ahead = [item.request for item in step.scheduled if item.end > len(item.request.token_ids)]
@@ -39,6 +40,10 @@ class AheadRunner:
         self.num_launched += 1
         self.most_in_flight = max(self.most_in_flight, self.num_launched - self.num_waited)
         fails = self.num_launched == self.fails_at
+        if fails:
+            self.kv_cache.data.normal_()
+            if self.fails_in_launch:
+                raise RuntimeError("device fell off")
 
         def wait() -> StepResult:
             self.num_waited += 1
@@ -125,3 +130,31 @@ def test_a_step_that_fails_late_ends_only_its_requests(tiny: MakeLLM) -> None:
     assert_drained(llm)
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
     assert all(len(output.outputs[0].token_ids) == 20 for output in outputs)
+
+
+@pytest.mark.parametrize("in_launch", [True, False], ids=["launch", "wait"])
+@pytest.mark.parametrize(("budget", "num_failed"), [(64, 3), (44, 2), (40, 1)])
+def test_no_token_comes_from_blocks_that_a_failed_step_shared(
+    tiny: MakeLLM, budget: int, num_failed: int, in_launch: bool
+) -> None:
+    """Equal prompts attach to the first one's blocks in its own step, or in the one launched after it."""
+    prompt, params = list(range(3, 43)), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    expected = tiny().generate(prompt, params)[0].outputs[0].token_ids
+    llm, runner = ahead(tiny(max_num_batched_tokens=budget))
+    runner.fails_at, runner.fails_in_launch = 1, in_launch
+    outputs = llm.generate([prompt] * 3, params, on_error="return")
+    assert [output.error is None for output in outputs] == [False] * num_failed + [True] * (3 - num_failed)
+    assert_drained(llm)
+    for output in outputs[num_failed:] + llm.generate([prompt] * 2, params):
+        assert output.outputs[0].token_ids == expected
+    assert_drained(llm)
+
+
+def test_a_step_that_cannot_be_launched_keeps_the_tokens_of_the_one_before(tiny: MakeLLM) -> None:
+    llm, runner = ahead(tiny())
+    runner.fails_at, runner.fails_in_launch = 3, True
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    output = llm.generate(PROMPTS[0], params, on_error="return")[0]
+    assert isinstance(output.error, EngineError)
+    assert output.outputs[0].token_ids == tiny().generate(PROMPTS[0], params)[0].outputs[0].token_ids[:2]
+    assert_drained(llm)

@@ -1,7 +1,8 @@
 """The public API on a tiny random model: equivalences, stops, log-probabilities, forks, aborts, errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from llm_helpers import assert_drained
 
@@ -314,6 +315,13 @@ BAD_PROMPTS = [
     ([2**63], PromptError),
     ([1.5], PromptError),
     ([True], PromptError),
+    ([0, 1, 5, False], PromptError),
+    ([5, np.True_], PromptError),
+    ([5, np.float32(6)], PromptError),
+    ([5, 6.0], PromptError),
+    ([5, -(2**31) - 1], PromptError),
+    ([2**32 + 5], PromptError),
+    ([[1, 2], [3, 4]], PromptError),
     (["a", 1], PromptError),
     ({"prompt_token_ids": []}, PromptError),
     ({"prompt_tokens": [1]}, PromptError),
@@ -323,6 +331,25 @@ BAD_PROMPTS = [
     ([1] * 512, RequestTooLongError),
     ([1] * 257, RequestTooLongError),
 ]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        np.array([3, 1, 99]),
+        (3, 1, 99),
+        [3, np.int64(1), 99],
+        [np.uint8(3), 1, 99],
+        np.array([3, 1, 99], dtype=np.uint8),
+    ],
+    ids=repr,
+)
+def test_integers_of_any_kind_are_token_ids(tiny: MakeLLM, prompt: Sequence[int]) -> None:
+    llm = tiny()
+    output = llm.generate([{"prompt_token_ids": prompt}], GREEDY)[0]
+    assert output.prompt_token_ids == [3, 1, 99]
+    assert {type(token_id) for token_id in output.prompt_token_ids} == {int}
+    assert output.outputs[0].token_ids == llm.generate([[3, 1, 99]], GREEDY)[0].outputs[0].token_ids
 
 
 @pytest.mark.parametrize(("prompt", "error"), BAD_PROMPTS, ids=[str(case[0])[:30] for case in BAD_PROMPTS])
