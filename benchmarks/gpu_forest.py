@@ -209,7 +209,8 @@ def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
 
     def attend(layer: int) -> Tensor:
         caches = batch.cache.layer(layer)
-        attend_nodes(batch.q, *caches, batch.metadata.positions, batch.options, forest)
+        positions = batch.metadata.positions
+        attend_nodes(batch.q, *caches, positions, batch.options, forest, keys_are_old=True)
         return forest.partial_out
 
     return attend

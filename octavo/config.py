@@ -32,7 +32,7 @@ class EngineConfig:
         memory_fraction: share of the device's free memory (after weights and, on a GPU, activations) the KV
             cache may take when num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most
             4 GiB. The cache never exceeds max_num_seqs sequences of max_model_len.
-        max_num_seqs: most sequences that run in one step.
+        max_num_seqs: most sequences that run in one step. Default: 256 on a CPU, 512 on a GPU.
         max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
             Default: 512 on a CPU, 8192 on a GPU.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
@@ -60,7 +60,7 @@ class EngineConfig:
     block_size: int | None = None
     num_blocks: int | None = None
     memory_fraction: float | None = None
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     share_prefixes: bool = True
@@ -78,10 +78,9 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a name or a path, got {self.model!r}")
-        for name in ("max_model_len", "block_size", "num_blocks", "max_num_batched_tokens"):
+        for name in ("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 self._positive_integer(name)
-        self._positive_integer("max_num_seqs")
         fraction = self.memory_fraction
         if fraction is not None and (not isinstance(fraction, int | float) or not 0 < fraction <= 1):
             raise ConfigError(f"memory_fraction must be in (0, 1], got {fraction!r}")

@@ -53,6 +53,7 @@ class LLM:
         with RichProgress("loading", enabled=progress) as bar:
             self.engine = Engine(config, progress=bar.set)
         self._inbox: dict[str, deque[CompletionDelta]] = {}
+        self._streamed: set[str] = set()
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
@@ -60,6 +61,7 @@ class LLM:
         llm = cls.__new__(cls)
         llm.engine = engine
         llm._inbox = {}
+        llm._streamed = set()
         return llm
 
     @property
@@ -109,6 +111,7 @@ class LLM:
             EngineError: the engine failed on this request.
         """
         request_id = self._add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
+        self._streamed.add(request_id)
         return self._stream(request_id)
 
     def chat(
@@ -265,10 +268,12 @@ class LLM:
             self._deliver(self.engine.step())
 
     def _deliver(self, deltas: list[CompletionDelta]) -> None:
+        """Keep what someone will look at: every delta of a stream, else only the last."""
         for delta in deltas:
-            inbox = self._inbox.get(delta.request_id)
-            if inbox is not None:
-                inbox.append(delta)
+            if delta.output is not None or delta.request_id in self._streamed:
+                inbox = self._inbox.get(delta.request_id)
+                if inbox is not None:
+                    inbox.append(delta)
 
     def _stream(self, request_id: str) -> Iterator[CompletionDelta]:
         try:
@@ -289,6 +294,7 @@ class LLM:
         """Forget requests; those still running are aborted, so nothing leaks when a caller leaves early."""
         for request_id in request_ids:
             self._inbox.pop(request_id, None)
+            self._streamed.discard(request_id)
             self.engine.abort(request_id)
 
 

@@ -17,8 +17,8 @@ from octavo.attention.triton_shapes import (
 )
 from octavo.errors import InvalidArgumentError
 
-# Tokens whose keys and values a Hopper GPU reads while one program attends to a key for every kv head.
-_FAT_KEY_TOKENS = 160
+# Keys and values of one head that a Hopper GPU reads while a program attends to one key of a fat tile.
+_READS_PER_FAT_KEY = 100
 # What two more launches cost, in bytes that the GPU reads meanwhile.
 _LAUNCH_BYTES = 24 << 20
 
@@ -111,7 +111,7 @@ class DeviceForest:
             num_kv_heads=num_kv_heads,
             align_tokens=max(self.thin_shape.keys, self.fat_shape.keys),
             min_segment_tokens=min_segment_tokens,
-            fat_key_tokens=_FAT_KEY_TOKENS if self.fat_shape == HOPPER_NODE_SHAPE else 0,
+            reads_per_fat_key=_READS_PER_FAT_KEY if self.fat_shape == HOPPER_NODE_SHAPE else 0,
         )
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(

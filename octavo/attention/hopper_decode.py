@@ -25,7 +25,7 @@ from octavo.attention.hopper_tiles import clear_unseen, copy_tile, make_pipe, ti
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_plan import ThinWork
-from octavo.attention.triton_shapes import HOPPER_DECODE_SHAPES, power_of_two
+from octavo.attention.triton_shapes import HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE, power_of_two
 from octavo.attention.triton_tiles import LN_2
 from octavo.attention.triton_units import RECORD
 
@@ -60,7 +60,7 @@ class Cursor(NamedTuple):
 
 def can_attend(call: Call, work: ThinWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
-    return work.shape in HOPPER_DECODE_SHAPES.values() and hopper_prefill.takes(
+    return work.shape in (HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE) and hopper_prefill.takes(
         call.q, call.k_cache, call.v_cache, call.options
     )
 
@@ -110,14 +110,13 @@ def _attend_thin_kernel(
         _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, ROWS)
         now = _enter(run, now.at + now.left, end, now.unit, shape)
     _clear(queries, run.units, cu_seqlens_q, num_sequences, num_rows, shape)
-    if EARLY:
-        if gl.program_id(0) == 0:
-            gdc_wait()
+    if EARLY and gl.program_id(0) == 0:
+        gdc_wait()
 
 
 @gluon.jit
 def _enter(run, at, end, unit, shape):
-    """The cursor at tile `at` of the run, which is in `unit` or after it; units without keys are passed over."""
+    """The cursor at tile `at` of the run, in `unit` or after it; units without keys are passed over."""
     while (at < end) & (gl.load(run.units + unit * RECORD + 7) <= at):
         unit += 1
     record = run.units + unit * RECORD
@@ -215,7 +214,7 @@ def _load_queries(queries, record, kv_head, shape, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, ROWS: gl.constexpr):
-    """Write the rows of a piece that is all its unit has; else leave it to be merged, and merge if it is the last."""
+    """Write a piece's rows if it is all its unit has; else leave them: whoever is last merges them all."""
     MMA: gl.constexpr = values.type.layout
     record = run.units + now.unit * RECORD
     first_tile = gl.load(record + 3) // shape.keys

@@ -96,25 +96,31 @@ def attend_fat(call: Call, units: Tensor, shape: Shape) -> None:
     _attend(call, None, units, shape, keys)
 
 
-def attend_nodes(call: Call, forest: DeviceForest) -> None:
-    """Attend a forest's fat units, by as many programs as the plan says: the others leave room for what follows.
+def attend_nodes(call: Call, forest: DeviceForest, *, keys_are_old: bool) -> None:
+    """Attend a forest's fat units, by as many programs as its plan says: the others make room.
 
-    The kernel may start while the one before it still runs. The plan and the nodes' keys it reads at once:
-    they are older than the step, whose own keys are never a node's, since a node ends before every query
-    token of its sequences. Before it reads queries or writes, it waits; and only then does it let the next
-    kernel in, which therefore may read queries without waiting.
+    The kernel may start while the one before it still runs. The plan it reads at once, and keys if they are
+    older than the step. Before it reads or writes anything else, it waits; and only then does it let the next
+    kernel in, which therefore may read queries and keys without waiting.
+
+    Args:
+        call: the call.
+        forest: the plan.
+        keys_are_old: no key of a node is one of this step's.
     """
     tile = forest.fat_shape
     gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.fat_counts)
-    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys)
+    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys, keys_are_old=keys_are_old)
 
 
-def _attend(call: Call, gather: Gather | None, units: Tensor, shape: Shape, keys: int) -> None:
+def _attend(
+    call: Call, gather: Gather | None, units: Tensor, shape: Shape, keys: int, *, keys_are_old: bool = True
+) -> None:
     """Launch the kernel with tiles of so many keys, which divide a block."""
     # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
     _attend_kernel[(num_multiprocessors(call.q.device),)](
         *(call.queries, gather, call.cache, *describe_caches(call, keys), call.score),
-        *(units, units.shape[0], shape, keys),
+        *(units, units.shape[0], shape, keys, keys_are_old),
         num_warps=4,
         maxnreg=168,
         launch_pdl=gather is not None,
@@ -159,8 +165,9 @@ def _describe(
 
 @gluon.jit(do_not_specialize=["num_units"])
 def _attend_kernel(
-    queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape, KEYS: gl.constexpr
-):
+    queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape,
+    KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
+):  # fmt: skip
     """Attend the (unit, kv head)s of this program's turns."""
     num_programs = gl.num_programs(0)
     if gather is not None:
@@ -173,7 +180,7 @@ def _attend_kernel(
         [
             (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
             (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
-            (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS)),
+            (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
         ],
         [4, 1],
         [240, 24],
@@ -190,8 +197,12 @@ def _item(turn, num_programs):
 
 
 @gluon.jit
-def _fetch(cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS: gl.constexpr):
+def _fetch(
+    cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr
+):
     """Copy the key and value tiles of all turns, as soon as buffers are free."""
+    if not KEYS_ARE_OLD:
+        gdc_wait()
     units, num_items, num_programs, turns = work
     fetched = 0
     for turn in range(0, turns):

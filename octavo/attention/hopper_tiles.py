@@ -1,6 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # The kernel language is not typed.
-"""What the Hopper kernels share: tiles of keys and values on their way, and a warpgroup's rows against them."""
+"""What the Hopper kernels share: tiles of keys and values on their way, a warpgroup's rows against them."""
 
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class Places(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A sequence's keys and values: the matrices, where in them a token lies, and the sequence's block ids."""
+    """A sequence's keys and values: the matrices, where a token lies in them, and the block ids."""
 
     k: Any
     v: Any
@@ -333,7 +333,7 @@ def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS:
 
 @gluon.jit
 def normalise(top, total, values, FIRST_ROW: gl.constexpr):
-    """Finish a running softmax: (out [64, D], lse [64] natural log, row [64]); 0 and -inf if nothing was seen."""
+    """Finish a running softmax: (out [64, D], lse [64] natural log, row [64]); 0 and -inf after no key."""
     ROW: gl.constexpr = gl.SliceLayout(1, values.type.layout)
     top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
     safe = gl.where(total > 0, total, 1.0)

@@ -20,7 +20,7 @@ _MAX_THIN_TILES = 2
 # Segments of a node that are tried.
 _MAX_SEGMENTS = 64
 # Tokens that a sequence is taken to grow by while a plan lasts.
-_GROWTH = 128
+_GROWTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class NodeTiling:
         num_kv_heads: KH; a program works for one at a time.
         align_tokens: nodes and their segments begin and end at multiples of this many keys.
         min_segment_tokens: shorter segments are not made of long ones.
-        fat_key_tokens: tokens of sequences' own that the GPU reads while one program attends to a key of a fat
-            tile for every kv head, where the two go on side by side; 0 where they follow one another.
+        reads_per_fat_key: keys and values of one head that the GPU reads while one program attends to one key
+            of a fat tile, where the two go on side by side; 0 where they follow one another.
     """
 
     thin_tokens: int
@@ -44,7 +44,7 @@ class NodeTiling:
     num_kv_heads: int
     align_tokens: int = 64
     min_segment_tokens: int = 256
-    fat_key_tokens: int = 0
+    reads_per_fat_key: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +208,10 @@ def _cut(
 ) -> NodePlan:
     nodes = _nodes(shared, cu_seqlens_q, block_size, tiling)
     leaf_begin = _leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size)
+    own_tokens = 0
     if np.diff(cu_seqlens_q).max(initial=0) <= tiling.thin_tokens:
         own_tokens = int(np.where(seq_lens > 0, seq_lens - leaf_begin + _GROWTH, 0).sum())
-        tiling = _leave_room(nodes, own_tokens, tiling)
-    node, kv_begin, kv_end = _segments(nodes, tiling, costs)
+    node, kv_begin, kv_end = _segments(nodes, tiling, costs, own_tokens)
     num_tokens = nodes.num_tokens[node]
     tokens = nodes.pool[concatenated_ranges(nodes.token_begin[node], num_tokens)]
     first_entry = np.cumsum(num_tokens) - num_tokens
@@ -236,19 +236,9 @@ def _cut(
         leaf_begin=leaf_begin,
         block_ids=block_ids,
         kv_tokens_saved=_saved_tokens(shared, block_size),
-        num_fat_programs=tiling.fat_programs,
+        # No more than have work: what they leave free is for what goes on beside them.
+        num_fat_programs=max(1, min(tiling.fat_programs, int((~is_thin).sum()) * tiling.num_kv_heads)),
     )
-
-
-def _leave_room(nodes: _Nodes, own_tokens: int, tiling: NodeTiling) -> NodeTiling:
-    """Give fat units so few programs that they end with what is bound by the memory meanwhile."""
-    if tiling.fat_key_tokens == 0:
-        return tiling
-    keys = (nodes.kv_end - nodes.kv_begin) * nodes.num_tiles
-    fat_keys, thin_keys = int(keys[~nodes.is_thin].sum()), int(keys[nodes.is_thin].sum())
-    programs = tiling.fat_key_tokens * fat_keys // max(1, own_tokens + thin_keys) + 1
-    most = tiling.fat_programs
-    return replace(tiling, fat_programs=min(most, max(most // 4, programs)))
 
 
 def _saved_tokens(shared: SharedPrefixes, block_size: int) -> int:
@@ -274,13 +264,26 @@ def _nodes(shared: SharedPrefixes, cu_seqlens_q: np.ndarray, block_size: int, ti
     )
 
 
-def _segments(nodes: _Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut the nodes' keys so that all programs have work; returns (node, kv begin, kv end) of segments."""
+def _segments(
+    nodes: _Nodes, tiling: NodeTiling, costs: Costs, own_tokens: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the nodes' keys so that all programs have work; returns (node, kv begin, kv end) of segments.
+
+    Fat units that run beside the reading of thin ones and of the sequences' own tokens need not be faster
+    than that, and longer segments give fewer partial results.
+    """
     kv_lens = nodes.kv_end - nodes.kv_begin
+    spare_keys = 0
+    if tiling.reads_per_fat_key:
+        thin_tokens = int((kv_lens * nodes.num_tiles)[nodes.is_thin].sum())
+        spare_keys = (own_tokens + thin_tokens) * tiling.num_kv_heads // tiling.reads_per_fat_key
     limits = np.zeros_like(kv_lens)
-    for is_thin, programs in ((True, tiling.thin_programs), (False, tiling.fat_programs)):
+    for is_thin, programs, spare in (
+        (True, tiling.thin_programs, 0),
+        (False, tiling.fat_programs, spare_keys),
+    ):
         chosen = nodes.is_thin == is_thin
-        limits[chosen] = _segment_len(nodes, chosen, programs, tiling, costs)
+        limits[chosen] = _segment_len(nodes, chosen, programs, tiling, costs, spare)
     align = tiling.align_tokens
     num_segments = -(-kv_lens // limits)
     segment_lens = -(-kv_lens // (num_segments * align)) * align
@@ -290,9 +293,12 @@ def _segments(nodes: _Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.ndarr
 
 
 def _segment_len(
-    nodes: _Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs
+    nodes: _Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs, spare_keys: int
 ) -> int:
-    """Choose the longest segment for a class of nodes: balance against the number of partial results."""
+    """Choose the longest segment for a class of nodes: balance against the number of partial results.
+
+    The first spare_keys that the busiest program reads are free.
+    """
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
     most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
@@ -304,7 +310,7 @@ def _segment_len(
     # Keys that the busiest program reads for its head, with its share of the partial results.
     keys = -(-num_items // num_programs) * (limits + tiling.align_tokens)
     partials = costs.partial_tokens * num_partials * tiling.num_kv_heads / num_programs
-    return int(limits[np.argmin(keys + partials)])
+    return int(limits[np.argmin(np.maximum(0, keys - spare_keys) + partials)])
 
 
 def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

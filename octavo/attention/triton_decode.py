@@ -83,9 +83,8 @@ def _attend_thin_kernel(
         clear_tokens(queries, tl.load(record + 1), num_tokens, 0, 1, shape)
     num_covered = tl.load(cu_seqlens_q + num_sequences)
     clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
-    if EARLY:
-        if program == 0:
-            tl.extra.cuda.gdc_wait()
+    if EARLY and program == 0:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

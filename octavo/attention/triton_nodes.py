@@ -34,6 +34,9 @@ from octavo.attention.triton_tiles import (
 )
 from octavo.attention.triton_units import RECORD
 
+# Heads that a program of one warp merges. Four warps with 8 heads took three times as long.
+_MERGED_HEADS = 2
+
 
 def attend_nodes(
     q: Tensor,
@@ -42,6 +45,8 @@ def attend_nodes(
     positions: Tensor,
     options: ScoreOptions,
     forest: DeviceForest,
+    *,
+    keys_are_old: bool,
 ) -> None:
     """Attend to the shared nodes and write the forest's partial results.
 
@@ -51,6 +56,8 @@ def attend_nodes(
         positions: [T] int32.
         options: how scores are made; without a window.
         forest: the plan; its partial results are overwritten.
+        keys_are_old: no key of a node was stored in this step. (Prompts that begin alike share blocks in the
+            very step that computes them.)
     """
     results = (forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
@@ -68,7 +75,7 @@ def attend_nodes(
         )
 
     if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
-        hopper_prefill.attend_nodes(call, forest)
+        hopper_prefill.attend_nodes(call, forest, keys_are_old=keys_are_old)
     else:
         # Needs what came before it, the queries, at once.
         launch(forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
@@ -108,9 +115,8 @@ def _attend_nodes_kernel(
         out, lse = normalise(top, total, values)
         slot = tl.load(slots + entry, mask=valid, other=0).to(tl.int64)
         store_results(queries, slot, head, valid, out, lse, shape)
-    if OVERLAPS:
-        if program == 0:
-            tl.extra.cuda.gdc_wait()
+    if OVERLAPS and program == 0:
+        tl.extra.cuda.gdc_wait()
 
 
 def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
@@ -124,13 +130,13 @@ def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
     """
     out, lse = results
     num_tokens, num_heads, head_dim = out.shape
-    heads = min(8, power_of_two(num_heads))
+    heads = min(_MERGED_HEADS, power_of_two(num_heads))
     overlaps = can_overlap(out.device)
     _merge_kernel[(num_tokens, -(-num_heads // heads))](
         *(out, lse, forest.leaf_out, forest.leaf_lse, forest.partial_out, forest.partial_lse),
         *(forest.merge_begin, num_heads, head_dim, heads, padded_head_dim(head_dim), overlaps),
         launch_pdl=overlaps,
-        num_warps=4,
+        num_warps=1,
     )
 
 

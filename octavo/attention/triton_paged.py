@@ -139,7 +139,10 @@ def attend_with_map(
     results = leaf_results = triton_arguments.empty_results(q)
     forest = step_map.forest
     if forest is not None:
-        triton_nodes.attend_nodes(q, k_cache, v_cache, metadata.positions, options, forest)
+        keys_are_old = metadata.max_query_len == 1
+        triton_nodes.attend_nodes(
+            q, k_cache, v_cache, metadata.positions, options, forest, keys_are_old=keys_are_old
+        )
         leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
     call = triton_arguments.make_call(
         q, k_cache, v_cache, metadata.positions, metadata.block_table, options, leaf_results

@@ -17,12 +17,12 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_shapes import (
     TileShape,
+    decode_shape,
     deterministic_shape,
     fat_shape,
     num_multiprocessors,
     padded_head_dim,
     power_of_two,
-    decode_shape,
 )
 from octavo.attention.triton_units import RECORD, list_units_kernel, schedule_kernel
 
@@ -141,19 +141,20 @@ def plan_step(
     if deterministic:
         shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
         return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
+    forest = metadata.forest if window is None else None
     thin = thin or decode_shape(
         metadata.seq_lens.device,
         group,
         head_dim,
         cache_dtype,
         block_size,
-        is_alone=metadata.seq_lens.shape[0] == 1,
+        num_sequences=metadata.seq_lens.shape[0],
+        shares=forest is not None,
     )
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
-    forest = metadata.forest if window is None else None
     if forest is not None:
         forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
     see = _Visibility(window, None if forest is None else forest.leaf_begin)

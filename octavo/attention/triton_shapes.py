@@ -38,11 +38,11 @@ _SMALL_TILES = {
     (64, 2): TileShape(16, 32, 2, 3, 6, 168),
 }
 
-# Decoding by head dimension where hopper_decode can.
-HOPPER_DECODE_SHAPES = {
-    128: TileShape(16, 32, 1, 2, 6, 255),
-    64: TileShape(16, 64, 1, 2, 6, 255),
-}
+# What hopper_decode is for, and the same for many sequences whose own parts are short.
+HOPPER_DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
+HOPPER_LEAF_SHAPE = TileShape(16, 16, 1, 3, 8, 255)
+_HOPPER_DECODE_DIM = 128
+_MANY_LEAVES = 128
 
 # Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
 HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
@@ -93,7 +93,8 @@ def decode_shape(
     dtype: torch.dtype,
     block_size: int,
     *,
-    is_alone: bool,
+    num_sequences: int,
+    shares: bool,
 ) -> TileShape:
     """Return the tiling for decoding: that of the kernel for Hopper GPUs if it can take the cache.
 
@@ -103,17 +104,17 @@ def decode_shape(
         head_dim: D.
         dtype: of the cache.
         block_size: tokens in a block of the cache.
-        is_alone: there is one sequence.
+        num_sequences: S. One sequence alone is cut into as many pieces as there are programs.
+        shares: what the sequences have in common is read by other kernels.
     """
-    shape = HOPPER_DECODE_SHAPES.get(head_dim)
     if (
-        shape is None
-        or is_alone
-        or group > shape.rows
-        or not fits_hopper(device, dtype, head_dim=head_dim, block_size=block_size)
+        num_sequences > 1
+        and head_dim == _HOPPER_DECODE_DIM
+        and group <= HOPPER_DECODE_SHAPE.rows
+        and fits_hopper(device, dtype, head_dim=head_dim, block_size=block_size)
     ):
-        return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=is_alone)
-    return shape
+        return HOPPER_LEAF_SHAPE if shares and num_sequences >= _MANY_LEAVES else HOPPER_DECODE_SHAPE
+    return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
 
 
 @cache

@@ -13,9 +13,12 @@ from octavo.models import Decoder
 
 
 def ladder(max_num_seqs: int) -> list[int]:
-    """Batch sizes that get a graph: powers of two up to 16, then every 16. A batch runs in the next size."""
-    sizes = [size for size in (1, 2, 4, 8) if size < max_num_seqs]
-    return [*sizes, *range(16, max_num_seqs, 16), max_num_seqs]
+    """Batch sizes that get a graph: powers of two up to 16, every 16, from 256 on every 32.
+
+    A batch runs in the next size.
+    """
+    sizes = [1, 2, 4, 8, *range(16, 256, 16), *range(256, max_num_seqs, 32)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 @dataclass(frozen=True, slots=True)

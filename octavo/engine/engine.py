@@ -85,7 +85,7 @@ class Engine:
         )
         self.scheduler = Scheduler(
             self.manager,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=plan.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
         if decoder is None:

@@ -69,7 +69,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
         return GpuRunner(
             decoder,
             cache,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=plan.max_num_seqs,
             max_num_tokens=plan.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             device=plan.device,
@@ -78,7 +78,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
     return ModelRunner(
         decoder,
         cache,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=plan.max_num_seqs,
         max_model_len=plan.max_model_len,
         device=plan.device,
         share_prefixes=config.share_prefixes,

@@ -18,6 +18,7 @@ _CPU_DEFAULT_KV_BYTES = 4 * 2**30
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
+_DEFAULT_NUM_SEQS = {"cpu": 256, "cuda": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class ExecutionPlan:
         dtype: of weights and activations.
         kv_dtype: of the KV cache.
         max_model_len: longest prompt + output, tokens.
+        max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
         num_parameters: of the model.
         weight_bytes: memory of the loaded weights.
@@ -43,6 +45,7 @@ class ExecutionPlan:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     max_model_len: int
+    max_num_seqs: int
     max_num_batched_tokens: int
     num_parameters: int
     weight_bytes: int
@@ -89,6 +92,7 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     max_model_len = _max_model_len(config, model)
     free_bytes = free_memory_bytes(device)
     block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
+    max_num_seqs = config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type]
     max_num_tokens = config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type]
     working = 0
     if device.type == "cuda":
@@ -96,7 +100,7 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
             model,
             itemsize=dtype.itemsize,
             max_num_tokens=max_num_tokens,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             share_prefixes=config.share_prefixes,
             deterministic=config.deterministic,
         )
@@ -106,13 +110,17 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
         dtype=dtype,
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_tokens,
         num_parameters=num_parameters(model),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=token_bytes,
         block_size=block_size,
         num_blocks=config.num_blocks
-        or _num_blocks(config, device, max_model_len, block_size, token_bytes, cache_bytes),
+        or min(
+            _num_blocks(config, device, block_size, token_bytes, cache_bytes),
+            max_num_seqs * -(-max_model_len // block_size),
+        ),
         working_bytes=working,
         free_bytes=free_bytes,
     )
@@ -225,7 +233,6 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 def _num_blocks(
     config: EngineConfig,
     device: torch.device,
-    max_model_len: int,
     block_size: int,
     token_bytes: int,
     free_bytes: int,
@@ -239,4 +246,4 @@ def _num_blocks(
             f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, "
             f"a block takes {gib(block_size * token_bytes)}"
         )
-    return min(num_blocks, config.max_num_seqs * -(-max_model_len // block_size))
+    return num_blocks
