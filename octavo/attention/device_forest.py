@@ -43,8 +43,9 @@ class DeviceForest:
     Attributes:
         thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
         block_size: tokens in a block.
-        counts: [3] int32, thin and fat units of the plan, and programs for the fat ones.
-        fat_counts: [2] int32, the last two of them.
+        counts: [4] int32: thin and fat units of the plan, programs for the fat ones, multiprocessors for leaves.
+        fat_counts: [2] int32, the two in the middle.
+        leaf_multiprocessors: [1] int32, the last of them.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
         tokens, slots: [max_partials] int32.
         merge_begin: [max_num_tokens + 1] int32.
@@ -135,7 +136,7 @@ class DeviceForest:
     def _allocate(self, num_heads: int, head_dim: int) -> None:
         capacity = self.capacity
         sizes = {
-            "counts": 3,
+            "counts": 4,
             "thin_units": 8 * capacity.num_units,
             "fat_units": 8 * capacity.num_units,
             "tokens": capacity.num_partials,
@@ -152,7 +153,8 @@ class DeviceForest:
         }
         self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
         self.counts = self._data[self._fields["counts"]]
-        self.fat_counts = self.counts[1:]
+        self.fat_counts = self.counts[1:3]
+        self.leaf_multiprocessors = self.counts[3:]
         self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
         self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
         self.tokens = self._data[self._fields["tokens"]]
@@ -215,8 +217,13 @@ class DeviceForest:
                 f"the plan does not fit a forest of {self.capacity}; make it by plan()"
             )
         host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        num_free = num_multiprocessors(self.device)
+        if self.tiling.reads_per_fat_key and 2 * plan.num_fat_programs <= num_free:
+            # Leaves begin at once, beside the fat units; half of a GPU reads as fast as all of it.
+            num_free -= plan.num_fat_programs
+        num_units = (plan.thin_units.shape[0], plan.fat_units.shape[0])
         values = {
-            "counts": [plan.thin_units.shape[0], plan.fat_units.shape[0], plan.num_fat_programs],
+            "counts": [*num_units, plan.num_fat_programs, num_free],
             "thin_units": plan.thin_units.ravel(),
             "fat_units": plan.fat_units.ravel(),
             "tokens": plan.tokens,

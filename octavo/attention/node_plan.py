@@ -20,7 +20,7 @@ _MAX_THIN_TILES = 2
 # Segments of a node that are tried.
 _MAX_SEGMENTS = 64
 # Tokens that a sequence is taken to grow by while a plan lasts.
-_GROWTH = 64
+_GROWTH = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,17 @@ class StepMap:
 
 @dataclass(frozen=True, slots=True)
 class _Visibility:
-    """Where a unit's keys begin: a window, or the tokens [S] int32 of each sequence that nodes cover."""
+    """Where a unit's keys begin, and who attends to them.
+
+    Attributes:
+        window: keys that a query sees, or None.
+        leaf_begin: [S] int32, tokens of each sequence that nodes cover, or None.
+        leaf_multiprocessors: [1] int32, how many work for thin units; None: all.
+    """
 
     window: int | None
-    leaf_begin: Tensor | None
+    leaf_begin: Tensor | None = None
+    leaf_multiprocessors: Tensor | None = None
 
 
 def plan_step(
@@ -157,7 +164,9 @@ def plan_step(
     heads = (num_heads, num_kv_heads, head_dim)
     if forest is not None:
         forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
-    see = _Visibility(window, None if forest is None else forest.leaf_begin)
+    see = _Visibility(window)
+    if forest is not None:
+        see = _Visibility(window, forest.leaf_begin, forest.leaf_multiprocessors)
     return StepMap(
         thin=_thin_work(thin, metadata, heads, see),
         fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, see) if has_fat else None,
@@ -176,7 +185,8 @@ def _thin_work(
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     schedule_kernel[(num_programs,)](
-        units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)
+        *(units, schedule, num_units, see.leaf_multiprocessors, num_kv_heads, shape.keys),
+        *(power_of_two(num_units), shape.programs_per_multiprocessor),
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
     return ThinWork(
@@ -232,9 +242,7 @@ def _invariant_work(
     """
     tile_tokens = shape.rows // group
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
-    units = _list_units(
-        metadata, num_units, tile_tokens, 0, metadata.max_query_len, _Visibility(window, None)
-    )
+    units = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, _Visibility(window))
     units[:, 5:7].zero_()
     nothing = torch.empty(0, dtype=torch.float32, device=units.device)
     return FatWork(shape, units, 1, nothing, nothing, row_invariant=True)

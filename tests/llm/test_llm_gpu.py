@@ -173,6 +173,21 @@ def test_shared_prefixes_give_the_same_tokens(tiny: object, params: SamplingPara
     assert outputs[0] == outputs[1]
 
 
+def test_prompts_that_begin_alike_read_what_their_step_stores(tiny: object) -> None:
+    """Kernels that start early must not be too early: what the cache held before is not a number."""
+    config = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 4}
+    llm = tiny({**config, "max_position_embeddings": 2048}, device="cuda", dtype="bfloat16", num_blocks=400)  # type: ignore[operator]
+    preface = [i % 89 for i in range(1024)]
+    prompts = [[*preface, *(i * j % 97 for j in range(20))] for i in range(150)]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    for _ in range(5):
+        llm.reset_prefix_cache()
+        llm.engine.runner.kv_cache.data.fill_(torch.nan)
+        outputs = llm.generate(prompts, params)
+        assert sum(output.num_cached_tokens == 1024 for output in outputs) == len(prompts) - 1
+        assert_drained(llm)
+
+
 def test_preempted_equals_undisturbed(tiny: object) -> None:
     expected = tokens(tiny(device="cuda", dtype="float32"))  # type: ignore[operator]
     llm = tiny(device="cuda", dtype="float32", num_blocks=19)  # type: ignore[operator]

@@ -36,7 +36,9 @@ def test_a_run_takes_what_the_plan_says(tmp_path: Path, share_prefixes: bool) ->
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    llm = LLM(str(tmp_path), load_format="dummy", num_blocks=600, share_prefixes=share_prefixes)
+    llm = LLM(
+        str(tmp_path), load_format="dummy", num_blocks=600, max_num_seqs=256, share_prefixes=share_prefixes
+    )
     prompts = [[(i * 7 + j) % 1000 for j in range(64 + 30 * (i % 8))] for i in range(200)]
     llm.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False))
     taken = torch.cuda.max_memory_allocated() - before
