@@ -33,7 +33,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_nodes import attend_nodes
+from octavo.attention.triton_nodes import attend_fat_nodes, attend_thin_nodes
 from octavo.attention.triton_paged import attend_with_map
 from octavo.attention.triton_plan import plan_step
 from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, TileShape, fat_shape, thin_shape
@@ -209,8 +209,9 @@ def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
 
     def attend(layer: int) -> Tensor:
         caches = batch.cache.layer(layer)
-        positions = batch.metadata.positions
-        attend_nodes(batch.q, *caches, positions, batch.options, forest, keys_are_old=True)
+        arguments = (batch.q, *caches, batch.metadata.positions, batch.options, forest)
+        attend_fat_nodes(*arguments, keys_are_old=True)
+        attend_thin_nodes(*arguments)
         return forest.partial_out
 
     return attend

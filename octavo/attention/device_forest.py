@@ -43,7 +43,7 @@ class DeviceForest:
     Attributes:
         thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
         block_size: tokens in a block.
-        counts: [4] int32: thin and fat units of the plan, programs for the fat ones, multiprocessors for leaves.
+        counts: [4] int32: thin and fat units of the plan, programs for fat ones, multiprocessors for leaves.
         fat_counts: [2] int32, the two in the middle.
         leaf_multiprocessors: [1] int32, the last of them.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
@@ -219,8 +219,9 @@ class DeviceForest:
         host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
         num_free = num_multiprocessors(self.device)
         if self.tiling.reads_per_fat_key and 2 * plan.num_fat_programs <= num_free:
-            # Leaves begin at once, beside the fat units; half of a GPU reads as fast as all of it.
-            num_free -= plan.num_fat_programs
+            # Leaves begin beside the fat units, and half of a GPU reads as fast as all of it. With room to
+            # spare, since a program that finds none starts when the others end.
+            num_free = (num_free - plan.num_fat_programs) * 7 // 8
         num_units = (plan.thin_units.shape[0], plan.fat_units.shape[0])
         values = {
             "counts": [*num_units, plan.num_fat_programs, num_free],

@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.attention import hopper_prefill
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_arguments import make_call
+from octavo.attention.triton_arguments import Call, make_call
 from octavo.attention.triton_shapes import TileShape, can_overlap, padded_head_dim, power_of_two
 from octavo.attention.triton_tiles import (
     LN_2,
@@ -38,7 +38,7 @@ from octavo.attention.triton_units import RECORD
 _MERGED_HEADS = 2
 
 
-def attend_nodes(
+def attend_fat_nodes(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -48,7 +48,7 @@ def attend_nodes(
     *,
     keys_are_old: bool,
 ) -> None:
-    """Attend to the shared nodes and write the forest's partial results.
+    """Attend to the shared nodes that have many query tokens, and write their partial results.
 
     Args:
         q: [T, H, D] queries.
@@ -59,27 +59,55 @@ def attend_nodes(
         keys_are_old: no key of a node was stored in this step. (Prompts that begin alike share blocks in the
             very step that computes them.)
     """
-    results = (forest.partial_out, forest.partial_lse)
-    # A record's first field leads into the plan's own block ids.
-    call = make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
-    overlaps = can_overlap(q.device)
-
-    def launch(tile: TileShape, units: Tensor, count: Tensor, *, early: bool) -> None:
-        _attend_nodes_kernel[(forest.num_programs(tile),)](
-            *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.slots),
-            *(q.shape[0], call.shape(tile), overlaps),
-            launch_pdl=early,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            maxnreg=tile.max_registers,
-        )
-
+    call = _node_call(q, k_cache, v_cache, positions, options, forest)
     if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
         hopper_prefill.attend_nodes(call, forest, keys_are_old=keys_are_old)
     else:
         # Needs what came before it, the queries, at once.
-        launch(forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
-    launch(forest.thin_shape, forest.thin_units, forest.counts, early=overlaps)
+        _launch(call, forest, forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
+
+
+def attend_thin_nodes(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    options: ScoreOptions,
+    forest: DeviceForest,
+) -> None:
+    """Attend to the shared nodes that have few query tokens, and write their partial results.
+
+    Arguments as of attend_fat_nodes, which comes first: from when this may start, queries and keys are there.
+    """
+    call = _node_call(q, k_cache, v_cache, positions, options, forest)
+    early = can_overlap(q.device)
+    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.counts, early=early)
+
+
+def _node_call(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    options: ScoreOptions,
+    forest: DeviceForest,
+) -> Call:
+    """Describe a call with partial results; a record's first field leads into the plan's own block ids."""
+    results = (forest.partial_out, forest.partial_lse)
+    return make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
+
+
+def _launch(
+    call: Call, forest: DeviceForest, tile: TileShape, units: Tensor, count: Tensor, *, early: bool
+) -> None:
+    _attend_nodes_kernel[(forest.num_programs(tile),)](
+        *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.slots),
+        *(call.q.shape[0], call.shape(tile), can_overlap(call.q.device)),
+        launch_pdl=early,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -137,12 +137,9 @@ def attend_with_map(
             f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
         )
     results = leaf_results = triton_arguments.empty_results(q)
-    forest = step_map.forest
+    forest, layer = step_map.forest, (q, k_cache, v_cache, metadata.positions, options)
     if forest is not None:
-        keys_are_old = metadata.max_query_len == 1
-        triton_nodes.attend_nodes(
-            q, k_cache, v_cache, metadata.positions, options, forest, keys_are_old=keys_are_old
-        )
+        triton_nodes.attend_fat_nodes(*layer, forest, keys_are_old=metadata.max_query_len == 1)
         leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
     call = triton_arguments.make_call(
         q, k_cache, v_cache, metadata.positions, metadata.block_table, options, leaf_results
@@ -153,5 +150,7 @@ def attend_with_map(
     if step_map.fat is not None:
         triton_prefill.attend_fat(call, step_map.fat)
     if forest is not None:
+        # Behind the leaves, which are there in every step: thin nodes often are not.
+        triton_nodes.attend_thin_nodes(*layer, forest)
         triton_nodes.merge_nodes(results, forest)
     return results

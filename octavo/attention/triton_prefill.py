@@ -121,7 +121,10 @@ def _merge_parts_kernel(
     record = units + tl.program_id(0) * RECORD
     kv_head = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    valid = row < tl.load(record + 2) * shape.group
+    num_tokens = tl.load(record + 2)
+    if tl.program_id(2) * ROWS >= num_tokens * shape.group:
+        return
+    valid = row < num_tokens * shape.group
     token = (tl.load(record + 1) + row // shape.group).to(tl.int64)
     head = kv_head * shape.group + row % shape.group
     d = tl.arange(0, shape.padded_dim)

@@ -210,10 +210,8 @@ def test_attends_in_one_call(impl, monkeypatch):
     moved, metadata = to_device(case), case.metadata
     arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
     launched = []
-    attend_nodes = triton_nodes.attend_nodes
-    monkeypatch.setattr(
-        triton_nodes, "attend_nodes", lambda *a, **options: launched.append(attend_nodes(*a, **options))
-    )
+    attend = triton_nodes.attend_thin_nodes
+    monkeypatch.setattr(triton_nodes, "attend_thin_nodes", lambda *a: launched.append(attend(*a)))
     out = forest_attention(moved.q, moved.k_cache, moved.v_cache, *arrays, scale=0.25, impl=impl)
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5

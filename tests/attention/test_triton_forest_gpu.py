@@ -81,7 +81,9 @@ def node_results(case, plan, forest):
     forest.partial_lse.fill_(torch.nan)
     options = ScoreOptions(case.q.shape[2] ** -0.5)
     caches = (moved.q, moved.k_cache, moved.v_cache)
-    triton_nodes.attend_nodes(*caches, moved.metadata.positions, options, forest, keys_are_old=True)
+    arguments = (*caches, moved.metadata.positions, options, forest)
+    triton_nodes.attend_fat_nodes(*arguments, keys_are_old=True)
+    triton_nodes.attend_thin_nodes(*arguments)
     results = (x[: plan.num_partials].cpu() for x in (forest.partial_out, forest.partial_lse))
     return *results, hopper_prefill.can_attend_nodes(*caches, options, forest)
 
