@@ -20,6 +20,9 @@ OnError = Literal["raise", "return"]
 DEFAULT_SAMPLING = SamplingParams()
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
+# Prompts of a list that are read at a time.
+_PROMPTS_PER_STEP = 64
+
 
 class LLM:
     """A model in this process.
@@ -83,8 +86,8 @@ class LLM:
         Args:
             prompts: one prompt or a list: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
             params: one for all prompts, or one per prompt.
-            on_error: what a prompt that cannot run does. "raise" refuses the call before anything runs;
-                "return" gives that prompt an output with `error` set and runs the others.
+            on_error: what a prompt that cannot run does. "raise" refuses the call, and what has begun is
+                aborted; "return" gives that prompt an output with `error` set and runs the others.
             cache_salt: prefixes are shared only among equal salts.
             progress: show a progress bar.
 
@@ -215,8 +218,11 @@ class LLM:
         started: list[RequestOutput | str] = []
         with RichProgress("generating", enabled=progress) as bar, no_full_collections():
             try:
-                for prompt, params_ in zip(prompts, params, strict=True):
+                for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                     started.append(self._start(prompt, params_, on_error, cache_salt))
+                    if number % _PROMPTS_PER_STEP == 0 and self.engine.runner.runs_ahead:
+                        # So that the device has something to do while the others are read.
+                        self._deliver(self.engine.step())
                 outputs = self._finish_all(started, bar)
             finally:
                 self._abandon([entry for entry in started if isinstance(entry, str)])

@@ -10,7 +10,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.request import Request
 from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step_result import StepResult
-from octavo.errors import EngineError
+from octavo.errors import EngineError, PromptError
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]
 MakeLLM = Callable[..., LLM]
@@ -157,4 +157,19 @@ def test_a_step_that_cannot_be_launched_keeps_the_tokens_of_the_one_before(tiny:
     output = llm.generate(PROMPTS[0], params, on_error="return")[0]
     assert isinstance(output.error, EngineError)
     assert output.outputs[0].token_ids == tiny().generate(PROMPTS[0], params)[0].outputs[0].token_ids[:2]
+    assert_drained(llm)
+
+
+def test_a_device_begins_while_further_prompts_are_read(tiny: MakeLLM) -> None:
+    prompts = [[1 + i % 50, 2 + i % 7, 3] for i in range(150)]
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in tiny().generate(prompts, params)]
+    llm, runner = ahead(tiny())
+    read, begun = llm.engine.prompts.read, []
+    llm.engine.prompts.read = lambda prompt: begun.append(runner.num_launched) or read(prompt)  # type: ignore[method-assign]
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert (begun[63], begun[64], begun[128]) == (0, 1, 2)
+    assert_drained(llm)
+    with pytest.raises(PromptError):
+        llm.generate([*prompts, [-1]], params)
     assert_drained(llm)
