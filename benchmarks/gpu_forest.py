@@ -170,6 +170,7 @@ def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
         num_kv_heads=workload.kv_heads,
         head_dim=HEAD_DIM,
         dtype=torch.bfloat16,
+        block_size=BLOCK_SIZE,
         thin=leaf,
     )
     return lambda layer: attend_with_map(batch.q, *batch.cache.layer(layer), metadata, options, step_map)[0]

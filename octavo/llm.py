@@ -20,8 +20,8 @@ OnError = Literal["raise", "return"]
 DEFAULT_SAMPLING = SamplingParams()
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# Prompts of a list that are read at a time.
-_PROMPTS_PER_STEP = 64
+# Prompts of a list that are read before a device begins with the first of them.
+_FIRST_PROMPTS = 64
 
 
 class LLM:
@@ -220,7 +220,7 @@ class LLM:
             try:
                 for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                     started.append(self._start(prompt, params_, on_error, cache_salt))
-                    if number % _PROMPTS_PER_STEP == 0 and self.engine.runner.runs_ahead:
+                    if number == _FIRST_PROMPTS and self.engine.runner.runs_ahead:
                         # So that the device has something to do while the others are read.
                         self._deliver(self.engine.step())
                 outputs = self._finish_all(started, bar)
