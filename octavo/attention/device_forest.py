@@ -217,14 +217,9 @@ class DeviceForest:
                 f"the plan does not fit a forest of {self.capacity}; make it by plan()"
             )
         host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        num_free = num_multiprocessors(self.device)
-        if self.tiling.reads_per_fat_key and 2 * plan.num_fat_programs <= num_free:
-            # Leaves begin beside the fat units, and half of a GPU reads as fast as all of it. With room to
-            # spare, since a program that finds none starts when the others end.
-            num_free = (num_free - plan.num_fat_programs) * 7 // 8
-        num_units = (plan.thin_units.shape[0], plan.fat_units.shape[0])
+        num_thin, num_fat = plan.thin_units.shape[0], plan.fat_units.shape[0]
         values = {
-            "counts": [*num_units, plan.num_fat_programs, num_free],
+            "counts": [num_thin, num_fat, plan.num_fat_programs, self._num_leaf_multiprocessors(plan)],
             "thin_units": plan.thin_units.ravel(),
             "fat_units": plan.fat_units.ravel(),
             "tokens": plan.tokens,
@@ -240,6 +235,15 @@ class DeviceForest:
             begin = self._fields[name].start
             array[begin : begin + len(value)] = value
         self._data.copy_(host, non_blocking=True)
+
+    def _num_leaf_multiprocessors(self, plan: NodePlan) -> int:
+        """Leaves that begin beside fat units get what these leave, if that is half of the GPU, which reads as
+        fast as all of it; with room to spare, since a program that finds none starts when the others end.
+        """
+        num_all, num_taken = num_multiprocessors(self.device), plan.num_fat_programs
+        if self.tiling.reads_per_fat_key and plan.fat_units.shape[0] and 2 * num_taken <= num_all:
+            return (num_all - num_taken) * 7 // 8
+        return num_all
 
     def check_step(
         self, heads: tuple[int, int, int], num_tokens: int, num_sequences: int, tile_keys: int

@@ -26,17 +26,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.device_forest import DeviceForest
-from octavo.attention.hopper_tiles import (
-    HALF,
-    Gather,
-    Places,
-    Source,
-    attend_item,
-    fetch_tiles,
-    key_tiles,
-    make_pipe,
-    pass_item,
-)
+from octavo.attention.hopper_pipe import Places, Source, fetch_tiles, make_pipe
+from octavo.attention.hopper_tiles import HALF, Gather, attend_item, key_tiles, pass_item
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_arguments import Call, Shape
 from octavo.attention.triton_plan import FatWork

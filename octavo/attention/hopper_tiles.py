@@ -1,55 +1,18 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # The kernel language is not typed.
-"""What the Hopper kernels share: tiles of keys and values on their way, a warpgroup's rows against them."""
+"""The work of one warpgroup in the Hopper kernel: half of a unit's rows against its key tiles."""
 
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from octavo.attention.hopper_pipe import clear_unseen
 from octavo.attention.triton_tiles import LN_2
 
 # Query rows of a warpgroup.
 HALF = gl.constexpr(64)
-
-
-class Places(NamedTuple):
-    """Where a (block, head, token) lies in the caches seen as matrices for the copy engine.
-
-    row = block * block_rows + head * head_rows + token, column = head * head_columns
-    """
-
-    block_rows: Any
-    head_rows: Any
-    head_columns: Any
-
-
-class Source(NamedTuple):
-    """A sequence's keys and values: the matrices, where a token lies in them, and the block ids."""
-
-    k: Any
-    v: Any
-    places: Any
-    table: Any
-
-
-class Pipe(NamedTuple):
-    """Buffers in shared memory, and for each the barriers 'filled' (by the copy engine) and 'free' again."""
-
-    stages: Any
-    k: Any
-    v: Any
-    k_filled: Any
-    v_filled: Any
-    k_free: Any
-    v_free: Any
 
 
 class Gather(NamedTuple):
@@ -72,66 +35,10 @@ class Item(NamedTuple):
     position: Any
     score: Any
     first_tile: Any
-    num_tiles: Any
     kv_end: Any
     pipe: Any
     used: Any
     shape: Any
-
-
-@gluon.jit
-def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexpr, NUM_USERS: gl.constexpr):
-    """Allocate buffers for tiles of KEYS keys and values, each free when all NUM_USERS warpgroups say so."""
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    pipe = Pipe(
-        NUM_STAGES,
-        gl.allocate_shared_memory(k.dtype, [NUM_STAGES, KEYS, D], k.layout),
-        gl.allocate_shared_memory(v.dtype, [NUM_STAGES, KEYS, D], v.layout),
-        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
-    )
-    for stage in gl.static_range(NUM_STAGES):
-        mbarrier.init(pipe.k_filled.index(stage), count=1)
-        mbarrier.init(pipe.v_filled.index(stage), count=1)
-        mbarrier.init(pipe.k_free.index(stage), count=NUM_USERS)
-        mbarrier.init(pipe.v_free.index(stage), count=NUM_USERS)
-    fence_async_shared()
-    return pipe
-
-
-@gluon.jit
-def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KEYS: gl.constexpr):
-    """Copy a sequence's tiles of one head as soon as buffers are free.
-
-    Returns:
-        Tiles fetched so far, `fetched` of them before.
-    """
-    for tile in range(first_tile, first_tile + num_tiles):
-        at = tile_place(source.places, source.table, tile, kv_head, shape, KEYS)
-        stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
-        mbarrier.wait(pipe.k_free.index(stage), phase)
-        copy_tile(source.k, at, pipe.k_filled.index(stage), pipe.k.index(stage))
-        mbarrier.wait(pipe.v_free.index(stage), phase)
-        copy_tile(source.v, at, pipe.v_filled.index(stage), pipe.v.index(stage))
-        fetched += 1
-    return fetched
-
-
-@gluon.jit
-def tile_place(places, table, tile, kv_head, shape, KEYS: gl.constexpr):
-    """Row and column of a sequence's tile in the caches' matrices."""
-    start = tile * KEYS
-    row = gl.load(table + start // shape.block_size) * places.block_rows
-    return [row + kv_head * places.head_rows + start % shape.block_size, kv_head * places.head_columns]
-
-
-@gluon.jit
-def copy_tile(matrix, at, filled, buffer):
-    """Have a tile copied to a buffer, and the barrier told."""
-    mbarrier.expect(filled, matrix.block_type.nbytes)
-    tma.async_copy_global_to_shared(matrix, at, filled, buffer)
 
 
 @gluon.jit
@@ -161,35 +68,12 @@ def attend_item(
     KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
 ):  # fmt: skip
     """Attend half of one item's rows, from the pipe's tile number `used` on; returns the number after it."""
-    first_tile, num_tiles = key_tiles(record, KEYS)
-    top, total, values = attend_keys(
-        queries, gather, score, record, kv_head, pipe, used, first_tile, num_tiles, shape, KEYS, FIRST_ROW
-    )
-    out, lse, row = normalise(top, total, values, FIRST_ROW)
-    store_rows(queries, gather, out, lse, row, record, kv_head, shape)
-    return used + num_tiles
-
-
-@gluon.jit
-def attend_keys(
-    queries, gather, score, record, kv_head, pipe, used, first_tile, num_tiles, shape,
-    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
-):  # fmt: skip
-    """Attend a unit's rows FIRST_ROW .. FIRST_ROW + 63 to some of its key tiles.
-
-    Args:
-        record: the unit's.
-        used: tiles of the pipe that came before.
-        first_tile, num_tiles: which of the unit's tiles.
-
-    Returns:
-        (top [64], total [64], values [64, D]) float32: the state of a running softmax.
-    """
     D: gl.constexpr = shape.head_dim
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     token_begin, num_tokens, kv_end = gl.load(record + 1), gl.load(record + 2), gl.load(record + 4)
+    first_tile, num_tiles = key_tiles(record, KEYS)
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
     token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
     position = gl.load(queries.positions + token, mask=exists, other=-1)
@@ -197,7 +81,7 @@ def attend_keys(
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
     values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
-    item = Item(q, position, score, first_tile, num_tiles, kv_end, pipe, used, shape)
+    item = Item(q, position, score, first_tile, kv_end, pipe, used, shape)
     if num_tiles > 0:
         stage = used % pipe.stages
         mbarrier.wait(pipe.k_filled.index(stage), (used // pipe.stages) & 1)
@@ -210,18 +94,20 @@ def attend_keys(
         last = used + num_tiles - 1
         stage = last % pipe.stages
         mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
-        num_seen = kv_end - (first_tile + num_tiles - 1) * KEYS
-        if num_seen < KEYS:
-            clear_unseen(pipe.v.index(stage), num_seen, KEYS, D, 4)
+        if kv_end % KEYS != 0:
+            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, D, 4)
         values = warpgroup_mma(weights, pipe.v.index(stage), values)
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
-    return top, total, values
+    _store_results(
+        queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
+    )
+    return used + num_tiles
 
 
 @gluon.jit
 def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
     """Attend to an item's tiles after the first, masking only those that some row sees in part."""
-    first_tile, num_tiles = item.first_tile, item.num_tiles
+    first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
     left = 1
     if item.shape.windowed:
@@ -319,35 +205,20 @@ def _load_queries(
 
 
 @gluon.jit
-def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values behind the last key: a weight of 0 would not silence a NaN nobody has written.
-
-    All who use the tile do it, each before its own product; what they write is the same.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
-    held = tile.load(LAYOUT)
-    tile.store(gl.where((key < num_seen)[:, None], held, 0.0).to(held.dtype))
-    fence_async_shared()
-
-
-@gluon.jit
-def normalise(top, total, values, FIRST_ROW: gl.constexpr):
-    """Finish a running softmax: (out [64, D], lse [64] natural log, row [64]); 0 and -inf after no key."""
-    ROW: gl.constexpr = gl.SliceLayout(1, values.type.layout)
+def _store_results(
+    queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
+    FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Normalise and write a half tile's rows; 0 and -inf where nothing was seen."""
+    ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
-    safe = gl.where(total > 0, total, 1.0)
-    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
-    return values / safe[:, None], lse, FIRST_ROW + gl.arange(0, HALF, layout=ROW)
-
-
-@gluon.jit
-def store_rows(queries, gather, out, lse, row, record, kv_head, shape):
-    """Write a unit's rows of the results."""
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, out.type.layout))
-    exists = row < gl.load(record + 2) * shape.group
-    result = _result_rows(gather, gl.load(record + 1) + row // shape.group, exists)
+    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, O_LAYOUT))
+    exists = row < num_tokens * shape.group
+    result = _result_rows(gather, token_begin + row // shape.group, exists)
     at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
-    out = out.to(queries.out.dtype.element_ty)
+    safe = gl.where(total > 0, total, 1.0)
+    out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
     gl.store(queries.out + (at * shape.head_dim)[:, None] + d[None, :], out, mask=exists[:, None])
+    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
     gl.store(queries.lse + at, lse, mask=exists)

@@ -1,0 +1,109 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# The kernel language is not typed.
+"""How Hopper kernels get keys and values: the copy engine brings tiles to buffers, barriers tell of them."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+
+class Places(NamedTuple):
+    """Where a (block, head, token) lies in the caches seen as matrices for the copy engine.
+
+    row = block * block_rows + head * head_rows + token, column = head * head_columns
+    """
+
+    block_rows: Any
+    head_rows: Any
+    head_columns: Any
+
+
+class Source(NamedTuple):
+    """A sequence's keys and values: the matrices, where a token lies in them, and the block ids."""
+
+    k: Any
+    v: Any
+    places: Any
+    table: Any
+
+
+class Pipe(NamedTuple):
+    """Buffers in shared memory, and for each the barriers 'filled' (by the copy engine) and 'free' again."""
+
+    stages: Any
+    k: Any
+    v: Any
+    k_filled: Any
+    v_filled: Any
+    k_free: Any
+    v_free: Any
+
+
+@gluon.jit
+def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexpr, NUM_USERS: gl.constexpr):
+    """Allocate buffers for tiles of KEYS keys and values, each free when all NUM_USERS warpgroups say so."""
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    pipe = Pipe(
+        NUM_STAGES,
+        gl.allocate_shared_memory(k.dtype, [NUM_STAGES, KEYS, D], k.layout),
+        gl.allocate_shared_memory(v.dtype, [NUM_STAGES, KEYS, D], v.layout),
+        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER),
+    )
+    for stage in gl.static_range(NUM_STAGES):
+        mbarrier.init(pipe.k_filled.index(stage), count=1)
+        mbarrier.init(pipe.v_filled.index(stage), count=1)
+        mbarrier.init(pipe.k_free.index(stage), count=NUM_USERS)
+        mbarrier.init(pipe.v_free.index(stage), count=NUM_USERS)
+    fence_async_shared()
+    return pipe
+
+
+@gluon.jit
+def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KEYS: gl.constexpr):
+    """Copy a sequence's tiles of one head as soon as buffers are free.
+
+    Returns:
+        Tiles fetched so far, `fetched` of them before.
+    """
+    for tile in range(first_tile, first_tile + num_tiles):
+        at = tile_place(source.places, source.table, tile, kv_head, shape, KEYS)
+        stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
+        mbarrier.wait(pipe.k_free.index(stage), phase)
+        copy_tile(source.k, at, pipe.k_filled.index(stage), pipe.k.index(stage))
+        mbarrier.wait(pipe.v_free.index(stage), phase)
+        copy_tile(source.v, at, pipe.v_filled.index(stage), pipe.v.index(stage))
+        fetched += 1
+    return fetched
+
+
+@gluon.jit
+def tile_place(places, table, tile, kv_head, shape, KEYS: gl.constexpr):
+    """Row and column of a sequence's tile in the caches' matrices."""
+    start = tile * KEYS
+    row = gl.load(table + start // shape.block_size) * places.block_rows
+    return [row + kv_head * places.head_rows + start % shape.block_size, kv_head * places.head_columns]
+
+
+@gluon.jit
+def copy_tile(matrix, at, filled, buffer):
+    """Have a tile copied to a buffer, and the barrier told."""
+    mbarrier.expect(filled, matrix.block_type.nbytes)
+    tma.async_copy_global_to_shared(matrix, at, filled, buffer)
+
+
+@gluon.jit
+def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Zero the values behind the last key: a weight of 0 would not silence a NaN nobody has written.
+
+    All who use the tile do it, each before its own product; what they write is the same.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
+    held = tile.load(LAYOUT)
+    tile.store(gl.where((key < num_seen)[:, None], held, 0.0).to(held.dtype))
+    fence_async_shared()
