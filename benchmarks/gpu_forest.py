@@ -1,20 +1,19 @@
 """Decoding with shared prefixes on one GPU: shared blocks read once, beside reading each sequence flat.
 
     python benchmarks/gpu_forest.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--flashinfer [DIRECTORY]]
-                                    [--sweep] [--save MACHINE]
+                                    [--save MACHINE]
 
 All implementations get the same block tables, whose sequences truly share blocks. Keys, values and queries
 are random; each replay of a CUDA graph goes through the caches of several layers, so that no layer finds its
 keys in the L2 cache. Each result is checked against the flat kernel's before it is timed. The bound counts
 every block once: the larger of bytes over the measured copy rate and products over the measured matrix rate.
 "plan us" is what the host takes to plan: Octavo when sequences join or leave, FlashInfer in every step.
-Prints a table, then one line of JSON. --sweep tries tilings instead and prints the best ones.
+Prints a table, then one line of JSON. gpu_forest_sweep.py tries tilings.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -36,7 +35,7 @@ from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_nodes import attend_fat_nodes, attend_thin_nodes
 from octavo.attention.triton_paged import attend_with_map
 from octavo.attention.triton_plan import plan_step
-from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, TileShape, fat_shape, thin_shape
+from octavo.attention.triton_shapes import TileShape
 
 BLOCK_SIZE, HEAD_DIM = 64, 128
 # Keys and values that one replay reads at least, several times the L2 cache.
@@ -351,63 +350,8 @@ def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | N
     publish("gpu_forest", {**rates, **versions, "results": results}, machine_name)
 
 
-def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
-    """Yield (name, tiling, shortest segment) to try for nodes with many queries; first Hopper's own."""
-    base = fat_shape(2, HEAD_DIM, torch.bfloat16)
-    shapes = (
-        HOPPER_NODE_SHAPE,
-        replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
-        replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
-        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=2, max_registers=None),
-        replace(base, rows=64, num_warps=4, num_stages=3, programs_per_multiprocessor=2, max_registers=None),
-        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=3, max_registers=168),
-    )
-    for shape, segment in product(shapes, (128, 256, 512, 1024)):
-        yield f"{_describe(shape)}, segments from {segment}", shape, segment
-
-
-def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
-    """Yield (name, tiling) to try for the sequences' own parts."""
-    base = thin_shape(2, HEAD_DIM, torch.bfloat16)
-    for stages, (programs, registers) in product((2, 3), ((2, None), (3, 168), (4, 128))):
-        shape = replace(
-            base, num_stages=stages, programs_per_multiprocessor=programs, max_registers=registers
-        )
-        yield _describe(shape), shape
-
-
-def _describe(shape: TileShape) -> str:
-    return (
-        f"{shape.rows} rows, {shape.num_warps} warps, {shape.num_stages} stages, "
-        f"{shape.programs_per_multiprocessor} programs, {shape.max_registers} registers"
-    )
-
-
-def sweep() -> None:
-    """Try tilings for nodes, then, with the best of them, tilings for leaves; print the best of each."""
-    for workload in GOALS:
-        batch = make_batch(workload)
-        nodes = []
-        for name, shape, segment in node_tilings():
-            attend = octavo_forest(batch, fat=shape, min_segment_tokens=segment)
-            check(batch, attend)
-            nodes.append((seconds_per_layer(batch, attend) * 1e6, name, shape, segment))
-        nodes.sort(key=lambda entry: entry[0])
-        _, _, shape, segment = nodes[0]
-        leaves = []
-        for name, leaf in leaf_tilings():
-            attend = octavo_forest(batch, leaf, fat=shape, min_segment_tokens=segment)
-            check(batch, attend)
-            leaves.append((seconds_per_layer(batch, attend) * 1e6, name))
-        print(f"{workload.name}")
-        for us, name, *_ in nodes[:6]:
-            print(f"  nodes  {us:6.1f} us  {name}")
-        for us, name in sorted(leaves):
-            print(f"  leaves {us:6.1f} us  {name}", flush=True)
-
-
 def main() -> None:
-    """Compare implementations, or sweep tilings."""
+    """Compare implementations."""
     parser = argparse.ArgumentParser(description="Decoding with shared prefixes on one GPU.")
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
     parser.add_argument(
@@ -417,12 +361,8 @@ def main() -> None:
         metavar="DIRECTORY",
         help="measure FlashInfer too: that of a directory, else the installed one",
     )
-    parser.add_argument("--sweep", action="store_true", help="try tilings instead of comparing")
     parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
-    if arguments.sweep:
-        sweep()
-        return
     if arguments.fa3:
         load_flash_attention_3(arguments.fa3)
     directory = arguments.flashinfer

@@ -19,7 +19,7 @@ from octavo.errors import InvalidArgumentError
 
 # Keys and values of one head that a Hopper GPU reads while a program attends to one key of a fat tile.
 _READS_PER_FAT_KEY = 100
-# What two more launches cost, in bytes that the GPU reads meanwhile.
+# What three more launches cost, in bytes that the GPU reads meanwhile.
 _LAUNCH_BYTES = 24 << 20
 
 

@@ -1,0 +1,88 @@
+"""Tilings of the kernels for shared prefixes: which is fastest on this GPU.
+
+    python benchmarks/gpu_forest_sweep.py
+
+For each workload of gpu_forest.py, and for one whose own parts have grown, tries tilings for nodes with many
+queries, then, with the best of them, tilings for the sequences' own parts. Each result is checked. Prints the
+best ones.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+from gpu_forest import GOALS, HEAD_DIM, Workload, check, make_batch, octavo_forest, seconds_per_layer
+
+from octavo.attention.triton_shapes import (
+    HOPPER_DECODE_SHAPE,
+    HOPPER_LEAF_SHAPE,
+    HOPPER_NODE_SHAPE,
+    TileShape,
+    fat_shape,
+    thin_shape,
+)
+
+GROWING = (Workload("256 x (4096 + 256) 16/8", ((1, 4096), (256, 256)), 16, 8),)
+
+
+def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
+    """Yield (name, tiling, shortest segment) to try for nodes with many queries; first Hopper's own."""
+    base = fat_shape(2, HEAD_DIM, torch.bfloat16)
+    shapes = (
+        HOPPER_NODE_SHAPE,
+        replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
+        replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=2, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=3, programs_per_multiprocessor=2, max_registers=None),
+        replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=3, max_registers=168),
+    )
+    for shape, segment in product(shapes, (128, 256, 512, 1024)):
+        yield f"{_describe(shape)}, segments from {segment}", shape, segment
+
+
+def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
+    """Yield (name, tiling) to try for the sequences' own parts; first those of the Hopper kernel."""
+    for shape in (HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE):
+        yield f"Hopper, {_describe(shape)}", shape
+    base = thin_shape(2, HEAD_DIM, torch.bfloat16)
+    yield _describe(base), base
+    for stages, (programs, registers) in product((2, 3), ((2, None), (3, 168), (4, 128))):
+        shape = replace(
+            base, num_stages=stages, programs_per_multiprocessor=programs, max_registers=registers
+        )
+        yield _describe(shape), shape
+
+
+def _describe(shape: TileShape) -> str:
+    return (
+        f"{shape.rows} rows, {shape.keys} keys, {shape.num_warps} warps, {shape.num_stages} stages, "
+        f"{shape.programs_per_multiprocessor} programs, {shape.max_registers} registers"
+    )
+
+
+def main() -> None:
+    """Try tilings for nodes, then, with the best of them, tilings for leaves; print the best of each."""
+    for workload in (*GOALS, *GROWING):
+        batch = make_batch(workload)
+        nodes = []
+        for name, shape, segment in node_tilings():
+            attend = octavo_forest(batch, fat=shape, min_segment_tokens=segment)
+            check(batch, attend)
+            nodes.append((seconds_per_layer(batch, attend) * 1e6, name, shape, segment))
+        nodes.sort(key=lambda entry: entry[0])
+        _, _, shape, segment = nodes[0]
+        leaves = []
+        for name, leaf in leaf_tilings():
+            attend = octavo_forest(batch, leaf, fat=shape, min_segment_tokens=segment)
+            check(batch, attend)
+            leaves.append((seconds_per_layer(batch, attend) * 1e6, name))
+        print(f"{workload.name}")
+        for us, name, *_ in nodes[:6]:
+            print(f"  nodes  {us:6.1f} us  {name}")
+        for us, name in sorted(leaves):
+            print(f"  leaves {us:6.1f} us  {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
