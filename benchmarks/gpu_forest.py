@@ -32,7 +32,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_nodes import attend_fat_nodes, attend_thin_nodes
+from octavo.attention.triton_nodes import attend_fat_nodes, attend_thin_nodes, node_call
 from octavo.attention.triton_paged import attend_with_map
 from octavo.attention.triton_plan import plan_step
 from octavo.attention.triton_shapes import TileShape
@@ -209,9 +209,9 @@ def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
 
     def attend(layer: int) -> Tensor:
         caches = batch.cache.layer(layer)
-        arguments = (batch.q, *caches, batch.metadata.positions, batch.options, forest)
-        attend_fat_nodes(*arguments, keys_are_old=True)
-        attend_thin_nodes(*arguments)
+        call = node_call(batch.q, *caches, batch.metadata.positions, batch.options, forest)
+        attend_fat_nodes(call, forest, keys_are_old=True)
+        attend_thin_nodes(call, forest)
         return forest.partial_out
 
     return attend

@@ -38,53 +38,7 @@ from octavo.attention.triton_units import RECORD
 _MERGED_HEADS = 2
 
 
-def attend_fat_nodes(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    positions: Tensor,
-    options: ScoreOptions,
-    forest: DeviceForest,
-    *,
-    keys_are_old: bool,
-) -> None:
-    """Attend to the shared nodes that have many query tokens, and write their partial results.
-
-    Args:
-        q: [T, H, D] queries.
-        k_cache, v_cache: [N, B, KH, D].
-        positions: [T] int32.
-        options: how scores are made; without a window.
-        forest: the plan; its partial results are overwritten.
-        keys_are_old: no key of a node was stored in this step. (Prompts that begin alike share blocks in the
-            very step that computes them.)
-    """
-    call = _node_call(q, k_cache, v_cache, positions, options, forest)
-    if hopper_prefill.can_attend_nodes(q, k_cache, v_cache, options, forest):
-        hopper_prefill.attend_nodes(call, forest, keys_are_old=keys_are_old)
-    else:
-        # Needs what came before it, the queries, at once.
-        _launch(call, forest, forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
-
-
-def attend_thin_nodes(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    positions: Tensor,
-    options: ScoreOptions,
-    forest: DeviceForest,
-) -> None:
-    """Attend to the shared nodes that have few query tokens, and write their partial results.
-
-    Arguments as of attend_fat_nodes, which comes first: from when this may start, queries and keys are there.
-    """
-    call = _node_call(q, k_cache, v_cache, positions, options, forest)
-    early = can_overlap(q.device)
-    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.counts, early=early)
-
-
-def _node_call(
+def node_call(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -92,9 +46,43 @@ def _node_call(
     options: ScoreOptions,
     forest: DeviceForest,
 ) -> Call:
-    """Describe a call with partial results; a record's first field leads into the plan's own block ids."""
+    """Describe a layer's call as its nodes see it: their block ids, and partial results.
+
+    Args:
+        q: [T, H, D] queries.
+        k_cache, v_cache: [N, B, KH, D].
+        positions: [T] int32.
+        options: how scores are made; without a window.
+        forest: the plan; its partial results are overwritten.
+    """
     results = (forest.partial_out, forest.partial_lse)
+    # A record's first field leads into the plan's own block ids.
     return make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
+
+
+def attend_fat_nodes(call: Call, forest: DeviceForest, *, keys_are_old: bool) -> None:
+    """Attend to the shared nodes that have many query tokens, and write their partial results.
+
+    Args:
+        call: see node_call.
+        forest: the plan.
+        keys_are_old: no key of a node was stored in this step. (Prompts that begin alike share blocks in the
+            very step that computes them.)
+    """
+    if hopper_prefill.can_attend_nodes(call.q, call.k_cache, call.v_cache, call.options, forest):
+        hopper_prefill.attend_nodes(call, forest, keys_are_old=keys_are_old)
+    else:
+        # Needs what came before it, the queries, at once.
+        _launch(call, forest, forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
+
+
+def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
+    """Attend to the shared nodes that have few query tokens, and write their partial results.
+
+    Comes after attend_fat_nodes: from when this may start, queries and keys are there.
+    """
+    early = can_overlap(call.q.device)
+    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.counts, early=early)
 
 
 def _launch(

@@ -13,6 +13,7 @@ from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from octavo.attention.triton_arguments import Call
     from octavo.attention.triton_plan import StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
@@ -119,7 +120,7 @@ def attend_with_map(
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
             cannot be read two numbers at a time.
     """
-    from octavo.attention import triton_arguments, triton_decode, triton_nodes, triton_prefill
+    from octavo.attention import triton_arguments, triton_nodes
     from octavo.attention.triton_shapes import can_overlap
 
     if not options.scale > 0:
@@ -136,21 +137,28 @@ def attend_with_map(
             f"the Triton kernels need float8 caches of even head dim and strides, "
             f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
         )
-    results = leaf_results = triton_arguments.empty_results(q)
-    forest, layer = step_map.forest, (q, k_cache, v_cache, metadata.positions, options)
-    if forest is not None:
-        triton_nodes.attend_fat_nodes(*layer, forest, keys_are_old=metadata.max_query_len == 1)
-        leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
-    call = triton_arguments.make_call(
-        q, k_cache, v_cache, metadata.positions, metadata.block_table, options, leaf_results
-    )
+    results = triton_arguments.empty_results(q)
+    layer, forest = (q, k_cache, v_cache, metadata.positions), step_map.forest
+    if forest is None:
+        call = triton_arguments.make_call(*layer, metadata.block_table, options, results)
+        _attend_units(call, metadata, step_map, early=False)
+        return results
+    nodes = triton_nodes.node_call(*layer, options, forest)
+    leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
+    leaves = triton_arguments.make_call(*layer, metadata.block_table, options, leaf_results)
+    triton_nodes.attend_fat_nodes(nodes, forest, keys_are_old=metadata.max_query_len == 1)
+    _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
+    # Behind the leaves, which are there in every step: thin nodes often are not.
+    triton_nodes.attend_thin_nodes(nodes, forest)
+    triton_nodes.merge_nodes(results, forest)
+    return results
+
+
+def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
+    """Attend to the sequences' own keys; early: see triton_decode.attend_thin."""
+    from octavo.attention import triton_decode, triton_prefill
+
     if step_map.thin is not None:
-        early = forest is not None and can_overlap(q.device)
         triton_decode.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:
         triton_prefill.attend_fat(call, step_map.fat)
-    if forest is not None:
-        # Behind the leaves, which are there in every step: thin nodes often are not.
-        triton_nodes.attend_thin_nodes(*layer, forest)
-        triton_nodes.merge_nodes(results, forest)
-    return results
