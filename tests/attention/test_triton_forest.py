@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from test_node_plan import forests
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 
-from octavo.attention import DeviceForest, KVCache, forest_attention, triton_nodes, triton_paged, triton_plan
+from octavo.attention import (
+    DeviceForest,
+    KVCache,
+    forest_attention,
+    triton_nodes,
+    triton_paged,
+    triton_plan,
+    triton_shapes,
+)
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_shapes import TileShape
 from octavo.errors import InvalidArgumentError
@@ -187,6 +195,26 @@ def test_uploads_replace_each_other():
         forest.upload(plan)
         assert (forest.merge_begin[5:] == plan.num_partials).all(), "tokens behind the plan's have none"
         assert_close(case, run_shared(case, forest))
+
+
+@pytest.mark.parametrize("query_lens", [[1] * 5, [9, 40, 1, 12, 30]])
+def test_leaves_on_one_of_two_multiprocessors(query_lens):
+    case = shared_case(query_lens)
+    forest, _ = make_forest(case)
+    assert forest.leaf_multiprocessors.tolist() == [triton_shapes.num_multiprocessors(DEVICE)]
+    forest.leaf_multiprocessors.fill_(1)
+    assert_close(case, run_shared(case, forest))
+
+
+@pytest.mark.parametrize(("programs", "left"), [(1, 114), (66, 57), (67, 132), (132, 132)])
+def test_leaves_get_what_few_fat_nodes_leave(monkeypatch, programs, left):
+    """7 of 8 multiprocessors that fat units do not take, or else all: nodes then end before leaves begin."""
+    forest, plan = make_forest(shared_case())
+    forest.tiling = replace(forest.tiling, reads_per_fat_key=100)
+    monkeypatch.setattr("octavo.attention.device_forest.num_multiprocessors", lambda device: 132)
+    forest.upload(replace(plan, num_fat_programs=programs))
+    assert forest.fat_counts.tolist() == [plan.fat_units.shape[0], programs]
+    assert forest.leaf_multiprocessors.tolist() == [left]
 
 
 def test_one_map_serves_many_layers():

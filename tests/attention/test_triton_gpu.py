@@ -136,9 +136,11 @@ def test_cache_beyond_int32_elements(query_len):
     assert torch.equal(k_cache[-1, :, -1], k[0])
 
 
-def test_replays_in_a_cuda_graph_with_other_lengths():
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_replays_in_a_cuda_graph_with_other_lengths(head_dim):
     """One captured step, map included, serves later lengths; dead rows are 0."""
-    moved = to_device(make_case([900, 300, 64], [1, 1, 1], head_dim=64, block_size=64, dtype=torch.bfloat16))
+    sizes = {"head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
+    moved = to_device(make_case([900, 300, 64], [1, 1, 1], **sizes))
     options = ScoreOptions(0.125)
     arguments = (moved.q, moved.k_cache, moved.v_cache, moved.metadata, options)
     triton_paged.paged_attention_with_lse(*arguments)

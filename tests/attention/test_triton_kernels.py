@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from triton_cases import DEVICE, check, make_case, poisoned_memory, run, to_device
+from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import KVCache, triton_paged
 from octavo.attention.options import ScoreOptions
@@ -123,6 +123,22 @@ def test_one_step_map_serves_many_layers():
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
+
+
+def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
+    """Units without tokens, as padded steps have, and rows of tiles that do not exist: the same bits."""
+    monkeypatch.setattr("octavo.attention.triton_plan.num_multiprocessors", lambda device: 4)
+    room = [0] * 24
+    case = make_case([600, 300], [9, 70])
+    padded = make_case([600, 300, *room], [9, 70, *room])
+    assert torch.equal(padded.q, case.q)
+    moved = to_device(padded)
+    fat = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata).fat
+    assert fat.num_parts > 1
+    assert fat.units.shape[0] > 24
+    results = run(case)
+    assert_close(case, results)
+    assert all(torch.equal(a, b) for a, b in zip(run(padded), results, strict=True))
 
 
 def test_refuses_a_map_for_another_window_and_a_scale_that_is_not_positive():

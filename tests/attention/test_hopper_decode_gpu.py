@@ -1,0 +1,166 @@
+"""Decoding on a real GPU, on Hopper by its own kernel: cuts, paddings, layouts, and leaves of a forest."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_triton_forest_gpu import make_forest, shared_case, upload
+from test_triton_gpu import plain_torch
+from triton_cases import HAS_GPU, make_case, poisoned_memory, to_device
+
+from octavo.attention import hopper_decode, triton_paged
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton_arguments import make_call
+from octavo.attention.triton_shapes import HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+
+LONG = [5000, 4983]
+SHORT = [1 + 37 * i % 200 for i in range(300)]
+PADDED = [70, 0, 0, 900, 0, 64, 1, 0]
+
+
+def decode_case(seq_lens, query_lens=None, *, group=4, kv_heads=2, block_size=64, dtype=torch.bfloat16):
+    sizes = {"heads": group * kv_heads, "kv_heads": kv_heads, "block_size": block_size, "dtype": dtype}
+    return make_case(seq_lens, query_lens or [1] * len(seq_lens), head_dim=128, **sizes)
+
+
+def attend_twice(case, window):
+    """Results of two layers by one map, whose cut pieces are then all counted back; and the map."""
+    moved = to_device(case)
+    # As a part of a fused projection is.
+    fused = torch.full((*case.q.shape[:2], 3 * 128), torch.nan, dtype=case.q.dtype, device=moved.q.device)
+    q = fused[..., 128:256].copy_(moved.q)
+    layer = (q, moved.k_cache, moved.v_cache, moved.metadata, ScoreOptions(128**-0.5, window))
+    with poisoned_memory():
+        step_map = triton_paged.plan_step(q, moved.k_cache, moved.metadata, window)
+        results = [triton_paged.attend_with_map(*layer, step_map) for _ in range(2)]
+    assert not step_map.thin.arrivals.any()
+    tensors = (*layer[:3], moved.metadata.positions, moved.metadata.block_table)
+    call = make_call(*tensors, layer[4], results[0])
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    assert hopper_decode.can_attend(call, step_map.thin) == is_hopper
+    return results, step_map
+
+
+def check(case, window=None):
+    """err(kernel) <= 2 x err(dense attention in the same dtype) + eps, against float64; twice the same bits.
+
+    Returns:
+        The task map.
+    """
+    results, step_map = attend_twice(case, window)
+    (out, lse), again = ([x.cpu() for x in result] for result in results)
+    exact_out, exact_lse = case.oracle(window=window)
+    assert not out.isnan().any()
+    assert torch.equal(out, again[0])
+    assert torch.equal(lse, again[1])
+    error = (out.double() - exact_out).abs().max()
+    bound = (plain_torch(case, window=window).double() - exact_out).abs().max()
+    assert error <= 2 * bound + torch.finfo(case.q.dtype).eps / 8, f"{error:.1e}, plain torch {bound:.1e}"
+    dead = exact_lse == -torch.inf
+    assert torch.equal(lse == -torch.inf, dead)
+    assert not out[dead].any()
+    assert (lse - exact_lse).nan_to_num(0.0).abs().max() < 1e-3
+    return step_map
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [64, 128, 320])
+@pytest.mark.parametrize("seq_lens", [LONG, SHORT, PADDED], ids=["long", "short", "padded"])
+def test_decode(seq_lens, block_size, dtype):
+    """Heads cut into pieces for many programs; many sequences for one; dead rows between live ones."""
+    check(decode_case(seq_lens, block_size=block_size, dtype=dtype))
+
+
+@pytest.mark.parametrize(("group", "kv_heads"), [(1, 8), (2, 8), (3, 1), (4, 2), (8, 1), (16, 2)])
+def test_heads(group, kv_heads):
+    """Pieces are merged by their rows that can exist: as many as the group has heads."""
+    check(decode_case([2100, 0, 64, 65, 33, 700], group=group, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_several_tokens_of_a_sequence(group):
+    """The last tokens of a sequence see different keys, some of them a tile more than others."""
+    check(decode_case([4, 2000, 65, 34, 3, 1, 129], [4, 4, 3, 4, 2, 1, 2], group=group))
+
+
+def test_prompts_beside():
+    """Sequences of another kernel: their rows are left alone, and they have no work here."""
+    check(decode_case([200, 1300, 90, 0, 400, 64], [200, 1, 3, 1, 130, 1]))
+
+
+@pytest.mark.parametrize("query_lens", [[1] * 6, [4, 1, 2, 1, 3, 1]])
+@pytest.mark.parametrize("window", [1, 16, 100, 3000])
+def test_windows(window, query_lens):
+    check(decode_case([500, 2500, 64, 1, 0, 33][::-1], query_lens[::-1], group=2), window)
+
+
+@pytest.mark.parametrize("num_more", [1, 40])
+@pytest.mark.parametrize("seq_lens", [SHORT, PADDED, [0, 0]], ids=["short", "padded", "dead"])
+def test_rows_behind_the_last_sequence(seq_lens, num_more):
+    """They get 0 and -inf, whatever their queries are."""
+    case = decode_case(seq_lens)
+    q = torch.cat([case.q, torch.full((num_more, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)])
+    positions = torch.cat([case.metadata.positions, torch.full((num_more,), 7, dtype=torch.int32)])
+    check(replace(case, q=q, metadata=replace(case.metadata, positions=positions)))
+
+
+def both_kinds_case(num_sequences, group=4):
+    """A root of 640 tokens for all, 320 more for every three sequences; each has up to 70 of its own."""
+    rows, lens = [], []
+    for i in range(num_sequences):
+        second, own = 10 + i // 3 * 5, 10 + num_sequences * 5 + 2 * i
+        rows.append([*range(10), *range(second, second + 5), own, own + 1])
+        lens.append(960 + 70 - i % 70)
+    sizes = {"heads": 2 * group, "head_dim": 128, "block_size": 64, "dtype": torch.bfloat16}
+    return make_case(lens, [1] * num_sequences, rows=rows, **sizes)
+
+
+def check_leaves(case, planned=None, multiprocessors=None):
+    """check through a forest that follows the plan of a case, perhaps an earlier one."""
+    forest = make_forest(case)
+    forest.partial_out.fill_(torch.nan)
+    forest.partial_lse.fill_(torch.nan)
+    plan = upload(forest, planned or case)
+    assert plan.num_units > 0
+    if multiprocessors is not None:
+        forest.leaf_multiprocessors.fill_(multiprocessors)
+    step_map = check(replace(case, metadata=replace(case.metadata, forest=forest)))
+    if torch.cuda.get_device_capability()[0] == 9:
+        many = case.q.shape[0] >= 128
+        assert step_map.thin.shape == (HOPPER_LEAF_SHAPE if many else HOPPER_DECODE_SHAPE)
+    return plan
+
+
+@pytest.mark.parametrize("multiprocessors", [None, 1, 7])
+@pytest.mark.parametrize("num_sequences", [3, 40, 160])
+def test_leaves_on_few_multiprocessors(num_sequences, multiprocessors):
+    check_leaves(shared_case([1] * num_sequences), multiprocessors=multiprocessors)
+
+
+@pytest.mark.parametrize("own_tokens", [1, 64, 700])
+@pytest.mark.parametrize("heads", [2, 4, 16, 32])
+def test_leaves_of_other_lengths_and_heads(heads, own_tokens):
+    check_leaves(shared_case([1] * 130, heads=heads, own_tokens=own_tokens))
+
+
+@pytest.mark.parametrize("multiprocessors", [None, 2])
+@pytest.mark.parametrize("num_sequences", [40, 150])
+def test_thin_and_fat_nodes_together(num_sequences, multiprocessors):
+    plan = check_leaves(both_kinds_case(num_sequences), multiprocessors=multiprocessors)
+    assert plan.thin_units.shape[0] > 0
+    assert plan.fat_units.shape[0] > 0
+
+
+@pytest.mark.parametrize("multiprocessors", [None, 2])
+@pytest.mark.parametrize("num_sequences", [12, 40, 150])
+def test_dead_rows_in_a_stale_plan(num_sequences, multiprocessors):
+    """Every third row has died and left a table row of no blocks; nodes still have its tokens."""
+    planned = both_kinds_case(num_sequences)
+    metadata = planned.metadata
+    seq_lens, table = metadata.seq_lens.clone(), metadata.block_table.clone()
+    seq_lens[1::3] = 0
+    table[1::3] = 1 << 30
+    metadata = replace(metadata, seq_lens=seq_lens, positions=seq_lens - 1, block_table=table)
+    check_leaves(replace(planned, metadata=metadata), planned, multiprocessors)
