@@ -206,14 +206,16 @@ def test_leaves_on_one_of_two_multiprocessors(query_lens):
     assert_close(case, run_shared(case, forest))
 
 
-@pytest.mark.parametrize(("programs", "left"), [(1, 114), (66, 57), (67, 132), (132, 132)])
-def test_leaves_get_what_few_fat_nodes_leave(monkeypatch, programs, left):
+@pytest.mark.parametrize(
+    ("num_fat", "programs", "left"), [(1, 1, 114), (1, 66, 57), (1, 67, 132), (1, 132, 132), (0, 1, 132)]
+)
+def test_leaves_get_what_few_fat_nodes_leave(monkeypatch, num_fat, programs, left):
     """7 of 8 multiprocessors that fat units do not take, or else all: nodes then end before leaves begin."""
     forest, plan = make_forest(shared_case())
     forest.tiling = replace(forest.tiling, reads_per_fat_key=100)
     monkeypatch.setattr("octavo.attention.device_forest.num_multiprocessors", lambda device: 132)
-    forest.upload(replace(plan, num_fat_programs=programs))
-    assert forest.fat_counts.tolist() == [plan.fat_units.shape[0], programs]
+    forest.upload(replace(plan, fat_units=plan.thin_units[:num_fat], num_fat_programs=programs))
+    assert forest.fat_counts.tolist() == [num_fat, programs]
     assert forest.leaf_multiprocessors.tolist() == [left]
 
 
