@@ -81,35 +81,18 @@ def rotate_and_store(
         _check_scale("k_scale", k_scale, num_kv_heads)
     if v_scale is not None:
         _check_scale("v_scale", v_scale, num_kv_heads)
-    num_tokens, stride_qkv = qkv.shape[0], qkv.stride(0)
-    shape = (num_tokens, num_heads, head_dim)
-    q = q_out
-    if q is None:
-        q = qkv.as_strided(shape, (stride_qkv, head_dim, 1))
-    elif q.shape != shape or q.stride(2) != 1:
-        raise InvalidArgumentError(
-            f"q_out must be [T, H, D] = {list(shape)} with a contiguous last dimension, "
-            f"got shape {list(q.shape)}, strides {list(q.stride())}"
-        )
     if keep_k and q_out is not None:
         raise InvalidArgumentError("keep_k writes to qkv, where queries go too: q_out must be None")
+    num_tokens = qkv.shape[0]
+    q = _queries(qkv, q_out, (num_tokens, num_heads, head_dim))
     if num_tokens == 0:
         return q
     num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
     # Constants by position: keywords cost the host more.
     _rotate_and_store_kernel[(num_tokens, num_programs)](
-        qkv,
-        q,
-        k_cache,
-        v_cache,
-        positions,
-        slot_mapping,
-        cos,
-        sin,
-        cos if norm_weight is None else norm_weight,
-        k_scale,
-        v_scale,
-        *(eps, block_size, stride_qkv, *q.stride()[:2]),
+        *(qkv, q, k_cache, v_cache, positions, slot_mapping, cos, sin),
+        *(cos if norm_weight is None else norm_weight, k_scale, v_scale),
+        *(eps, block_size, qkv.stride(0), *q.stride()[:2]),
         *(*k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(), *sin.stride()),
         *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast, norm_weight is not None),
         *(interleaved, keep_k),
@@ -117,6 +100,22 @@ def rotate_and_store(
         **overlap_options(qkv),
     )
     return q
+
+
+def _queries(qkv: Tensor, q_out: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+    """Where queries go, [T, H, D]: q_out, or into qkv.
+
+    Raises:
+        InvalidArgumentError: a shape or stride does not fit.
+    """
+    if q_out is None:
+        return qkv.as_strided(shape, (qkv.stride(0), shape[2], 1))
+    if q_out.shape != shape or q_out.stride(2) != 1:
+        raise InvalidArgumentError(
+            f"q_out must be [T, H, D] = {list(shape)} with a contiguous last dimension, "
+            f"got shape {list(q_out.shape)}, strides {list(q_out.stride())}"
+        )
+    return q_out
 
 
 @cache
@@ -205,42 +204,14 @@ def _store_pairs(
 
 @triton.jit
 def _rotate_and_store_kernel(
-    qkv_ptr,
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    positions_ptr,
-    slot_mapping_ptr,
-    cos_ptr,
-    sin_ptr,
-    norm_weight_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    eps,
-    block_size,
-    stride_qkv,
-    stride_q_token,
-    stride_q_head,
-    stride_k_block,
-    stride_k_token,
-    stride_k_head,
-    stride_v_block,
-    stride_v_token,
-    stride_v_head,
-    stride_cos_row,
-    stride_cos_column,
-    stride_sin_row,
-    stride_sin_column,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HEADS: tl.constexpr,
-    NORM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    KEEP_K: tl.constexpr,
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, positions_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
+    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv, stride_q_token, stride_q_head,
+    stride_k_block, stride_k_token, stride_k_head, stride_v_block, stride_v_token, stride_v_head,
+    stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP_K: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
     start_next(OVERLAP)
