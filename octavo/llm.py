@@ -7,7 +7,7 @@ from typing import Literal, cast
 from octavo.config import EngineConfig
 from octavo.engine.collection import no_full_collections
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt
+from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidArgumentError, OctavoError, PromptError
 from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
@@ -179,7 +179,7 @@ class LLM:
         """
         if isinstance(continuations, str):
             raise PromptError("continuations must be a list of texts or token id lists, got one string")
-        prefix_ids = self.engine.prompts.read(prefix).listed
+        prefix_ids = self.engine.prompts.read(prefix)
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
         request_ids: list[str] = []
@@ -190,14 +190,14 @@ class LLM:
                         prefix_ids + suffix,
                         params,
                         cache_salt=cache_salt,
-                        prompt_logprobs_start=len(prefix_ids),
+                        prompt_logprobs_start=len(prefix_ids.listed),
                     )
                 )
             with no_full_collections():
                 outputs = [self._wait(request_id) for request_id in request_ids]
         finally:
             self._abandon(request_ids)
-        return [_score(output, suffix) for output, suffix in zip(outputs, suffixes, strict=True)]
+        return [_score(output, suffix.listed) for output, suffix in zip(outputs, suffixes, strict=True)]
 
     def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with finish_reason "abort"."""
@@ -250,7 +250,7 @@ class LLM:
 
     def _add(
         self,
-        prompt: Prompt,
+        prompt: Prompt | TokenIds,
         params: SamplingParams,
         *,
         cache_salt: str,

@@ -13,6 +13,7 @@ Scores live in units of log 2, so that exp2, the hardware's exponential, needs n
 import triton
 import triton.language as tl
 
+from octavo.attention import triton_arguments
 from octavo.attention.triton_float8 import (
     add_values,
     join_values,
@@ -22,7 +23,7 @@ from octavo.attention.triton_float8 import (
 )
 
 LN_2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(triton_arguments.LOG2_E)
 
 
 @triton.jit
@@ -96,7 +97,7 @@ def tanh(x):
     """Hyperbolic tangent: a series near 0, where the exponential form would cancel; no overflow."""
     square = x * x
     series = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
-    small = tl.exp2(-2.0 * 1.4426950408889634 * tl.abs(x))
+    small = tl.exp2(-2.0 * LOG2_E * tl.abs(x))
     magnitude = (1.0 - small) / (1.0 + small)
     return tl.where(tl.abs(x) < 0.3, series, tl.where(x < 0, -magnitude, magnitude))
 
@@ -107,13 +108,13 @@ def make_scores(product, position, slope, start, kv_end, factor, score, shape, M
     key = start + tl.arange(0, shape.keys)
     if shape.capped:
         # The factor carries log2(e) past the cap: cap(s) * log2(e).
-        cap = score.softcap * 1.4426950408889634
+        cap = score.softcap * LOG2_E
         product = cap * tanh(product * (factor / cap))
     elif shape.biased:
         product = product * factor
     if shape.biased:
         distance = (position[:, None] - key[None, :]).to(tl.float32)
-        product = product - (slope * 1.4426950408889634)[:, None] * distance
+        product = product - (slope * LOG2_E)[:, None] * distance
     if MASKED:
         visible = (key[None, :] <= position[:, None]) & (key < kv_end)[None, :]
         if shape.windowed:

@@ -18,7 +18,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompts import Prompt, PromptReader
+from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
@@ -113,7 +113,7 @@ class Engine:
 
     def add_request(
         self,
-        prompt: Prompt,
+        prompt: Prompt | TokenIds,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -123,7 +123,7 @@ class Engine:
         """Queue one request.
 
         Args:
-            prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}.
+            prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}, or what `prompts` has read.
             params: how to continue it.
             request_id: unique among unfinished requests; default: a running number.
             cache_salt: requests share cached prefixes only with equal salts.

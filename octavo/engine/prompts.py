@@ -52,6 +52,9 @@ class TokenIds:
         packed.frombytes(struct.pack(f"{len(listed)}i", *listed))
         return cls(listed, packed)
 
+    def __add__(self, other: "TokenIds") -> "TokenIds":
+        return TokenIds(self.listed + other.listed, self.packed + other.packed)
+
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
@@ -67,22 +70,19 @@ class PromptReader:
         self.max_model_len = max_model_len
         self.num_kv_tokens = num_kv_tokens
 
-    def text_of(self, prompt: Prompt) -> str | None:
+    def text_of(self, prompt: Prompt | TokenIds) -> str | None:
         """The prompt's text, None when it was given as ids."""
         content = _unwrap(prompt)
         return content if isinstance(content, str) else None
 
-    def read(self, prompt: Prompt) -> TokenIds:
-        """Return the prompt's token ids.
+    def read(self, prompt: Prompt | TokenIds) -> TokenIds:
+        """Return the prompt's token ids; of those read before only the number is checked again.
 
         Raises:
             PromptError: empty, of the wrong type, or with ids outside the vocabulary.
             RequestTooLongError: longer than the model's context or than the whole KV cache.
         """
-        content = _unwrap(prompt)
-        token_ids = (
-            TokenIds.of(self.encode(content)) if isinstance(content, str) else self._checked_ids(content)
-        )
+        token_ids = prompt if isinstance(prompt, TokenIds) else self._read(_unwrap(prompt))
         if not token_ids.listed:
             raise PromptError(f"a prompt must hold at least one token, got {prompt!r}")
         self._check_length(len(token_ids.listed))
@@ -98,17 +98,14 @@ class PromptReader:
             raise PromptError("this model has no tokenizer; pass the prompt as token ids")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def read_continuation(self, continuation: str | Sequence[int]) -> list[int]:
+    def read_continuation(self, continuation: str | Sequence[int]) -> TokenIds:
         """Return a continuation's token ids; text gets no special tokens.
 
         Raises:
             PromptError: empty, of the wrong type, or with ids outside the vocabulary.
         """
-        if isinstance(continuation, str):
-            token_ids = self.encode(continuation, add_special_tokens=False)
-        else:
-            token_ids = self._checked_ids(continuation).listed
-        if not token_ids:
+        token_ids = self._read(continuation, add_special_tokens=False)
+        if not token_ids.listed:
             raise PromptError(f"a continuation must hold at least one token, got {continuation!r}")
         return token_ids
 
@@ -145,6 +142,12 @@ class PromptReader:
             raise SamplingParamsError(
                 "stop strings need a tokenizer, this model has none; use stop_token_ids"
             )
+
+    def _read(self, content: object, *, add_special_tokens: bool = True) -> TokenIds:
+        """Tokenize a text, or check token ids."""
+        if isinstance(content, str):
+            return TokenIds.of(self.encode(content, add_special_tokens=add_special_tokens))
+        return self._checked_ids(content)
 
     def _checked_ids(self, content: object) -> TokenIds:
         if not isinstance(content, Iterable):
