@@ -210,8 +210,9 @@ def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
     def attend(layer: int) -> Tensor:
         caches = batch.cache.layer(layer)
         call = node_call(batch.q, *caches, batch.metadata.positions, batch.options, forest)
-        attend_fat_nodes(call, forest, keys_are_old=True)
-        attend_thin_nodes(call, forest)
+        attend_fat_nodes(call, forest, decodes=True)
+        if forest.has_thin_units:
+            attend_thin_nodes(call, forest)
         return forest.partial_out
 
     return attend

@@ -7,6 +7,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.prefix_forest import Costs
 from octavo.attention.triton_shapes import (
+    HOPPER_BESIDE_SHAPE,
     HOPPER_NODE_SHAPE,
     TileShape,
     fits_hopper,
@@ -17,8 +18,6 @@ from octavo.attention.triton_shapes import (
 )
 from octavo.errors import InvalidArgumentError
 
-# Keys and values of one head that a Hopper GPU reads while a program attends to one key of a fat tile.
-_READS_PER_FAT_KEY = 100
 # What three more launches cost, in bytes that the GPU reads meanwhile.
 _LAUNCH_BYTES = 24 << 20
 
@@ -41,11 +40,10 @@ class DeviceForest:
     A plan speaks of query tokens by their row of q; while each sequence decodes one token, that is its row.
 
     Attributes:
-        thin_shape, fat_shape: tilings of nodes with few and with many query tokens.
+        thin_shape: tiling of nodes with few query tokens; that of nodes with many is fat_tile().
+        has_thin_units: whether a plan can have thin units; on Hopper a fat one reads as fast as the memory.
         block_size: tokens in a block.
-        counts: [4] int32: thin and fat units of the plan, programs for fat ones, multiprocessors for leaves.
-        fat_counts: [2] int32, the two in the middle.
-        leaf_multiprocessors: [1] int32, the last of them.
+        num_thin_units, num_fat_units: [1] int32 each, of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
         tokens, slots: [max_partials] int32.
         merge_begin: [max_num_tokens + 1] int32.
@@ -97,23 +95,18 @@ class DeviceForest:
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
-        group = num_heads // num_kv_heads
+        self._group = group = num_heads // num_kv_heads
         padded_dim = padded_head_dim(head_dim)
         self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
         on_hopper = fits_hopper(self.device, dtype, head_dim=head_dim, block_size=block_size)
-        if fat is None and on_hopper and group <= HOPPER_NODE_SHAPE.rows:
-            fat = HOPPER_NODE_SHAPE
-        self.fat_shape = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
-        self.tiling = NodeTiling(
-            thin_tokens=self.thin_shape.rows // group,
-            fat_tokens=self.fat_shape.rows // group,
-            thin_programs=self.num_programs(self.thin_shape),
-            fat_programs=self.num_programs(self.fat_shape),
-            num_kv_heads=num_kv_heads,
-            align_tokens=max(self.thin_shape.keys, self.fat_shape.keys),
-            min_segment_tokens=min_segment_tokens,
-            reads_per_fat_key=_READS_PER_FAT_KEY if self.fat_shape == HOPPER_NODE_SHAPE else 0,
-        )
+        if fat is None and on_hopper and group <= HOPPER_BESIDE_SHAPE.rows:
+            self._fat_tiles = (HOPPER_NODE_SHAPE, HOPPER_BESIDE_SHAPE)
+            self.has_thin_units = False
+        else:
+            fat = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
+            self._fat_tiles = (fat, fat)
+            self.has_thin_units = True
+        self._min_segment_tokens = min_segment_tokens
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(
             num_tokens,
@@ -122,8 +115,6 @@ class DeviceForest:
             max_partials or _max_partials(max_num_seqs, num_tokens),
             max_blocks,
         )
-        # A partial result of one head is written and read in float32, mostly in the L2 cache.
-        self.costs = Costs(partial_tokens=4 * group, node_tokens=64, tile_tokens=self.tiling.fat_tokens)
         self._min_saved_tokens = _LAUNCH_BYTES // (2 * num_kv_heads * head_dim * dtype.itemsize)
         self._allocate(num_heads, head_dim)
 
@@ -136,7 +127,8 @@ class DeviceForest:
     def _allocate(self, num_heads: int, head_dim: int) -> None:
         capacity = self.capacity
         sizes = {
-            "counts": 4,
+            "num_thin_units": 1,
+            "num_fat_units": 1,
             "thin_units": 8 * capacity.num_units,
             "fat_units": 8 * capacity.num_units,
             "tokens": capacity.num_partials,
@@ -152,9 +144,8 @@ class DeviceForest:
             for (name, size), begin in zip(sizes.items(), bounds, strict=False)
         }
         self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
-        self.counts = self._data[self._fields["counts"]]
-        self.fat_counts = self.counts[1:3]
-        self.leaf_multiprocessors = self.counts[3:]
+        self.num_thin_units = self._data[self._fields["num_thin_units"]]
+        self.num_fat_units = self._data[self._fields["num_fat_units"]]
         self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
         self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
         self.tokens = self._data[self._fields["tokens"]]
@@ -169,6 +160,24 @@ class DeviceForest:
         leaf_shape = (capacity.num_tokens, num_heads, head_dim)
         self.leaf_out = torch.empty(leaf_shape, dtype=torch.float32, device=self.device)
         self.leaf_lse = torch.empty(leaf_shape[:2], dtype=torch.float32, device=self.device)
+
+    def fat_tile(self, *, decodes: bool) -> TileShape:
+        """Return the tiling of nodes with many query tokens; decodes: no sequence has more than one token."""
+        return self._fat_tiles[decodes]
+
+    def tiling(self, *, decodes: bool) -> NodeTiling:
+        """Return how the kernels want nodes to be cut; decodes: see fat_tile."""
+        _, num_kv_heads, _ = self.heads
+        thin, fat = self.thin_shape, self.fat_tile(decodes=decodes)
+        return NodeTiling(
+            thin_tokens=thin.rows // self._group if self.has_thin_units else 0,
+            fat_tokens=fat.rows // self._group,
+            thin_programs=self.num_programs(thin),
+            fat_programs=self.num_programs(fat),
+            num_kv_heads=num_kv_heads,
+            align_tokens=max(thin.keys, fat.keys),
+            min_segment_tokens=self._min_segment_tokens,
+        )
 
     def num_programs(self, shape: TileShape) -> int:
         """Return how many programs of a tiling run side by side."""
@@ -193,13 +202,16 @@ class DeviceForest:
         Raises:
             InvalidArgumentError: the step has more tokens or sequences than the forest was made for.
         """
+        tiling = self.tiling(decodes=bool(np.diff(cu_seqlens_q).max(initial=0) <= 1))
+        # A partial result of one head is written and read in float32, mostly in the L2 cache.
+        costs = Costs(partial_tokens=4 * self._group, node_tokens=64, tile_tokens=tiling.fat_tokens)
         return NodePlan.from_block_tables(
             block_tables,
             seq_lens,
             cu_seqlens_q,
             self.block_size,
-            tiling=self.tiling,
-            costs=Costs(0.0, 0.0, self.costs.tile_tokens) if always else self.costs,
+            tiling=tiling,
+            costs=Costs(0.0, 0.0, tiling.fat_tokens) if always else costs,
             capacity=self.capacity,
             min_saved_tokens=0 if always else self._min_saved_tokens,
         )
@@ -217,9 +229,9 @@ class DeviceForest:
                 f"the plan does not fit a forest of {self.capacity}; make it by plan()"
             )
         host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        num_thin, num_fat = plan.thin_units.shape[0], plan.fat_units.shape[0]
         values = {
-            "counts": [num_thin, num_fat, plan.num_fat_programs, self._num_leaf_multiprocessors(plan)],
+            "num_thin_units": [plan.thin_units.shape[0]],
+            "num_fat_units": [plan.fat_units.shape[0]],
             "thin_units": plan.thin_units.ravel(),
             "fat_units": plan.fat_units.ravel(),
             "tokens": plan.tokens,
@@ -235,15 +247,6 @@ class DeviceForest:
             begin = self._fields[name].start
             array[begin : begin + len(value)] = value
         self._data.copy_(host, non_blocking=True)
-
-    def _num_leaf_multiprocessors(self, plan: NodePlan) -> int:
-        """Leaves that begin beside fat units get what these leave, if that is half of the GPU, which reads as
-        fast as all of it; with room to spare, since a program that finds none starts when the others end.
-        """
-        num_all, num_taken = num_multiprocessors(self.device), plan.num_fat_programs
-        if self.tiling.reads_per_fat_key and plan.fat_units.shape[0] and 2 * num_taken <= num_all:
-            return (num_all - num_taken) * 7 // 8
-        return num_all
 
     def check_step(
         self, heads: tuple[int, int, int], num_tokens: int, num_sequences: int, tile_keys: int
@@ -268,9 +271,10 @@ class DeviceForest:
                 f"the forest is for {self.capacity.num_sequences} sequences and {self.capacity.num_tokens} "
                 f"query tokens, the step has {num_sequences} and {num_tokens}; make a larger one"
             )
-        if self.tiling.align_tokens % tile_keys:
+        align_tokens = self.tiling(decodes=False).align_tokens
+        if align_tokens % tile_keys:
             raise InvalidArgumentError(
-                f"shared nodes end at multiples of {self.tiling.align_tokens} keys, which tiles of "
+                f"shared nodes end at multiples of {align_tokens} keys, which tiles of "
                 f"{tile_keys} do not divide; use the same tiles for both"
             )
 

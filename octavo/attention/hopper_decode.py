@@ -22,11 +22,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention import hopper_prefill
 from octavo.attention.hopper_pieces import Run, merge_pieces, slot_of
-from octavo.attention.hopper_pipe import clear_unseen, copy_tile, make_pipe, tile_place
+from octavo.attention.hopper_pipe import copy_tile, make_pipe
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_plan import ThinWork
-from octavo.attention.triton_shapes import HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE, power_of_two
+from octavo.attention.triton_shapes import (
+    HOPPER_DECODE_SHAPE,
+    HOPPER_FEW_LEAVES_SHAPE,
+    HOPPER_LEAF_SHAPE,
+    power_of_two,
+)
 from octavo.attention.triton_tiles import LN_2
 from octavo.attention.triton_units import RECORD
 
@@ -36,7 +41,8 @@ class Cursor(NamedTuple):
 
     unit: whose work it is.
     kv_head: of which head.
-    left: tiles that the run has of this (unit, kv head), from here on.
+    left: tiles that the run has of this (unit, kv head), from here on; 0 behind its last one.
+    first_tile, num_tiles: of the sequence's keys, those of the unit.
     """
 
     at: Any
@@ -44,13 +50,14 @@ class Cursor(NamedTuple):
     kv_head: Any
     tile: Any
     left: Any
+    first_tile: Any
+    num_tiles: Any
 
 
 def can_attend(call: Call, work: ThinWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
-    return work.shape in (HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE) and hopper_prefill.takes(
-        call.q, call.k_cache, call.v_cache, call.options
-    )
+    shapes = (HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE)
+    return work.shape in shapes and hopper_prefill.takes(call.q, call.k_cache, call.v_cache, call.options)
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
@@ -65,166 +72,311 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         *(call.queries, call.cache, *hopper_prefill.describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, tile.num_stages, early),
+        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, early),
         num_warps=1,
         maxnreg=tile.max_registers,
         launch_pdl=early,
     )
 
 
+class Order(NamedTuple):
+    """In which order a program takes its run, tiles begin : end of all.
+
+        begin              middle   end
+        | piece | piece | piece | piece |
+            2       3       4       1
+
+    A last piece that the run cuts comes first: others wait for it, or it for them, while there is work left.
+    first: the cursor at `begin`.
+    """
+
+    first: Any
+    middle: Any
+    end: Any
+    num_tiles: Any
+
+
 @gluon.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
-    ROWS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
+    MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Work through one run of key tiles, as triton_decode does; ROWS of a tile's rows can exist."""
+    """Work through one run of key tiles; MERGED_ROWS of a tile's rows can exist."""
+    # A product's least.
+    ROWS: gl.constexpr = MERGED_ROWS if MERGED_ROWS > 8 else 8
     if EARLY:
         gdc_launch_dependents()
     pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
     tiles_per_program = gl.load(run.schedule)
-    begin = gl.program_id(0) * tiles_per_program
-    end = gl.minimum(begin + tiles_per_program, gl.load(run.schedule + 1))
+    now, order = _plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
-    # A program without work would begin behind the last unit.
-    unit = gl.minimum(gl.load(run.schedule + 2 + gl.program_id(0)), num_sequences - 1)
-    now = _enter(run, begin, end, unit, shape)
-    ahead = now
+    table = _table(cache, run, now.unit)
+    ahead = (now, table, _block(table, now.tile, order.num_tiles > 0, shape), now.at * 0)
     for _ in gl.static_range(STAGES - 1):
-        ahead = _fetch(source, run, ahead, begin, end, pipe, shape)
-    while now.at < end:
+        ahead = _fetch(source, run, ahead, order, pipe, shape)
+    done = now.at * 0
+    while done < order.num_tiles:
         top, total, values, ahead = _attend_piece(
-            queries, run, now, ahead, begin, end, source, score, pipe, shape
+            queries, run, now, done, ahead, order, source, score, pipe, shape, ROWS, CAUSAL
         )
-        _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, ROWS)
-        now = _enter(run, now.at + now.left, end, now.unit, shape)
+        _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS)
+        done += now.left
+        now = _next_piece(run, now, order, shape)
     _clear(queries, run.units, cu_seqlens_q, num_sequences, num_rows, shape)
     if EARLY and gl.program_id(0) == 0:
         gdc_wait()
 
 
 @gluon.jit
-def _enter(run, at, end, unit, shape):
-    """The cursor at tile `at` of the run, in `unit` or after it; units without keys are passed over."""
+def _plan_run(run, tiles_per_program, num_sequences, shape):
+    """The cursor at the first tile that the program takes, and the order of its run."""
+    num_all = gl.load(run.schedule + 1)
+    begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)
+    end = gl.minimum(begin + tiles_per_program, num_all)
+    # A run at the end of all tiles would begin or end behind the last unit.
+    units = run.schedule + 2 + gl.program_id(0)
+    first = _begin(run, begin, end, gl.minimum(gl.load(units), num_sequences - 1), shape)
+    # At the run's end: the unit that goes on there, if one does.
+    last_unit = gl.load(units + 1, mask=end < num_all, other=0)
+    after = _begin(run, end, end, last_unit, shape)
+    last = Cursor(
+        end - after.tile + after.first_tile, after.unit, after.kv_head, after.first_tile,
+        after.tile - after.first_tile, after.first_tile, after.num_tiles,
+    )  # fmt: skip
+    is_cut = (end < num_all) & (last.at > begin) & (last.at < end)
+    middle = gl.where(is_cut, last.at, end)
+    at, unit, kv_head, tile, left, first_tile, num_tiles = first
+    first = Cursor(at, unit, kv_head, tile, gl.minimum(left, middle - at), first_tile, num_tiles)
+    order = Order(first, middle, end, end - begin)
+    now = first
+    if is_cut:
+        now = last
+    return now, order
+
+
+@gluon.jit
+def _begin(run, at, end, unit, shape):
+    """The cursor at a tile of `unit`, or of one after it, anywhere in a head's tiles."""
+    unit = _find_unit(run, at, end, unit)
+    first_tile, num_tiles = _unit_tiles(run, unit, shape)
+    unit_begin = gl.load(run.units + unit * RECORD + 7) - num_tiles * shape.kv_heads
+    kv_head = (at - unit_begin) // num_tiles
+    done = at - unit_begin - kv_head * num_tiles
+    left = gl.minimum(num_tiles - done, end - at)
+    return Cursor(at, unit, kv_head, first_tile + done, left, first_tile, num_tiles)
+
+
+@gluon.jit
+def _next_piece(run, cursor, order, shape):
+    """The cursor at the first tile of the piece that the program takes after the cursor's."""
+    at = cursor.at + cursor.left
+    unit, first_tile, num_tiles = cursor.unit, cursor.first_tile, cursor.num_tiles
+    kv_head = cursor.kv_head + 1
+    if kv_head == shape.kv_heads:
+        kv_head = 0
+        unit = _find_unit(run, at, order.middle, unit)
+        first_tile, num_tiles = _unit_tiles(run, unit, shape)
+    left = gl.minimum(num_tiles, order.middle - at)
+    following = Cursor(at, unit, kv_head, first_tile, left, first_tile, num_tiles)
+    if at == order.end:
+        following = order.first
+    return following
+
+
+@gluon.jit
+def _find_unit(run, at, end, unit):
+    """The unit of tile `at`, from `unit` on, if it is before `end`; units without keys are passed over."""
     while (at < end) & (gl.load(run.units + unit * RECORD + 7) <= at):
         unit += 1
+    return unit
+
+
+@gluon.jit
+def _unit_tiles(run, unit, shape):
+    """First tile of a unit's keys, and how many they are."""
     record = run.units + unit * RECORD
     first_tile = gl.load(record + 3) // shape.keys
     # One at least: past the run's end the record is anyone's.
-    num_tiles = gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
-    unit_begin = gl.load(record + 7) - num_tiles * shape.kv_heads
-    kv_head = (at - unit_begin) // num_tiles
-    done = at - unit_begin - kv_head * num_tiles
-    return Cursor(at, unit, kv_head, first_tile + done, gl.minimum(num_tiles - done, end - at))
+    return first_tile, gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
 
 
 @gluon.jit
-def _fetch(source, run, ahead, begin, end, pipe, shape):
-    """Have the next tile copied, if the run has another one; returns the cursor after it."""
-    at, unit, kv_head, tile, left = ahead
-    if at < end:
+def _table(cache, run, unit):
+    """The block ids of a unit's sequence."""
+    return cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
+
+
+@gluon.jit
+def _block(table, tile, exists, shape):
+    """The block id of a tile."""
+    return gl.load(table + tile * shape.keys // shape.block_size, mask=exists, other=0)
+
+
+@gluon.jit
+def _fetch(source, run, ahead, order, pipe, shape):
+    """Have the next tile copied, if the run has another one; returns what the next call wants.
+
+    The block id of the tile after it is loaded at once, so that the next call need not wait for it.
+    """
+    cursor, table, block, fetched = ahead
+    if fetched < order.num_tiles:
         k_matrix, v_matrix, places, cache = source
-        table = cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
-        place = tile_place(places, table, tile, kv_head, shape, shape.keys)
-        stage = (at - begin) % pipe.stages
+        row = block * places.block_rows + cursor.kv_head * places.head_rows
+        place = [row + cursor.tile * shape.keys % shape.block_size, cursor.kv_head * places.head_columns]
+        stage = fetched % pipe.stages
         copy_tile(k_matrix, place, pipe.k_filled.index(stage), pipe.k.index(stage))
         copy_tile(v_matrix, place, pipe.v_filled.index(stage), pipe.v.index(stage))
-        at, tile, left = at + 1, tile + 1, left - 1
-        if left == 0:
-            at, unit, kv_head, tile, left = _enter(run, at, end, unit, shape)
-    return Cursor(at, unit, kv_head, tile, left)
+        fetched += 1
+        at, unit, kv_head, tile, left, first_tile, num_tiles = cursor
+        cursor = Cursor(at + 1, unit, kv_head, tile + 1, left - 1, first_tile, num_tiles)
+        if left == 1:
+            cursor = _next_piece(run, cursor, order, shape)
+            table = _table(cache, run, cursor.unit)
+        block = _block(table, cursor.tile, fetched < order.num_tiles, shape)
+    return cursor, table, block, fetched
 
 
 @gluon.jit
-def _attend_piece(queries, run, now, ahead, begin, end, source, score, pipe, shape):
-    """Attend the piece at the cursor, and have as many further tiles copied.
+def _attend_piece(
+    queries, run, now, done, ahead, order, source, score, pipe, shape, ROWS: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Attend the piece at the cursor, tiles `done` and on of the program, and have as many further copied.
+
+    Scores are made as keys x rows and values as dimensions x rows: then 8 rows are a whole product. The next
+    tile's scores are made beside a tile's weights and values.
 
     Returns:
-        (top [R], total [R], values [R, D]) float32, the state of a running softmax; the cursor of copies.
+        (top [R], total [R], values [D, R]) float32, the state of a running softmax; what _fetch wants.
     """
-    KEYS: gl.constexpr = shape.keys
+    D: gl.constexpr = shape.head_dim
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    ROW: gl.constexpr = gl.SliceLayout(1, MMA)
+    ROW: gl.constexpr = gl.SliceLayout(0, MMA)
+    MASKED: gl.constexpr = CAUSAL or shape.windowed
     record = run.units + now.unit * RECORD
     kv_end = gl.load(record + 4)
-    q = _load_queries(queries, record, now.kv_head, shape, gl.DotOperandLayout(0, MMA, 2))
-    token, valid = _tokens(record, shape, ROW)
+    q = _load_queries(queries, record, now.kv_head, shape, ROWS, gl.DotOperandLayout(1, MMA, 2))
+    token, valid = _tokens(record, shape, ROWS, ROW)
     position = gl.load(queries.positions + token, mask=valid, other=-1)
-    factor = score.factor
-    top = gl.full([shape.rows], float("-inf"), gl.float32, layout=ROW)
-    total = gl.full([shape.rows], 0.0, gl.float32, layout=ROW)
-    values = gl.zeros([shape.rows, shape.head_dim], gl.float32, layout=MMA)
-    for i in range(0, now.left):
+    top = gl.full([ROWS], float("-inf"), gl.float32, layout=ROW)
+    total = gl.full([ROWS], 0.0, gl.float32, layout=ROW)
+    values = gl.zeros([D, ROWS], gl.float32, layout=MMA)
+    s = _scores(q, pipe, done, shape, ROWS)
+    for i in range(0, now.left - 1):
         # Into the buffer of the tile before, which nobody reads any more.
-        ahead = _fetch(source, run, ahead, begin, end, pipe, shape)
-        number, start = now.at - begin + i, (now.tile + i) * KEYS
-        stage, phase = number % pipe.stages, (number // pipe.stages) & 1
-        mbarrier.wait(pipe.k_filled.index(stage), phase)
-        k = pipe.k.index(stage).permute((1, 0)).load(gl.DotOperandLayout(1, MMA, 2))
-        s = mma_v2(q, k, gl.zeros([shape.rows, KEYS], gl.float32, layout=MMA))
-        key = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, MMA))
-        visible = (key[None, :] <= position[:, None]) & (key < kv_end)[None, :]
-        if shape.windowed:
-            visible = visible & (key[None, :] > position[:, None] - score.window)
-        s = gl.where(visible, s, float("-inf"))
-        new_top = gl.maximum(top, gl.max(s, 1) * factor)
-        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
-        base = gl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = gl.exp2(s * factor - base[:, None])
-        shrink = gl.exp2(top - base)
-        total = total * shrink + gl.sum(weights, 1)
-        mbarrier.wait(pipe.v_filled.index(stage), phase)
-        if kv_end - start < KEYS:
-            clear_unseen(pipe.v.index(stage), kv_end - start, KEYS, shape.head_dim, 1)
-        v = pipe.v.index(stage).load(gl.DotOperandLayout(1, MMA, 2))
-        weights = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(0, MMA, 2))
-        values = mma_v2(weights, v, values * shrink[:, None])
-        top = new_top
+        ahead = _fetch(source, run, ahead, order, pipe, shape)
+        next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
+        if MASKED:
+            s = _mask(s, (now.tile + i) * shape.keys, position, kv_end, score, shape)
+        weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
+        v = _values(pipe, done + i, shape)
+        values = mma_v2(v, _operand(weights, v), values * shrink[None, :])
+        s = next_s
+    ahead = _fetch(source, run, ahead, order, pipe, shape)
+    start = (now.tile + now.left - 1) * shape.keys
+    s = _mask(s, start, position, kv_end, score, shape)
+    weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
+    v = _values(pipe, done + now.left - 1, shape)
+    # A weight of 0 would not silence a NaN nobody has written.
+    if kv_end - start < shape.keys:
+        key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
+        v = gl.where((key < kv_end)[None, :], v, 0.0)
+    values = mma_v2(v, _operand(weights, v), values * shrink[None, :])
     return top, total, values, ahead
 
 
 @gluon.jit
-def _tokens(record, shape, ROW: gl.constexpr):
+def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
+    """Wait for the keys of the run's tile `number`; returns their products with the queries [KEYS, R]."""
+    MMA: gl.constexpr = q.type.layout.parent
+    stage, phase = number % pipe.stages, (number // pipe.stages) & 1
+    mbarrier.wait(pipe.k_filled.index(stage), phase)
+    k = pipe.k.index(stage).load(gl.DotOperandLayout(0, MMA, 2))
+    return mma_v2(k, q, gl.zeros([shape.keys, ROWS], gl.float32, layout=MMA))
+
+
+@gluon.jit
+def _values(pipe, number, shape):
+    """Wait for the values of the run's tile `number`; returns them as the left operand [D, KEYS]."""
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    stage, phase = number % pipe.stages, (number // pipe.stages) & 1
+    mbarrier.wait(pipe.v_filled.index(stage), phase)
+    return pipe.v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, MMA, 2))
+
+
+@gluon.jit
+def _operand(weights, v):
+    """Weights [KEYS, R] as the right operand of a product with v."""
+    return gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(1, weights.type.layout, 2))
+
+
+@gluon.jit
+def _mask(s, start, position, kv_end, score, shape):
+    """Hide what a row does not see of the tile [KEYS, R] whose first key is number `start`."""
+    key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(1, s.type.layout))
+    visible = (key[:, None] <= position[None, :]) & (key < kv_end)[:, None]
+    if shape.windowed:
+        visible = visible & (key[:, None] > position[None, :] - score.window)
+    return gl.where(visible, s, float("-inf"))
+
+
+@gluon.jit
+def _softmax(s, top, total, factor, MASKED: gl.constexpr):
+    """Fold a tile's scores [KEYS, R] into the maximum and sum: (weights, top, total, shrink)."""
+    new_top = gl.maximum(top, gl.max(s, 0) * factor)
+    base = new_top
+    if MASKED:
+        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+        base = gl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = gl.exp2(s * factor - base[None, :])
+    shrink = gl.exp2(top - base)
+    return weights, new_top, total * shrink + gl.sum(weights, 0), shrink
+
+
+@gluon.jit
+def _tokens(record, shape, ROWS: gl.constexpr, ROW: gl.constexpr):
     """Each row's token [R] int64, and whether it exists [R]."""
-    row = gl.arange(0, shape.rows, layout=ROW)
+    row = gl.arange(0, ROWS, layout=ROW)
     token = gl.load(record + 1) + row // shape.group
     return token.to(gl.int64), row < gl.load(record + 2) * shape.group
 
 
 @gluon.jit
-def _load_queries(queries, record, kv_head, shape, LAYOUT: gl.constexpr):
-    """Load the unit's queries [R, D] as the left operand of a product."""
-    token, valid = _tokens(record, shape, gl.SliceLayout(1, LAYOUT))
-    head = kv_head * shape.group + gl.arange(0, shape.rows, layout=gl.SliceLayout(1, LAYOUT)) % shape.group
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
-    return gl.load(pointers, mask=valid[:, None], other=0.0)
+def _load_queries(queries, record, kv_head, shape, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the unit's queries [D, R] as the right operand of a product."""
+    ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    token, valid = _tokens(record, shape, ROWS, ROW)
+    head = kv_head * shape.group + gl.arange(0, ROWS, layout=ROW) % shape.group
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(1, LAYOUT))
+    pointers = queries.q + (token * queries.token + head * queries.head)[None, :] + d[:, None]
+    return gl.load(pointers, mask=valid[None, :], other=0.0)
 
 
 @gluon.jit
-def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, ROWS: gl.constexpr):
+def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS: gl.constexpr):
     """Write a piece's rows if it is all its unit has; else leave them: whoever is last merges them all."""
     MMA: gl.constexpr = values.type.layout
+    ROW: gl.constexpr = gl.SliceLayout(0, MMA)
     record = run.units + now.unit * RECORD
-    first_tile = gl.load(record + 3) // shape.keys
-    num_tiles = gl.cdiv(gl.load(record + 4), shape.keys) - first_tile
-    head_begin = now.at - (now.tile - first_tile)
-    first_program = head_begin // tiles_per_program
-    num_pieces = (head_begin + num_tiles - 1) // tiles_per_program - first_program + 1
-    row = gl.arange(0, shape.rows, layout=gl.SliceLayout(1, MMA))
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, MMA))
-    token, valid = _tokens(record, shape, gl.SliceLayout(1, MMA))
+    head_begin = now.at - (now.tile - now.first_tile)
+    ROWS: gl.constexpr = values.shape[1]
+    row = gl.arange(0, ROWS, layout=ROW)
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(1, MMA))
+    token, valid = _tokens(record, shape, ROWS, ROW)
     safe = gl.where(total > 0, total, 1.0)
-    out = values / safe[:, None]
+    out = values / safe[None, :]
     lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
-    if num_pieces == 1:
+    if now.left == now.num_tiles:
         at = token * (shape.group * shape.kv_heads) + now.kv_head * shape.group + row % shape.group
-        final = queries.out + (at * shape.head_dim)[:, None] + d[None, :]
-        gl.store(final, out.to(queries.out.dtype.element_ty), mask=valid[:, None])
+        final = queries.out + (at * shape.head_dim)[None, :] + d[:, None]
+        gl.store(final, out.to(queries.out.dtype.element_ty), mask=valid[None, :])
         gl.store(queries.lse + at, lse, mask=valid)
     else:
+        first_program = head_begin // tiles_per_program
+        num_pieces = (head_begin + now.num_tiles - 1) // tiles_per_program - first_program + 1
         place = slot_of(now.at, tiles_per_program) * shape.rows + row
-        partial = run.partial_out + (place * shape.head_dim)[:, None] + d[None, :]
-        gl.store(partial, out, mask=valid[:, None])
+        partial = run.partial_out + (place * shape.head_dim)[None, :] + d[:, None]
+        gl.store(partial, out, mask=valid[None, :])
         gl.store(run.partial_lse + place, lse, mask=valid)
         gl.thread_barrier()
         counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
@@ -233,7 +385,7 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
             gl.store(counter, 0)
             merge_pieces(
                 queries, run, record, now.kv_head, head_begin, first_program, num_pieces,
-                tiles_per_program, shape, ROWS,
+                tiles_per_program, shape, MERGED_ROWS,
             )  # fmt: skip
 
 

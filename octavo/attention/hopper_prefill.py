@@ -4,7 +4,8 @@
 
 Left to the compiler's schedule the matrix units idle during each softmax. Here one warp fetches tiles of
 keys and values, and two warpgroups, each with half of the query rows, use them. They share the tiles but
-never wait for each other: while one makes weights, the other has the matrix units.
+never wait for each other: while one makes weights, the other has the matrix units. While sequences decode,
+nodes have units of 64 rows, for one warpgroup, and the other half of the multiprocessor is for the leaves.
 
     warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
     warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
@@ -31,11 +32,14 @@ from octavo.attention.hopper_tiles import HALF, Gather, attend_item, key_tiles, 
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_arguments import Call, Shape
 from octavo.attention.triton_plan import FatWork
-from octavo.attention.triton_shapes import HOPPER_NODE_SHAPE, fits_hopper, num_multiprocessors
+from octavo.attention.triton_shapes import (
+    HOPPER_NODE_SHAPE,
+    TileShape,
+    fits_hopper,
+    num_multiprocessors,
+)
 from octavo.attention.triton_units import RECORD
 
-# Buffers each for keys and values.
-_STAGES = gl.constexpr(3)
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -54,7 +58,7 @@ def can_attend_nodes(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, forest: DeviceForest
 ) -> bool:
     """Say whether the kernel takes the fat units of a forest; the portable one takes all."""
-    return takes(q, k_cache, v_cache, options) and forest.fat_shape == HOPPER_NODE_SHAPE
+    return takes(q, k_cache, v_cache, options) and forest.fat_tile(decodes=False) == HOPPER_NODE_SHAPE
 
 
 def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
@@ -84,11 +88,11 @@ def _takes_cache(device: torch.device, dtype: torch.dtype, shape: _Sizes, stride
 def attend_fat(call: Call, units: Tensor, shape: Shape) -> None:
     """Attend the fat units [U, 8]; the shape is that of the portable kernel."""
     keys = 128 if call.k_cache.shape[1] % 128 == 0 else 64
-    _attend(call, None, units, shape, keys)
+    _attend(call, None, units, shape, keys, HOPPER_NODE_SHAPE)
 
 
-def attend_nodes(call: Call, forest: DeviceForest, *, keys_are_old: bool) -> None:
-    """Attend a forest's fat units, by as many programs as its plan says: the others make room.
+def attend_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
+    """Attend a forest's fat units.
 
     The kernel may start while the one before it still runs. The plan it reads at once, and keys if they are
     older than the step. Before it reads or writes anything else, it waits; and only then does it let the next
@@ -97,23 +101,30 @@ def attend_nodes(call: Call, forest: DeviceForest, *, keys_are_old: bool) -> Non
     Args:
         call: the call.
         forest: the plan.
-        keys_are_old: no key of a node is one of this step's.
+        decodes: no sequence has more than one query token. Then no key of a node is one of this step's.
     """
-    tile = forest.fat_shape
-    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.fat_counts)
-    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys, keys_are_old=keys_are_old)
+    tile = forest.fat_tile(decodes=decodes)
+    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.num_fat_units)
+    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys, tile, keys_are_old=decodes)
 
 
 def _attend(
-    call: Call, gather: Gather | None, units: Tensor, shape: Shape, keys: int, *, keys_are_old: bool = True
+    call: Call,
+    gather: Gather | None,
+    units: Tensor,
+    shape: Shape,
+    keys: int,
+    tile: TileShape,
+    *,
+    keys_are_old: bool = True,
 ) -> None:
-    """Launch the kernel with tiles of so many keys, which divide a block."""
-    # 168 registers fill the multiprocessor; the fetching warp cedes most of its share to the others.
+    """Launch the kernel as the tiling says, but for so many keys in a tile, which divide a block."""
+    # The fetching warp cedes most of its share of the registers to the others.
     _attend_kernel[(num_multiprocessors(call.q.device),)](
         *(call.queries, gather, call.cache, *describe_caches(call, keys), call.score),
-        *(units, units.shape[0], shape, keys, keys_are_old),
+        *(units, units.shape[0], shape, keys, tile.num_stages, keys_are_old),
         num_warps=4,
-        maxnreg=168,
+        maxnreg=tile.max_registers,
         launch_pdl=gather is not None,
     )
 
@@ -157,31 +168,40 @@ def _describe(
 @gluon.jit(do_not_specialize=["num_units"])
 def _attend_kernel(
     queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape,
-    KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
-    """Attend the (unit, kv head)s of this program's turns."""
-    num_programs = gl.num_programs(0)
+    """Attend the (unit, kv head)s of this program's turns; with units of 64 rows there is no second half."""
     if gather is not None:
-        num_units, num_programs = gl.load(gather.counts), gl.load(gather.counts + 1)
+        num_units = gl.load(gather.num_units)
     num_items = num_units * shape.kv_heads
-    turns = gl.where(gl.program_id(0) < num_programs, gl.cdiv(num_items, num_programs), 0)
-    work = (units, num_items, num_programs, turns)
-    pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, _STAGES, 2)
-    gl.warp_specialize(
-        [
-            (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
-            (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
-            (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
+    NUM_USERS: gl.constexpr = shape.rows // HALF
+    pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, STAGES, NUM_USERS)
+    if NUM_USERS == 1:
+        gl.warp_specialize(
+            [
+                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
+            ],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
 
 
 @gluon.jit
-def _item(turn, num_programs):
+def _item(turn):
     """Which (unit, kv head) a turn brings: forth and back through the programs, so that work evens out."""
-    program = gl.program_id(0)
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
     if turn % 2 == 1:
         program = num_programs - 1 - program
     return turn * num_programs + program
@@ -194,10 +214,10 @@ def _fetch(
     """Copy the key and value tiles of all turns, as soon as buffers are free."""
     if not KEYS_ARE_OLD:
         gdc_wait()
-    units, num_items, num_programs, turns = work
+    units, num_items, turns = work
     fetched = 0
     for turn in range(0, turns):
-        item = _item(turn, num_programs)
+        item = _item(turn)
         # A turn beyond the last item looks at that one and finds nothing to do.
         record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
         first_tile, num_tiles = key_tiles(record, KEYS)
@@ -229,10 +249,10 @@ def _attend_half(
     queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
     """Attend half of the rows of all turns, from FIRST_ROW on."""
-    units, num_items, num_programs, turns = work
+    units, num_items, turns = work
     used = 0
     for turn in range(0, turns):
-        item = _item(turn, num_programs)
+        item = _item(turn)
         if item < num_items:
             record = units + item // shape.kv_heads * RECORD
             if gl.load(record + 2) * shape.group > FIRST_ROW:

@@ -18,14 +18,13 @@ HALF = gl.constexpr(64)
 class Gather(NamedTuple):
     """Query tokens that lie scattered: entry i is row tokens[i] of q, its result is row slots[i].
 
-    Rows of q from num_rows on do not exist. counts points to the number of units and to that of the programs
-    that work on them.
+    Rows of q from num_rows on do not exist. num_units points to the number of units.
     """
 
     tokens: Any
     slots: Any
     num_rows: Any
-    counts: Any
+    num_units: Any
 
 
 class Item(NamedTuple):

@@ -16,8 +16,6 @@ from octavo.errors import InvalidArgumentError
 
 # Fields of a unit's record; the first seven are those of a step's own units, see triton_plan.
 _RECORD = 8
-# Tokens that a sequence is taken to grow by while a plan lasts.
-_GROWTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,6 @@ class NodePlan:
         leaf_begin: [S] int32, tokens of each sequence that nodes cover.
         block_ids: [N] int32, the nodes' blocks: copies, since a member's table row may be reused.
         kv_tokens_saved: tokens of KV not read because nodes are shared.
-        num_fat_programs: how many programs share the fat units.
     """
 
     thin_units: np.ndarray
@@ -72,7 +69,6 @@ class NodePlan:
     leaf_begin: np.ndarray
     block_ids: np.ndarray
     kv_tokens_saved: int
-    num_fat_programs: int
 
     @classmethod
     def from_block_tables(
@@ -117,7 +113,7 @@ class NodePlan:
             )
             if _saved_tokens(shared, block_size) < min_saved_tokens:
                 shared = SharedPrefixes.none()
-            plan = _cut(shared, block_tables, seq_lens, cu_seqlens_q, block_size, tiling, costs)
+            plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
             # Longer segments first of all, and fewer nodes.
@@ -159,7 +155,6 @@ def _check_step(num_sequences: int, num_tokens: int, capacity: NodeCapacity) -> 
 def _cut(
     shared: SharedPrefixes,
     block_tables: np.ndarray,
-    seq_lens: np.ndarray,
     cu_seqlens_q: np.ndarray,
     block_size: int,
     tiling: NodeTiling,
@@ -167,10 +162,7 @@ def _cut(
 ) -> NodePlan:
     nodes = gather_nodes(shared, cu_seqlens_q, block_size, tiling)
     leaf_begin = _leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size)
-    own_tokens = 0
-    if np.diff(cu_seqlens_q).max(initial=0) <= tiling.thin_tokens:
-        own_tokens = int(np.where(seq_lens > 0, seq_lens - leaf_begin + _GROWTH, 0).sum())
-    node, kv_begin, kv_end = cut_segments(nodes, tiling, costs, own_tokens)
+    node, kv_begin, kv_end = cut_segments(nodes, tiling, costs)
     num_tokens = nodes.num_tokens[node]
     tokens = nodes.pool[concatenated_ranges(nodes.token_begin[node], num_tokens)]
     first_entry = np.cumsum(num_tokens) - num_tokens
@@ -195,8 +187,6 @@ def _cut(
         leaf_begin=leaf_begin,
         block_ids=block_ids,
         kv_tokens_saved=_saved_tokens(shared, block_size),
-        # No more than have work: what they leave free is for what goes on beside them.
-        num_fat_programs=max(1, min(tiling.fat_programs, int((~is_thin).sum()) * tiling.num_kv_heads)),
     )
 
 

@@ -21,13 +21,11 @@ class NodeTiling:
     """How a kernel wants nodes to be cut; a thin tile has few query tokens, a fat one many.
 
     Attributes:
-        thin_tokens, fat_tokens: query tokens of a tile.
+        thin_tokens, fat_tokens: query tokens of a tile; thin_tokens 0: all are fat.
         thin_programs, fat_programs: programs that run side by side.
         num_kv_heads: KH; a program works for one at a time.
         align_tokens: nodes and their segments begin and end at multiples of this many keys.
         min_segment_tokens: shorter segments are not made of long ones.
-        reads_per_fat_key: keys and values of one head that the GPU reads while one program attends to one key
-            of a fat tile, where the two go on side by side; 0 where they follow one another.
     """
 
     thin_tokens: int
@@ -37,7 +35,6 @@ class NodeTiling:
     num_kv_heads: int
     align_tokens: int = 64
     min_segment_tokens: int = 256
-    reads_per_fat_key: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +72,13 @@ def gather_nodes(
     )
 
 
-def cut_segments(
-    nodes: Nodes, tiling: NodeTiling, costs: Costs, own_tokens: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut the nodes' keys so that all programs have work; returns (node, kv begin, kv end) of segments.
-
-    Fat units that run beside the reading of thin ones and of the sequences' own tokens need not be faster
-    than that, and longer segments give fewer partial results.
-    """
+def cut_segments(nodes: Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the nodes' keys so that all programs have work; returns (node, kv begin, kv end) of segments."""
     kv_lens = nodes.kv_end - nodes.kv_begin
-    spare_keys = 0
-    if tiling.reads_per_fat_key:
-        thin_tokens = int((kv_lens * nodes.num_tiles)[nodes.is_thin].sum())
-        spare_keys = (own_tokens + thin_tokens) * tiling.num_kv_heads // tiling.reads_per_fat_key
     limits = np.zeros_like(kv_lens)
-    for is_thin, programs, spare in (
-        (True, tiling.thin_programs, 0),
-        (False, tiling.fat_programs, spare_keys),
-    ):
+    for is_thin, programs in ((True, tiling.thin_programs), (False, tiling.fat_programs)):
         chosen = nodes.is_thin == is_thin
-        limits[chosen] = _segment_len(nodes, chosen, programs, tiling, costs, spare)
+        limits[chosen] = _segment_len(nodes, chosen, programs, tiling, costs)
     align = tiling.align_tokens
     num_segments = -(-kv_lens // limits)
     segment_lens = -(-kv_lens // (num_segments * align)) * align
@@ -104,12 +88,9 @@ def cut_segments(
 
 
 def _segment_len(
-    nodes: Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs, spare_keys: int
+    nodes: Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs
 ) -> int:
-    """Choose the longest segment for a class of nodes: balance against the number of partial results.
-
-    The first spare_keys that the busiest program reads are free.
-    """
+    """Choose the longest segment for a class of nodes: balance against the number of partial results."""
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
     most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
@@ -121,7 +102,7 @@ def _segment_len(
     # Keys that the busiest program reads for its head, with its share of the partial results.
     keys = -(-num_items // num_programs) * (limits + tiling.align_tokens)
     partials = costs.partial_tokens * num_partials * tiling.num_kv_heads / num_programs
-    return int(limits[np.argmin(np.maximum(0, keys - spare_keys) + partials)])
+    return int(limits[np.argmin(keys + partials)])
 
 
 def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,9 +6,9 @@
     merge    a token's partial results  ->  its result
 
 Nodes with many queries are bound by the matrix units, leaves by the memory. So on Hopper and later the leaves
-begin while nodes are still under way, on the multiprocessors that these leave free: each kernel is launched
-early, and waits where it needs results (programmatic dependent launch). For a kernel's end to mean the end of
-those before it, one program waits for the kernel before.
+begin while nodes are still under way: each kernel is launched early, and waits where it needs results
+(programmatic dependent launch). For a kernel's end to mean the end of those before it, one program waits for
+the kernel before.
 
 Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
 """
@@ -60,20 +60,21 @@ def node_call(
     return make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
 
 
-def attend_fat_nodes(call: Call, forest: DeviceForest, *, keys_are_old: bool) -> None:
+def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
     """Attend to the shared nodes that have many query tokens, and write their partial results.
 
     Args:
         call: see node_call.
         forest: the plan.
-        keys_are_old: no key of a node was stored in this step. (Prompts that begin alike share blocks in the
-            very step that computes them.)
+        decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
+            (Prompts that begin alike share blocks in the very step that computes them.)
     """
     if hopper_prefill.can_attend_nodes(call.q, call.k_cache, call.v_cache, call.options, forest):
-        hopper_prefill.attend_nodes(call, forest, keys_are_old=keys_are_old)
+        hopper_prefill.attend_nodes(call, forest, decodes=decodes)
     else:
         # Needs what came before it, the queries, at once.
-        _launch(call, forest, forest.fat_shape, forest.fat_units, forest.fat_counts, early=False)
+        tile = forest.fat_tile(decodes=decodes)
+        _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
 
 
 def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
@@ -82,7 +83,7 @@ def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
     Comes after attend_fat_nodes: from when this may start, queries and keys are there.
     """
     early = can_overlap(call.q.device)
-    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.counts, early=early)
+    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.num_thin_units, early=early)
 
 
 def _launch(

@@ -146,10 +146,11 @@ def attend_with_map(
     nodes = triton_nodes.node_call(*layer, options, forest)
     leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
     leaves = triton_arguments.make_call(*layer, metadata.block_table, options, leaf_results)
-    triton_nodes.attend_fat_nodes(nodes, forest, keys_are_old=metadata.max_query_len == 1)
+    triton_nodes.attend_fat_nodes(nodes, forest, decodes=metadata.max_query_len == 1)
     _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
-    # Behind the leaves, which are there in every step: thin nodes often are not.
-    triton_nodes.attend_thin_nodes(nodes, forest)
+    if forest.has_thin_units:
+        # Behind the leaves, which are there in every step: thin nodes often are not.
+        triton_nodes.attend_thin_nodes(nodes, forest)
     triton_nodes.merge_nodes(results, forest)
     return results
 

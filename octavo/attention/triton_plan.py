@@ -96,12 +96,10 @@ class _Visibility:
     Attributes:
         window: keys that a query sees, or None.
         leaf_begin: [S] int32, tokens of each sequence that nodes cover, or None.
-        leaf_multiprocessors: [1] int32, how many work for thin units; None: all.
     """
 
     window: int | None
     leaf_begin: Tensor | None = None
-    leaf_multiprocessors: Tensor | None = None
 
 
 def plan_step(
@@ -164,9 +162,7 @@ def plan_step(
     heads = (num_heads, num_kv_heads, head_dim)
     if forest is not None:
         forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
-    see = _Visibility(window)
-    if forest is not None:
-        see = _Visibility(window, forest.leaf_begin, forest.leaf_multiprocessors)
+    see = _Visibility(window, None if forest is None else forest.leaf_begin)
     return StepMap(
         thin=_thin_work(thin, metadata, heads, see),
         fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, see) if has_fat else None,
@@ -185,8 +181,7 @@ def _thin_work(
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     schedule_kernel[(num_programs,)](
-        *(units, schedule, num_units, see.leaf_multiprocessors, num_kv_heads, shape.keys),
-        *(power_of_two(num_units), shape.programs_per_multiprocessor),
+        *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
     return ThinWork(

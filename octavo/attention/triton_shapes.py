@@ -38,14 +38,20 @@ _SMALL_TILES = {
     (64, 2): TileShape(16, 32, 2, 3, 6, 168),
 }
 
-# What hopper_decode is for, and the same for many sequences whose own parts are short.
+# What hopper_decode is for.
 HOPPER_DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
-HOPPER_LEAF_SHAPE = TileShape(16, 16, 1, 3, 8, 255)
 _HOPPER_DECODE_DIM = 128
-_MANY_LEAVES = 128
 
 # Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
-HOPPER_NODE_SHAPE = TileShape(rows=128, keys=64, num_warps=8, num_stages=3, programs_per_multiprocessor=1)
+HOPPER_NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
+
+# While sequences decode, one warpgroup and the sequences' own parts share a multiprocessor. Of the 512
+# registers a lane in each of its quarters, two warps take 272: too many for a second such program, which
+# would keep the others out. Left are 240, for one warp of few sequences or two of many.
+HOPPER_BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
+HOPPER_FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
+HOPPER_LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
+_MANY_LEAVES = 128
 
 
 def power_of_two(n: int) -> int:
@@ -113,7 +119,9 @@ def decode_shape(
         and group <= HOPPER_DECODE_SHAPE.rows
         and fits_hopper(device, dtype, head_dim=head_dim, block_size=block_size)
     ):
-        return HOPPER_LEAF_SHAPE if shares and num_sequences >= _MANY_LEAVES else HOPPER_DECODE_SHAPE
+        if shares:
+            return HOPPER_LEAF_SHAPE if num_sequences >= _MANY_LEAVES else HOPPER_FEW_LEAVES_SHAPE
+        return HOPPER_DECODE_SHAPE
     return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
 
 

@@ -73,13 +73,9 @@ def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_units"])
 def schedule_kernel(
-    units, schedule, num_units, multiprocessors, num_kv_heads: tl.constexpr, KEYS: tl.constexpr,
-    PADDED_UNITS: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit.
-
-    There is a run for each program, or for PROGRAMS on each of some multiprocessors; the others are empty.
-    """
+    units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr
+):
+    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit."""
     unit = tl.arange(0, PADDED_UNITS)
     exists = unit < num_units
     record = units + unit * RECORD
@@ -89,8 +85,6 @@ def schedule_kernel(
     work_end = tl.cumsum(work)
     total = tl.sum(work)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if multiprocessors is not None:
-        num_programs = tl.load(multiprocessors) * PROGRAMS
     tiles_per_program = (total + num_programs - 1) // num_programs
     done_before = (work_end <= program * tiles_per_program) & (unit < num_units)
     tl.store(schedule + 2 + program, tl.sum(done_before.to(tl.int32)))

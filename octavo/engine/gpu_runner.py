@@ -26,9 +26,6 @@ from octavo.engine.step_input import StepInput, StepInputBuilder, to_device
 from octavo.engine.step_result import PromptLogprobs, StepResult
 from octavo.models import Decoder
 
-# Steps after which a plan of shared prefixes is made anew: its cut depends on how long the sequences are.
-_MAX_PLAN_AGE = 64
-
 
 class GpuRunner:
     """StepRunner for decoders whose attention runs by Triton kernels."""
@@ -92,7 +89,6 @@ class GpuRunner:
         # The rows whose forest is on the device, and whether they share anything.
         self._batch: list[Request] = []
         self._shares = False
-        self._plan_age = 0
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -115,8 +111,7 @@ class GpuRunner:
     def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
         """Every sequence feeds the token that was sampled for it last."""
         self._rows.send_tables()
-        self._plan_age += 1
-        if requests != self._batch or (self._shares and self._plan_age >= _MAX_PLAN_AGE):
+        if requests != self._batch:
             self._set_batch(requests, ends)
         if all(request.can_run_ahead for request in requests):
             filters = any(asks_for_filters(request) for request in requests)
@@ -135,7 +130,6 @@ class GpuRunner:
         block_table = self._inputs.tables.rows(rows, num_columns)
         self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
         self._batch = requests
-        self._plan_age = 0
 
     def _share(self, block_table: np.ndarray, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
         """Send a step's forest to the device; False if sharing would not pay."""

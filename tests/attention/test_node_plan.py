@@ -155,59 +155,15 @@ def test_segments_fill_132_programs_once(num_sequences, num_tokens, segment_lens
     assert plan.fat_units.shape[0] * 8 <= 132
 
 
-def overlapping(tiling=TILING, reads=100):
-    return replace(tiling, reads_per_fat_key=reads)
-
-
-@given(forests(), st.sampled_from([1, 8, 100]))
-@settings(max_examples=100, deadline=None)
-def test_fat_units_beside_other_work_are_never_cut_finer(forest, reads):
-    plan, apart = make_plan(*forest, tiling=overlapping(reads=reads)), make_plan(*forest)
-    check_plan(plan, *forest)
-    assert plan.fat_units.shape[0] <= apart.fat_units.shape[0]
-    assert np.array_equal(plan.thin_units[:, 2:5], apart.thin_units[:, 2:5])
-    num_items = plan.fat_units.shape[0] * TILING.num_kv_heads
-    assert plan.num_fat_programs == min(max(num_items, 1), TILING.fat_programs)
-
-
-def plan_on_h200(tiling, own_blocks, query_lens):
-    """Sequences that share 4096 tokens, each with some blocks of its own."""
-    rows = [[*range(64), *range(100 + i * own_blocks, 100 + (i + 1) * own_blocks)] for i in range(256)]
-    costs = Costs(partial_tokens=8.0, node_tokens=64.0, tile_tokens=64)
-    return make_plan(rows, [64 * len(row) for row in rows], query_lens, 64, tiling=tiling, costs=costs)
-
-
-@pytest.mark.parametrize(("own_blocks", "num_segments"), [(1, 3), (2, 2), (30, 1)])
-def test_own_tokens_to_read_meanwhile_make_segments_longer(own_blocks, num_segments):
-    """4 tiles x 8 heads a segment: the more own tokens, the fewer programs; 4 segments without any."""
-    assert plan_on_h200(H200, own_blocks, [1] * 256).fat_units.shape[0] == 4 * 4
-    plan = plan_on_h200(overlapping(H200), own_blocks, [1] * 256)
-    assert plan.fat_units.shape[0] == 4 * num_segments
-    assert plan.num_fat_programs == 4 * num_segments * 8
-
-
-def test_a_prompts_tokens_are_not_read_meanwhile():
-    """One sequence of more tokens than a thin tile has, and the plan is as if nothing went on beside it."""
-    query_lens = [H200.thin_tokens + 1] + [1] * 255
-    plan, apart = (plan_on_h200(tiling, 30, query_lens) for tiling in (overlapping(H200), H200))
-    assert np.array_equal(plan.fat_units, apart.fat_units)
-    query_lens[0] -= 1
-    plan = plan_on_h200(overlapping(H200), 30, query_lens)
-    assert plan.fat_units.shape[0] < apart.fat_units.shape[0]
-
-
-def test_thin_nodes_are_read_beside_fat_ones():
-    """A prompt is among them, so that the thin node's keys are all there is to read meanwhile."""
-    fat = [[*range(64), 1000 + i] for i in range(64)]
-    thin = [[*range(2000, 2400), 3000 + i] for i in range(2)]
-    query_lens = [TILING.thin_tokens + 1] + [1] * 65
-    lens = [16 * len(row) for row in fat + thin]
-    plan, apart = (
-        make_plan(fat + thin, lens, query_lens, 16, tiling=tiling)
-        for tiling in (overlapping(reads=1), TILING)
-    )
-    assert plan.thin_units.shape[0] > 0
-    assert plan.fat_units.shape[0] < apart.fat_units.shape[0]
+@pytest.mark.parametrize(("num_sequences", "num_segments"), [(256, 2), (128, 4), (33, 8)])
+def test_tiles_of_32_tokens_make_longer_segments(num_sequences, num_segments):
+    """As while sequences decode on Hopper: 8, 4 and 2 tiles, each for 8 heads on 132 programs."""
+    costs = Costs(partial_tokens=8.0, node_tokens=64.0, tile_tokens=32)
+    rows = [[*range(64), 1000 + i] for i in range(num_sequences)]
+    tiling = replace(H200, fat_tokens=32)
+    plan = make_plan(rows, [65 * 64] * num_sequences, [1] * num_sequences, 64, tiling=tiling, costs=costs)
+    assert plan.fat_units.shape[0] == num_segments * -(-num_sequences // 32)
+    assert (plan.fat_units[:, 2] <= 32).all()
 
 
 def test_a_sequence_that_computes_what_others_share_is_no_member():

@@ -17,7 +17,6 @@ from octavo.attention import (
     triton_nodes,
     triton_paged,
     triton_plan,
-    triton_shapes,
 )
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton_shapes import TileShape
@@ -197,26 +196,19 @@ def test_uploads_replace_each_other():
         assert_close(case, run_shared(case, forest))
 
 
-@pytest.mark.parametrize("query_lens", [[1] * 5, [9, 40, 1, 12, 30]])
-def test_leaves_on_one_of_two_multiprocessors(query_lens):
-    case = shared_case(query_lens)
-    forest, _ = make_forest(case)
-    assert forest.leaf_multiprocessors.tolist() == [triton_shapes.num_multiprocessors(DEVICE)]
-    forest.leaf_multiprocessors.fill_(1)
-    assert_close(case, run_shared(case, forest))
-
-
 @pytest.mark.parametrize(
-    ("num_fat", "programs", "left"), [(1, 1, 114), (1, 66, 57), (1, 67, 132), (1, 132, 132), (0, 1, 132)]
+    ("query_lens", "rows"), [([1] * 5, 64), ([1, 0, 1, 1, 0], 64), ([1, 2, 1, 1, 1], 128)]
 )
-def test_leaves_get_what_few_fat_nodes_leave(monkeypatch, num_fat, programs, left):
-    """7 of 8 multiprocessors that fat units do not take, or else all: nodes then end before leaves begin."""
-    forest, plan = make_forest(shared_case())
-    forest.tiling = replace(forest.tiling, reads_per_fat_key=100)
-    monkeypatch.setattr("octavo.attention.device_forest.num_multiprocessors", lambda device: 132)
-    forest.upload(replace(plan, fat_units=plan.thin_units[:num_fat], num_fat_programs=programs))
-    assert forest.fat_counts.tolist() == [num_fat, programs]
-    assert forest.leaf_multiprocessors.tolist() == [left]
+def test_units_are_half_as_large_on_hopper_while_sequences_decode(monkeypatch, query_lens, rows):
+    """One warpgroup's rows, which leaves room for the leaves."""
+    monkeypatch.setattr("octavo.attention.device_forest.fits_hopper", lambda *args, **kwargs: True)
+    case = shared_case(query_lens, heads=32, kv_heads=1)
+    forest, plan = make_forest(case, thin=None, fat=None)
+    assert forest.fat_tile(decodes=rows == 64).rows == rows
+    assert plan.fat_units.shape[0] > 0
+    assert plan.fat_units[:, 2].max() == min(rows // 32, max(plan.fat_units[:, 2]))
+    assert forest.num_fat_units.tolist() == [plan.fat_units.shape[0]]
+    assert forest.num_thin_units.tolist() == [plan.thin_units.shape[0]]
 
 
 def test_one_map_serves_many_layers():

@@ -82,8 +82,9 @@ def node_results(case, plan, forest):
     options = ScoreOptions(case.q.shape[2] ** -0.5)
     caches = (moved.q, moved.k_cache, moved.v_cache)
     call = triton_nodes.node_call(*caches, moved.metadata.positions, options, forest)
-    triton_nodes.attend_fat_nodes(call, forest, keys_are_old=True)
-    triton_nodes.attend_thin_nodes(call, forest)
+    triton_nodes.attend_fat_nodes(call, forest, decodes=case.metadata.max_query_len == 1)
+    if forest.has_thin_units:
+        triton_nodes.attend_thin_nodes(call, forest)
     results = (x[: plan.num_partials].cpu() for x in (forest.partial_out, forest.partial_lse))
     return *results, hopper_prefill.can_attend_nodes(*caches, options, forest)
 

@@ -11,13 +11,13 @@ from octavo.attention.triton_decode import _slot
 from octavo.attention.triton_plan import plan_step
 from octavo.attention.triton_shapes import (
     HOPPER_DECODE_SHAPE,
+    HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,
     TileShape,
     decode_shape,
     fat_shape,
     thin_shape,
 )
-from octavo.attention.triton_units import schedule_kernel
 
 
 def step_map(seq_lens, query_lens, **options):
@@ -53,27 +53,6 @@ def test_programs_get_equal_runs_that_cover_all_tiles():
         first_tile = program * per_program
         if first_tile < total:
             assert ([0, *ends][unit]) <= first_tile < ends[unit]
-
-
-@pytest.mark.parametrize("multiprocessors", [1, 3, 4, 5])
-@pytest.mark.parametrize("seq_lens", [[100, 0, 17, 16, 300], [16], [0, 0], [5] * 33])
-def test_some_multiprocessors_get_all_the_work(seq_lens, multiprocessors):
-    """Of 5, with 3 programs each: the first ones' runs cover every tile, the others' are empty."""
-    units = step_map(seq_lens, [1] * len(seq_lens)).thin.units
-    num_tiles = sum(2 * -(-n // 16) for n in seq_lens)
-    schedule = torch.full((2 + 5 * 3,), -1, dtype=torch.int32, device=DEVICE)
-    number = torch.tensor([multiprocessors], dtype=torch.int32, device=DEVICE)
-    padded_units = 1 << (len(seq_lens) - 1).bit_length()
-    schedule_kernel[(5 * 3,)](units, schedule, len(seq_lens), number, 2, 16, padded_units, 3)
-    per_program, total, *starts = schedule.tolist()
-    assert total == num_tiles
-    assert per_program == -(-num_tiles // (3 * multiprocessors))
-    runs = [range(min(p * per_program, total), min((p + 1) * per_program, total)) for p in range(5 * 3)]
-    assert [tile for run in runs for tile in run] == list(range(num_tiles))
-    assert not any(runs[3 * multiprocessors :])
-    ends = [0, *units[:, 7].tolist()]
-    for run, unit in zip(runs, starts, strict=True):
-        assert unit == len(seq_lens) if not run else ends[unit] <= run.start < ends[unit + 1]
 
 
 @pytest.mark.parametrize("window", [None, 30])
@@ -147,8 +126,8 @@ def chosen_shape(monkeypatch, generation, **changes):
     [
         ({}, HOPPER_DECODE_SHAPE),
         ({"dtype": torch.float16, "block_size": 320, "group": 16}, HOPPER_DECODE_SHAPE),
-        ({"num_sequences": 2, "shares": True}, HOPPER_DECODE_SHAPE),
-        ({"num_sequences": 127, "shares": True}, HOPPER_DECODE_SHAPE),
+        ({"num_sequences": 2, "shares": True}, HOPPER_FEW_LEAVES_SHAPE),
+        ({"num_sequences": 127, "shares": True}, HOPPER_FEW_LEAVES_SHAPE),
         ({"num_sequences": 128, "shares": True}, HOPPER_LEAF_SHAPE),
         ({"num_sequences": 512}, HOPPER_DECODE_SHAPE),
     ],
@@ -178,7 +157,7 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
     portable = thin_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
-    assert portable not in (HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE)
+    assert portable not in (HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])
