@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
 from octavo.config import EngineConfig
-from octavo.engine.collection import no_full_collections
+from octavo.engine.collection import collect_youngest, no_full_collections
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.stats import EngineStats
@@ -20,7 +20,8 @@ OnError = Literal["raise", "return"]
 DEFAULT_SAMPLING = SamplingParams()
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# Prompts of a list that are read before a device begins with the first of them.
+# Prompts of a list that are read before a device begins with them. It takes the next ones when it is done and
+# there are twice as many: a step costs the host more than a prompt does.
 _FIRST_PROMPTS = 64
 
 
@@ -216,13 +217,17 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         started: list[RequestOutput | str] = []
+        step_at = _FIRST_PROMPTS
         with RichProgress("generating", enabled=progress) as bar, no_full_collections():
             try:
                 for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                     started.append(self._start(prompt, params_, on_error, cache_salt))
-                    if number == _FIRST_PROMPTS and self.engine.runner.runs_ahead:
-                        # So that the device has something to do while the others are read.
+                    if number >= step_at and self.engine.leaves_device_idle:
+                        # So that it has something to do while the others are read.
                         self._deliver(self.engine.step())
+                        step_at = 2 * number
+                if not self.engine.leaves_device_idle:
+                    collect_youngest()
                 outputs = self._finish_all(started, bar)
             finally:
                 self._abandon([entry for entry in started if isinstance(entry, str)])

@@ -9,6 +9,14 @@ from contextlib import contextmanager
 _THRESHOLDS = (100_000, 100, 1_000_000)
 
 
+def collect_youngest() -> None:
+    """Look through what has just been made, at a moment when nobody waits: long prompts take a while.
+
+    Otherwise that happens first thing after a run.
+    """
+    gc.collect(0)
+
+
 @contextmanager
 def no_full_collections() -> Iterator[None]:
     """Keep Python from full garbage collections; what has just been made is looked through now and then.
