@@ -20,8 +20,8 @@ OnError = Literal["raise", "return"]
 DEFAULT_SAMPLING = SamplingParams()
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# Prompts of a list that are read before a device begins with them. It takes the next ones when it is done and
-# there are twice as many: a step costs the host more than a prompt does.
+# Prompts of a list that are read before a device begins with them. It gets a step again when there are twice
+# as many, and so on, since a step costs the host as much as dozens of prompts.
 _FIRST_PROMPTS = 64
 
 
@@ -222,12 +222,11 @@ class LLM:
             try:
                 for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                     started.append(self._start(prompt, params_, on_error, cache_salt))
-                    if number >= step_at and self.engine.leaves_device_idle:
-                        # So that it has something to do while the others are read.
+                    if number == step_at and self.engine.runner.runs_ahead:
+                        # So that the device has something to do while the others are read.
                         self._deliver(self.engine.step())
-                        step_at = 2 * number
-                if not self.engine.leaves_device_idle:
-                    collect_youngest()
+                        step_at *= 2
+                collect_youngest()
                 outputs = self._finish_all(started, bar)
             finally:
                 self._abandon([entry for entry in started if isinstance(entry, str)])

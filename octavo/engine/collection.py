@@ -10,9 +10,9 @@ _THRESHOLDS = (100_000, 100, 1_000_000)
 
 
 def collect_youngest() -> None:
-    """Look through what has just been made, at a moment when nobody waits: long prompts take a while.
+    """Look through what has just been made: prompts, while a device works. Long ones take a while.
 
-    Otherwise that happens first thing after a run.
+    Otherwise Python does so first thing after a run.
     """
     gc.collect(0)
 

@@ -111,11 +111,6 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_work
 
-    @property
-    def leaves_device_idle(self) -> bool:
-        """True where a device of its own could work on a step, and has none."""
-        return self.runner.runs_ahead and not self.runner.is_busy
-
     def add_request(
         self,
         prompt: Prompt | TokenIds,

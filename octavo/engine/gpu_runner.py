@@ -89,13 +89,6 @@ class GpuRunner:
         # The rows whose forest is on the device, and whether they share anything.
         self._batch: list[Request] = []
         self._shares = False
-        # Done when the newest step is.
-        self._done = torch.cuda.Event()
-
-    @property
-    def is_busy(self) -> bool:
-        """See StepRunner."""
-        return not self._done.query()
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -154,7 +147,6 @@ class GpuRunner:
         chunks = prompt_logprobs(self.decoder, scheduled, hidden)
         sampling = [item for item in scheduled if item.samples]
         if not sampling:
-            self._done.record()
             return lambda: StepResult({}, chunks)
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         logits = self.decoder.compute_logits(hidden[to_device(step_input.logits_indices, self._device)])
@@ -216,7 +208,7 @@ class GpuRunner:
         """Start copying the outcome, [S] int32, to the host; the returned function waits for it."""
         ids = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
         ids.copy_(outcome, non_blocking=True)
-        copied = self._done = torch.cuda.Event()
+        copied = torch.cuda.Event()
         copied.record()
 
         def wait() -> StepResult:

@@ -19,7 +19,6 @@ class ModelRunner:
     """Runs each step to its end before it returns; on any device."""
 
     runs_ahead = False
-    is_busy = False
 
     def __init__(
         self,

@@ -47,15 +47,11 @@ class StepRunner(Protocol):
         kv_cache: its cache.
         runs_ahead: `launch` returns before the step is done, and takes the next step, whose input tokens
             may be the outcome of this one.
-        is_busy: a step that was launched is not done yet.
     """
 
     decoder: Decoder
     kv_cache: KVCache
     runs_ahead: bool
-
-    @property
-    def is_busy(self) -> bool: ...
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """Start a step; the returned function waits for its result."""
