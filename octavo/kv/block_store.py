@@ -31,13 +31,11 @@ class BlockStore:
 
     def retain(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each block."""
-        for block_id in block_ids:
-            self.pool.retain(block_id)
+        self.pool.retain_all(block_ids)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Take a reference from each block, last block first, so that heads of prefixes survive longest."""
-        for block_id in reversed(block_ids):
-            self.pool.release(block_id, cached=block_id in self.tree)
+        self.pool.release_all(reversed(block_ids), cached=self.tree)
 
     def register(self, sequence: SequenceBlocks, num_full: int, *, exchange: bool) -> bool:
         """Register a sequence's blocks up to `num_full`, which are full and have keys.

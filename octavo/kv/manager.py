@@ -58,6 +58,7 @@ class KVCacheManager:
         self._hash_block = hash_block
         self._store = BlockStore(num_blocks)
         self._live: set[SequenceBlocks] = set()
+        self._newest: SequenceBlocks | None = None
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
 
@@ -95,13 +96,16 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return 0
         sequence.require_unchanged(token_ids, 0, num_blocks)
-        block_ids = self._store.tree.longest_match(sequence.keys(token_ids, num_blocks))
+        known = self._known_blocks(sequence, token_ids, num_blocks)
+        keys = sequence.keys(token_ids, len(known), num_blocks)
+        block_ids = self._store.tree.longest_match(keys, known)
         self._store.retain(block_ids)
         num_tokens = len(block_ids) * self.block_size
         sequence.block_ids = block_ids
         sequence.num_filled_tokens = num_tokens
         sequence.num_committed = len(block_ids)
         self._live.add(sequence)
+        self._newest = sequence
         self._num_query_tokens += max(0, max_tokens)
         self._num_hit_tokens += num_tokens
         return num_tokens
@@ -275,6 +279,21 @@ class KVCacheManager:
         check_sequences(self._store.pool, self._store.tree, self._live)
         if self.enable_prefix_caching:
             check_prefixes(self._store.tree, self._live)
+
+    def _known_blocks(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int) -> list[int]:
+        """The blocks that a sequence has in common with the one matched last; takes over their keys.
+
+        Prompts with a long prefix in common come one after the other: comparing their tokens takes a small
+        part of the time that looking up every block does.
+        """
+        newest = self._newest
+        num_equal = 0 if newest is None else sequence.num_equal_blocks(token_ids, newest, num_blocks)
+        # The blocks before a registered one are registered.
+        if newest is None or num_equal == 0 or newest.block_ids[num_equal - 1] not in self._store.tree:
+            return []
+        if len(sequence.block_keys) < num_equal:
+            sequence.block_keys = newest.block_keys[:num_equal]
+        return newest.block_ids[:num_equal]
 
     def _register(
         self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool

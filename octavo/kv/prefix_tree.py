@@ -1,6 +1,6 @@
 """Full blocks by their token ids: a hash index and a tree at once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.kv.sequence_blocks import BlockKey
@@ -55,10 +55,15 @@ class PrefixTree:
         node = self._nodes[block_id]
         return block_id if node.parent_id == parent_id and node.key.content == key.content else None
 
-    def longest_match(self, keys: Iterable[BlockKey]) -> list[int]:
-        """Return the registered blocks that equal the first of `keys`, as many as there are in a row."""
-        block_ids: list[int] = []
-        parent_id = ROOT
+    def longest_match(self, keys: Iterable[BlockKey], known: Sequence[int] = ()) -> list[int]:
+        """Return the registered blocks that equal the first of `keys`, as many as there are in a row.
+
+        Args:
+            keys: of a sequence's blocks.
+            known: registered blocks that are known to equal those before: the result begins with them.
+        """
+        block_ids = list(known)
+        parent_id = block_ids[-1] if block_ids else ROOT
         for key in keys:
             block_id = self.find(parent_id, key)
             if block_id is None:

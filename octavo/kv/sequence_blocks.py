@@ -8,6 +8,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+import numpy as np
+
 from octavo.errors import InvalidArgumentError
 
 BlockHash = Callable[[bytes, bytes], bytes]
@@ -105,16 +107,37 @@ class SequenceBlocks:
             new_token_ids = token_ids[num_known * self.block_size : num_blocks * self.block_size]
             self._append_keys(_int32_bytes(new_token_ids))
 
-    def keys(self, token_ids: Sequence[int], num_blocks: int) -> Iterator[BlockKey]:
-        """Yield the keys of the leading full blocks, up to `num_blocks`; hashes little more than is taken.
+    def keys(self, token_ids: Sequence[int], first: int, num_blocks: int) -> Iterator[BlockKey]:
+        """Yield the keys of full blocks `first` .. `num_blocks` - 1; hashes little more than is taken.
 
         Raises:
             InvalidArgumentError: a token id is no integer of at most 32 bits.
         """
-        for index in range(num_blocks):
+        for index in range(first, num_blocks):
             if index == len(self.block_keys):
                 self.extend_keys(token_ids, min(num_blocks, 2 * index + 1))
             yield self.block_keys[index]
+
+    def num_equal_blocks(self, token_ids: Sequence[int], other: "SequenceBlocks", num_blocks: int) -> int:
+        """Count the leading registered blocks of another sequence that hold this one's tokens.
+
+        Args:
+            token_ids: this sequence's tokens.
+            other: another sequence of the same manager.
+            num_blocks: look no further.
+
+        Raises:
+            InvalidArgumentError: a token id is no integer of at most 32 bits.
+        """
+        num_blocks = min(num_blocks, other.num_committed, len(other.block_keys))
+        if num_blocks == 0 or self.salt != other.salt:
+            return 0
+        contents = b"".join(key.content for key in other.block_keys[:num_blocks])
+        held = np.frombuffer(contents, np.int32, offset=len(self.salt))
+        mine = np.frombuffer(_int32_bytes(token_ids[: num_blocks * self.block_size]), np.int32)
+        differs = held != mine
+        first = int(differs.argmax())
+        return first // self.block_size if differs[first] else num_blocks
 
     def require_unchanged(self, token_ids: Sequence[int], start: int, stop: int) -> None:
         """Refuse token ids that differ from those the keys of blocks `start` .. `stop` - 1 were made of.

@@ -89,3 +89,37 @@ def test_reference_counts_exceed_16_bits() -> None:
     assert pool.num_available == 0
     pool.release(0, cached=False)
     assert pool.num_available == 1
+
+
+@pytest.mark.parametrize("num_references", [1, 2, 3, 4])
+def test_several_blocks_at_once_are_retained_and_released_as_one_by_one(num_references: int) -> None:
+    one_by_one, at_once = BlockPool(4), BlockPool(4)
+    block_ids = allocate(one_by_one, 3)
+    assert allocate(at_once, 3) == block_ids
+    for _ in range(num_references - 1):
+        for block_id in block_ids:
+            one_by_one.retain(block_id)
+        at_once.retain_all(block_ids)
+    for left in reversed(range(num_references)):
+        for block_id in block_ids:
+            one_by_one.release(block_id, cached=block_id != 1)
+        at_once.release_all(block_ids, cached={0, 2})
+        assert at_once.ref_counts == one_by_one.ref_counts == [left, left, left, 0]
+        assert at_once.num_shared == one_by_one.num_shared
+    assert at_once.cached_ids == one_by_one.cached_ids == [0, 2]
+    assert at_once.free_ids == one_by_one.free_ids
+    at_once.retain_all([2, 0])
+    assert at_once.ref_counts == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("block_id", [-1, 4, 3])
+def test_several_blocks_at_once_are_checked(block_id: int) -> None:
+    """Also a negative one, which would be somebody else's block; and one that is free."""
+    pool = BlockPool(4)
+    for _ in range(3):
+        pool.retain_all(pool.allocate(3) or [0, 1, 2])
+    with pytest.raises(InvalidArgumentError):
+        pool.retain_all([0, block_id])
+    with pytest.raises(InvalidArgumentError):
+        pool.release_all([1, block_id], cached=())
+    assert pool.ref_counts == [5, 3, 4, 0]

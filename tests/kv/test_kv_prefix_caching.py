@@ -1,9 +1,14 @@
 """The manager's memory: match, publish, commit, eviction."""
 
+from array import array
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kv_helpers import TEN, Managers, computed, num_matched
 
 from octavo.errors import InvalidArgumentError
+from octavo.kv import KVCacheManager, SequenceBlocks
 
 
 def test_match_attaches_full_blocks_and_shares_them(make: Managers) -> None:
@@ -240,3 +245,49 @@ def test_evicting_a_parent_drops_children_that_only_uncommitted_forks_hold(make:
     assert num_matched(manager, [*eight, 0]) == 0
     manager.commit(child, eight, 8)
     assert num_matched(manager, [*eight, 0]) == 8
+
+
+# Few different tokens, so that prompts part anywhere, inside blocks and between them.
+PROMPTS = st.lists(
+    st.tuples(
+        st.sampled_from([b"", b"a", b"odd"]),
+        st.integers(0, 14),
+        st.integers(0, 6),
+        st.booleans(),
+        st.sampled_from(["keep", "free", "free the one before"]),
+    ),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(PROMPTS)
+def test_prompts_that_follow_one_another_match_what_was_published(
+    drawn: list[tuple[bytes, int, int, bool, str]],
+) -> None:
+    """As long a run of blocks as any earlier prompt with the salt has, whoever was matched last."""
+    manager = KVCacheManager(200, 2)
+    seen: list[tuple[bytes, list[int]]] = []
+    live: list[SequenceBlocks] = []
+    for salt, num_common, num_own, packed, then in drawn:
+        prompt = [7] * num_common + [len(seen)] * num_own + [99]
+        ids = array("i", prompt) if packed else prompt
+        sequence = manager.new_sequence(salt)
+        expected = 0
+        for other_salt, other in seen:
+            common = next((i for i, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b), None)
+            common = min(len(prompt), len(other)) if common is None else common
+            if salt == other_salt:
+                expected = max(expected, min(common, len(prompt) - 1) // 2 * 2)
+        assert manager.match_prefix(sequence, ids, len(prompt) - 1) == expected
+        assert manager.allocate(sequence, len(prompt))
+        manager.publish(sequence, ids, len(prompt))
+        manager.check_invariants()
+        seen.append((salt, prompt))
+        live.append(sequence)
+        if then != "keep" and len(live) > (then != "free"):
+            manager.free(live.pop(-1 if then == "free" else -2))
+    for sequence in live:
+        manager.free(sequence)
+    manager.check_invariants()
+    assert manager.stats().num_referenced == 0
