@@ -44,7 +44,7 @@ QUESTIONS = (
     "Which number in it matters most, and why?",
     "What would someone who disagrees say?",
 )
-STYLES = ("", *(f" Answer in {num} sentences." for num in range(2, 17)))
+STYLES = ("", *(f" Answer in {num} sentences." for num in range(2, 33)))
 
 Figures = dict[str, Any]
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument(
-        "--prompts", type=int, help="default: 16 on a CPU, 256 on a GPU, where few do not pay"
+        "--prompts", type=int, help="default: 16 on a CPU, 512 on a GPU, where few do not pay"
     )
     parser.add_argument("--golden", action="store_true")
     parser.add_argument("--save", metavar="MACHINE")
@@ -87,7 +87,7 @@ def compare_sharing(arguments: argparse.Namespace) -> Figures:
     """
     llm = load(arguments, share_prefixes=False)
     plan = llm.engine.plan
-    prompts = make_prompts(llm, arguments.prompts or (16 if plan.device.type == "cpu" else 256))
+    prompts = make_prompts(llm, arguments.prompts or (16 if plan.device.type == "cpu" else 512))
     flat = answer(llm, prompts)
     llm.reset_prefix_cache()
     control = answer(llm, prompts[::-1])[::-1]
