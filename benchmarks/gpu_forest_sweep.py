@@ -16,6 +16,7 @@ from gpu_forest import GOALS, HEAD_DIM, Workload, check, make_batch, octavo_fore
 
 from octavo.attention.triton_shapes import (
     HOPPER_DECODE_SHAPE,
+    HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,
     HOPPER_NODE_SHAPE,
     TileShape,
@@ -26,10 +27,11 @@ from octavo.attention.triton_shapes import (
 GROWING = (Workload("256 x (4096 + 256) 16/8", ((1, 4096), (256, 256)), 16, 8),)
 
 
-def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
-    """Yield (name, tiling, shortest segment) to try for nodes with many queries; first Hopper's own."""
+def node_tilings() -> Iterator[tuple[str, TileShape | None, int]]:
+    """Yield (name, tiling, shortest segment) to try for nodes with many queries; None: what is in use."""
     base = fat_shape(2, HEAD_DIM, torch.bfloat16)
     shapes = (
+        None,
         HOPPER_NODE_SHAPE,
         replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
         replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
@@ -38,12 +40,13 @@ def node_tilings() -> Iterator[tuple[str, TileShape, int]]:
         replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=3, max_registers=168),
     )
     for shape, segment in product(shapes, (128, 256, 512, 1024)):
-        yield f"{_describe(shape)}, segments from {segment}", shape, segment
+        name = "in use" if shape is None else _describe(shape)
+        yield f"{name}, segments from {segment}", shape, segment
 
 
 def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
     """Yield (name, tiling) to try for the sequences' own parts; first those of the Hopper kernel."""
-    for shape in (HOPPER_DECODE_SHAPE, HOPPER_LEAF_SHAPE):
+    for shape in (HOPPER_LEAF_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_DECODE_SHAPE):
         yield f"Hopper, {_describe(shape)}", shape
     base = thin_shape(2, HEAD_DIM, torch.bfloat16)
     yield _describe(base), base

@@ -12,8 +12,6 @@ whatever sequence they are of, and with one warp nothing waits for another one.
 The work is triton_decode's, cut into the same runs.
 """
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -22,7 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention import hopper_prefill
 from octavo.attention.hopper_pieces import Run, merge_pieces, slot_of
-from octavo.attention.hopper_pipe import copy_tile, make_pipe
+from octavo.attention.hopper_pipe import make_pipe
+from octavo.attention.hopper_runs import fetch, look_ahead, next_piece, plan_run
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_plan import ThinWork
@@ -34,24 +33,6 @@ from octavo.attention.triton_shapes import (
 )
 from octavo.attention.triton_tiles import LN_2
 from octavo.attention.triton_units import RECORD
-
-
-class Cursor(NamedTuple):
-    """Where in its run a program is: at tile `at` of all, which is tile `tile` of a sequence's keys.
-
-    unit: whose work it is.
-    kv_head: of which head.
-    left: tiles that the run has of this (unit, kv head), from here on; 0 behind its last one.
-    first_tile, num_tiles: of the sequence's keys, those of the unit.
-    """
-
-    at: Any
-    unit: Any
-    kv_head: Any
-    tile: Any
-    left: Any
-    first_tile: Any
-    num_tiles: Any
 
 
 def can_attend(call: Call, work: ThinWork) -> bool:
@@ -79,23 +60,6 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     )
 
 
-class Order(NamedTuple):
-    """In which order a program takes its run, tiles begin : end of all.
-
-        begin              middle   end
-        | piece | piece | piece | piece |
-            2       3       4       1
-
-    A last piece that the run cuts comes first: others wait for it, or it for them, while there is work left.
-    first: the cursor at `begin`.
-    """
-
-    first: Any
-    middle: Any
-    end: Any
-    num_tiles: Any
-
-
 @gluon.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
@@ -108,12 +72,11 @@ def _attend_thin_kernel(
         gdc_launch_dependents()
     pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
     tiles_per_program = gl.load(run.schedule)
-    now, order = _plan_run(run, tiles_per_program, num_sequences, shape)
+    now, order = plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
-    table = _table(cache, run, now.unit)
-    ahead = (now, table, _block(table, now.tile, order.num_tiles > 0, shape), now.at * 0)
+    ahead = look_ahead(cache, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):
-        ahead = _fetch(source, run, ahead, order, pipe, shape)
+        ahead = fetch(source, run, ahead, order, pipe, shape)
     done = now.at * 0
     while done < order.num_tiles:
         top, total, values, ahead = _attend_piece(
@@ -121,119 +84,10 @@ def _attend_thin_kernel(
         )
         _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS)
         done += now.left
-        now = _next_piece(run, now, order, shape)
+        now = next_piece(run, now, order, shape)
     _clear(queries, run.units, cu_seqlens_q, num_sequences, num_rows, shape)
     if EARLY and gl.program_id(0) == 0:
         gdc_wait()
-
-
-@gluon.jit
-def _plan_run(run, tiles_per_program, num_sequences, shape):
-    """The cursor at the first tile that the program takes, and the order of its run."""
-    num_all = gl.load(run.schedule + 1)
-    begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)
-    end = gl.minimum(begin + tiles_per_program, num_all)
-    # A run at the end of all tiles would begin or end behind the last unit.
-    units = run.schedule + 2 + gl.program_id(0)
-    first = _begin(run, begin, end, gl.minimum(gl.load(units), num_sequences - 1), shape)
-    # At the run's end: the unit that goes on there, if one does.
-    last_unit = gl.load(units + 1, mask=end < num_all, other=0)
-    after = _begin(run, end, end, last_unit, shape)
-    last = Cursor(
-        end - after.tile + after.first_tile, after.unit, after.kv_head, after.first_tile,
-        after.tile - after.first_tile, after.first_tile, after.num_tiles,
-    )  # fmt: skip
-    is_cut = (end < num_all) & (last.at > begin) & (last.at < end)
-    middle = gl.where(is_cut, last.at, end)
-    at, unit, kv_head, tile, left, first_tile, num_tiles = first
-    first = Cursor(at, unit, kv_head, tile, gl.minimum(left, middle - at), first_tile, num_tiles)
-    order = Order(first, middle, end, end - begin)
-    now = first
-    if is_cut:
-        now = last
-    return now, order
-
-
-@gluon.jit
-def _begin(run, at, end, unit, shape):
-    """The cursor at a tile of `unit`, or of one after it, anywhere in a head's tiles."""
-    unit = _find_unit(run, at, end, unit)
-    first_tile, num_tiles = _unit_tiles(run, unit, shape)
-    unit_begin = gl.load(run.units + unit * RECORD + 7) - num_tiles * shape.kv_heads
-    kv_head = (at - unit_begin) // num_tiles
-    done = at - unit_begin - kv_head * num_tiles
-    left = gl.minimum(num_tiles - done, end - at)
-    return Cursor(at, unit, kv_head, first_tile + done, left, first_tile, num_tiles)
-
-
-@gluon.jit
-def _next_piece(run, cursor, order, shape):
-    """The cursor at the first tile of the piece that the program takes after the cursor's."""
-    at = cursor.at + cursor.left
-    unit, first_tile, num_tiles = cursor.unit, cursor.first_tile, cursor.num_tiles
-    kv_head = cursor.kv_head + 1
-    if kv_head == shape.kv_heads:
-        kv_head = 0
-        unit = _find_unit(run, at, order.middle, unit)
-        first_tile, num_tiles = _unit_tiles(run, unit, shape)
-    left = gl.minimum(num_tiles, order.middle - at)
-    following = Cursor(at, unit, kv_head, first_tile, left, first_tile, num_tiles)
-    if at == order.end:
-        following = order.first
-    return following
-
-
-@gluon.jit
-def _find_unit(run, at, end, unit):
-    """The unit of tile `at`, from `unit` on, if it is before `end`; units without keys are passed over."""
-    while (at < end) & (gl.load(run.units + unit * RECORD + 7) <= at):
-        unit += 1
-    return unit
-
-
-@gluon.jit
-def _unit_tiles(run, unit, shape):
-    """First tile of a unit's keys, and how many they are."""
-    record = run.units + unit * RECORD
-    first_tile = gl.load(record + 3) // shape.keys
-    # One at least: past the run's end the record is anyone's.
-    return first_tile, gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
-
-
-@gluon.jit
-def _table(cache, run, unit):
-    """The block ids of a unit's sequence."""
-    return cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
-
-
-@gluon.jit
-def _block(table, tile, exists, shape):
-    """The block id of a tile."""
-    return gl.load(table + tile * shape.keys // shape.block_size, mask=exists, other=0)
-
-
-@gluon.jit
-def _fetch(source, run, ahead, order, pipe, shape):
-    """Have the next tile copied, if the run has another one; returns what the next call wants.
-
-    The block id of the tile after it is loaded at once, so that the next call need not wait for it.
-    """
-    cursor, table, block, fetched = ahead
-    if fetched < order.num_tiles:
-        k_matrix, v_matrix, places, cache = source
-        row = block * places.block_rows + cursor.kv_head * places.head_rows
-        place = [row + cursor.tile * shape.keys % shape.block_size, cursor.kv_head * places.head_columns]
-        stage = fetched % pipe.stages
-        copy_tile(k_matrix, place, pipe.k_filled.index(stage), pipe.k.index(stage))
-        copy_tile(v_matrix, place, pipe.v_filled.index(stage), pipe.v.index(stage))
-        fetched += 1
-        at, unit, kv_head, tile, left, first_tile, num_tiles = cursor
-        cursor = Cursor(at + 1, unit, kv_head, tile + 1, left - 1, first_tile, num_tiles)
-        if left == 1:
-            cursor = _next_piece(run, cursor, order, shape)
-            table = _table(cache, run, cursor.unit)
-        block = _block(table, cursor.tile, fetched < order.num_tiles, shape)
-    return cursor, table, block, fetched
 
 
 @gluon.jit
@@ -247,7 +101,7 @@ def _attend_piece(
     tile's scores are made beside a tile's weights and values.
 
     Returns:
-        (top [R], total [R], values [D, R]) float32, the state of a running softmax; what _fetch wants.
+        (top [R], total [R], values [D, R]) float32, the state of a running softmax; what fetch wants.
     """
     D: gl.constexpr = shape.head_dim
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
@@ -264,7 +118,7 @@ def _attend_piece(
     s = _scores(q, pipe, done, shape, ROWS)
     for i in range(0, now.left - 1):
         # Into the buffer of the tile before, which nobody reads any more.
-        ahead = _fetch(source, run, ahead, order, pipe, shape)
+        ahead = fetch(source, run, ahead, order, pipe, shape)
         next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
         if MASKED:
             s = _mask(s, (now.tile + i) * shape.keys, position, kv_end, score, shape)
@@ -272,7 +126,7 @@ def _attend_piece(
         v = _values(pipe, done + i, shape)
         values = mma_v2(v, _operand(weights, v), values * shrink[None, :])
         s = next_s
-    ahead = _fetch(source, run, ahead, order, pipe, shape)
+    ahead = fetch(source, run, ahead, order, pipe, shape)
     start = (now.tile + now.left - 1) * shape.keys
     s = _mask(s, start, position, kv_end, score, shape)
     weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
