@@ -1,8 +1,8 @@
 """The offline Python API: `LLM` generates, streams, chats and scores in this process."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from octavo.config import EngineConfig
 from octavo.engine.collection import collect_youngest, no_full_collections
@@ -10,14 +10,19 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidArgumentError, OctavoError, PromptError
+from octavo.llm_arguments import (
+    DEFAULT_SAMPLING,
+    Message,
+    as_conversations,
+    as_params_list,
+    as_prompt_list,
+)
 from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
 from octavo.progress import Progress, RichProgress
 from octavo.sampling_params import SamplingParams
 
-Message = Mapping[str, object]
 OnError = Literal["raise", "return"]
 
-DEFAULT_SAMPLING = SamplingParams()
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
 # Prompts of a list that are read before a device begins with them. It gets a step again when there are twice
@@ -99,8 +104,8 @@ class LLM:
             PromptError, SamplingParamsError: see on_error.
             EngineError: with on_error="raise", the engine failed on a request.
         """
-        prompt_list = _as_prompt_list(prompts)
-        params_list = _as_params_list(params, len(prompt_list))
+        prompt_list = as_prompt_list(prompts)
+        params_list = as_params_list(params, len(prompt_list))
         if on_error not in ("raise", "return"):
             raise InvalidArgumentError(f"on_error must be 'raise' or 'return', got {on_error!r}")
         return self._run(prompt_list, params_list, on_error, cache_salt, progress)
@@ -137,7 +142,7 @@ class LLM:
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
         """
-        conversations = _as_conversations(messages)
+        conversations = as_conversations(messages)
         prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
         return self.generate(
             prompts,
@@ -316,39 +321,3 @@ def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]
     total = sum(logprobs)
     return ScoreOutput(suffix, logprobs, total, total / len(logprobs), output.num_cached_tokens)
-
-
-def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [cast(Prompt, prompts)]
-    if not isinstance(prompts, Sequence):
-        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _as_params_list(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or DEFAULT_SAMPLING] * num_prompts
-    params_list = list(params)
-    if len(params_list) != num_prompts:
-        raise InvalidArgumentError(
-            f"params must be one SamplingParams or one per prompt, got {len(params_list)} "
-            f"for {num_prompts} prompts"
-        )
-    return params_list
-
-
-def _as_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise PromptError(f"messages must be a list of messages, got {type(messages).__name__}")
-    if not messages:
-        raise PromptError("messages must hold at least one message, got none")
-    if isinstance(messages[0], Mapping):
-        return [cast(Sequence[Message], messages)]
-    return list(cast(Sequence[Sequence[Message]], messages))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
-from octavo.llm import LLM, Message
+from octavo.llm import LLM
+from octavo.llm_arguments import Message
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 

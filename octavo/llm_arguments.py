@@ -1,0 +1,63 @@
+"""What `LLM` is called with: one of something or many, parameters for all or for each."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from octavo.engine.prompts import Prompt
+from octavo.errors import InvalidArgumentError, PromptError
+from octavo.sampling_params import SamplingParams
+
+Message = Mapping[str, object]
+
+DEFAULT_SAMPLING = SamplingParams()
+
+
+def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a prompt, or each of several, in a list; ids alone are one prompt.
+
+    Raises:
+        PromptError: they are neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def as_params_list(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """Return parameters for each prompt.
+
+    Raises:
+        InvalidArgumentError: there are not as many as prompts.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or DEFAULT_SAMPLING] * num_prompts
+    params_list = list(params)
+    if len(params_list) != num_prompts:
+        raise InvalidArgumentError(
+            f"params must be one SamplingParams or one per prompt, got {len(params_list)} "
+            f"for {num_prompts} prompts"
+        )
+    return params_list
+
+
+def as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    """Return a conversation, or each of several, in a list.
+
+    Raises:
+        PromptError: they are neither, or there is no message.
+    """
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise PromptError(f"messages must be a list of messages, got {type(messages).__name__}")
+    if not messages:
+        raise PromptError("messages must hold at least one message, got none")
+    if isinstance(messages[0], Mapping):
+        return [cast(Sequence[Message], messages)]
+    return list(cast(Sequence[Sequence[Message]], messages))
