@@ -1,0 +1,115 @@
+"""Compiles the Gluon kernels for a Hopper GPU, without one; prints their registers and memory as JSON.
+
+A process of its own: where Triton's interpreter is switched on, its compiler is not to be had.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from octavo.attention import hopper_decode, hopper_prefill
+from octavo.attention.hopper_pieces import Run
+from octavo.attention.hopper_pipe import Places
+from octavo.attention.hopper_tiles import Gather
+from octavo.attention.triton_arguments import Cache, Queries, Score, Shape
+from octavo.attention.triton_shapes import (
+    HOPPER_BESIDE_SHAPE,
+    HOPPER_DECODE_SHAPE,
+    HOPPER_FEW_LEAVES_SHAPE,
+    HOPPER_LEAF_SHAPE,
+    HOPPER_NODE_SHAPE,
+)
+
+HEAD_DIM, GROUP, KV_HEADS, BLOCK_SIZE = 128, 2, 8, 64
+SCORE = Score("fp32", 0, 0.0, None, None, None)
+CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
+PLACES = Places("i32", "i32", 0)
+
+
+def compile_kernel(kernel, arguments, **options):
+    """{registers, stack, shared} of a kernel; arguments are types, or constants."""
+    signature, constants = {}, {}
+
+    def describe(value, path):
+        if isinstance(value, tuple):
+            items = [describe(item, (*path, i)) for i, item in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, str):
+            return value
+        constants[path] = value
+        return "constexpr"
+
+    for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
+        signature[name] = describe(value, (i,))
+    source = GluonASTSource(kernel, signature, constants, {})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+        command = [tool, "-res-usage", cubin.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True)
+    registers, stack = re.search(r"REG:(\d+).*?STACK:(\d+)", usage.stdout + usage.stderr).groups()
+    return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared}
+
+
+def matrix(keys):
+    layout = gl.NVMMASharedLayout.get_default_for([keys, HEAD_DIM], gl.bfloat16)
+    return f"tensordesc<bf16[{keys}, {HEAD_DIM}],{layout!r}>"
+
+
+def shape_of(tile):
+    sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, tile.rows, tile.keys)
+    return Shape(*(tl.constexpr(value) for value in (*sizes, *[False] * 5)))
+
+
+def queries(results):
+    return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
+
+
+def compile_decode(tile):
+    """Of leaves, which write float32."""
+    run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
+    arguments = [
+        *(queries("*fp32"), CACHE, matrix(tile.keys), matrix(tile.keys), PLACES, SCORE, run),
+        *("*i32", "i32", "i32", shape_of(tile), GROUP, tile.num_stages, False, True),
+    ]
+    options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}
+    return compile_kernel(hopper_decode._attend_thin_kernel, arguments, **options)
+
+
+def compile_nodes(tile, gather):
+    """Of nodes, or of prompts if nothing is gathered."""
+    arguments = [
+        *(queries("*fp32" if gather else "*bf16"), gather, CACHE, matrix(tile.keys), matrix(tile.keys)),
+        *(PLACES, SCORE, "*i32", "i32", shape_of(tile), tile.keys, tile.num_stages, tile.rows == 64),
+    ]
+    options = {"num_warps": 4, "maxnreg": tile.max_registers, "launch_pdl": gather is not None}
+    return compile_kernel(hopper_prefill._attend_kernel, arguments, **options)
+
+
+def main() -> None:
+    gather = Gather("*i32", "*i32", "i32", "*i32")
+    figures = {
+        "decode": compile_decode(HOPPER_DECODE_SHAPE),
+        "leaves": compile_decode(HOPPER_LEAF_SHAPE),
+        "few leaves": compile_decode(HOPPER_FEW_LEAVES_SHAPE),
+        "nodes beside": compile_nodes(HOPPER_BESIDE_SHAPE, gather),
+        "nodes": compile_nodes(HOPPER_NODE_SHAPE, gather),
+        "prompts": compile_nodes(HOPPER_NODE_SHAPE, None),
+    }
+    json.dump(figures, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

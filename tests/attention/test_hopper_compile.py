@@ -1,0 +1,78 @@
+"""The Gluon kernels compile for a Hopper GPU, and those that share a multiprocessor fit it."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.attention.triton_shapes import (
+    HOPPER_BESIDE_SHAPE,
+    HOPPER_DECODE_SHAPE,
+    HOPPER_FEW_LEAVES_SHAPE,
+    HOPPER_LEAF_SHAPE,
+    HOPPER_NODE_SHAPE,
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+# Of a multiprocessor: bytes of shared memory, 1024 of which each program takes besides; and of each of its
+# quarters: registers, dealt to a warp of 32 lanes by 256.
+SHARED_BYTES, RESERVED_BYTES = 228 * 1024, 1024
+QUARTER_REGISTERS, DEALT_REGISTERS = 65536 // 4, 256
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """{kernel: {registers, stack, shared}} as compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_hopper.py")
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tile"),
+    [
+        ("decode", HOPPER_DECODE_SHAPE),
+        ("leaves", HOPPER_LEAF_SHAPE),
+        ("few leaves", HOPPER_FEW_LEAVES_SHAPE),
+        ("nodes beside", HOPPER_BESIDE_SHAPE),
+        ("nodes", HOPPER_NODE_SHAPE),
+        ("prompts", HOPPER_NODE_SHAPE),
+    ],
+)
+def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
+    used = figures[kernel]
+    assert used["stack"] == 0, "registers are spilled to memory"
+    assert used["registers"] <= tile.max_registers
+    programs = tile.programs_per_multiprocessor
+    assert programs * (used["shared"] + RESERVED_BYTES) <= SHARED_BYTES
+    if programs > 1:
+        # One warp each, dealt to the quarters in turn.
+        assert -(-programs // 4) * warp_registers(used) <= QUARTER_REGISTERS
+
+
+@pytest.mark.parametrize(
+    ("leaves", "tile"), [("leaves", HOPPER_LEAF_SHAPE), ("few leaves", HOPPER_FEW_LEAVES_SHAPE)]
+)
+def test_leaves_find_room_beside_one_program_of_nodes(figures, leaves, tile):
+    """And a second program of nodes does not, since it would keep them out."""
+    nodes, leaf = figures["nodes beside"], figures[leaves]
+    programs = tile.programs_per_multiprocessor
+    # A warpgroup, and the warp that fetches, rounded up to one: two warps in each quarter.
+    node_registers = 2 * warp_registers(nodes)
+    assert node_registers + programs // 4 * warp_registers(leaf) <= QUARTER_REGISTERS
+    assert 2 * node_registers > QUARTER_REGISTERS
+    shared = nodes["shared"] + programs * leaf["shared"] + (1 + programs) * RESERVED_BYTES
+    assert shared <= SHARED_BYTES
+
+
+def warp_registers(used):
+    return -(-used["registers"] * 32 // DEALT_REGISTERS) * DEALT_REGISTERS
