@@ -39,6 +39,8 @@ class DeviceForest:
     a row is given to another sequence, so upload a new plan before the first step of a sequence that joins.
 
     A plan speaks of query tokens by their row of q; while each sequence decodes one token, that is its row.
+    Plans of steps with more tokens have larger tiles on Hopper GPUs: they are for steps whose max_query_len
+    is more than 1, and the others for steps where it is 1.
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; that of nodes with many is fat_tile().
