@@ -34,6 +34,9 @@ from octavo.attention.triton_shapes import (
 from octavo.attention.triton_tiles import LN_2
 from octavo.attention.triton_units import RECORD
 
+# Of both products' results: a warp's tile has 16 rows and 8 columns.
+_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+
 
 def can_attend(call: Call, work: ThinWork) -> bool:
     """Say whether the kernel takes these arguments; the portable one takes all."""
@@ -104,7 +107,7 @@ def _attend_piece(
         (top [R], total [R], values [D, R]) float32, the state of a running softmax; what fetch wants.
     """
     D: gl.constexpr = shape.head_dim
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    MMA: gl.constexpr = _MMA
     ROW: gl.constexpr = gl.SliceLayout(0, MMA)
     MASKED: gl.constexpr = CAUSAL or shape.windowed
     record = run.units + now.unit * RECORD
@@ -124,7 +127,7 @@ def _attend_piece(
             s = _mask(s, (now.tile + i) * shape.keys, position, kv_end, score, shape)
         weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
         v = _values(pipe, done + i, shape)
-        values = mma_v2(v, _operand(weights, v), values * shrink[None, :])
+        values = _add_values(values, v, weights, shrink)
         s = next_s
     ahead = fetch(source, run, ahead, order, pipe, shape)
     start = (now.tile + now.left - 1) * shape.keys
@@ -135,7 +138,7 @@ def _attend_piece(
     if kv_end - start < shape.keys:
         key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
         v = gl.where((key < kv_end)[None, :], v, 0.0)
-    values = mma_v2(v, _operand(weights, v), values * shrink[None, :])
+    values = _add_values(values, v, weights, shrink)
     return top, total, values, ahead
 
 
@@ -152,16 +155,16 @@ def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
 @gluon.jit
 def _values(pipe, number, shape):
     """Wait for the values of the run's tile `number`; returns them as the left operand [D, KEYS]."""
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     stage, phase = number % pipe.stages, (number // pipe.stages) & 1
     mbarrier.wait(pipe.v_filled.index(stage), phase)
-    return pipe.v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, MMA, 2))
+    return pipe.v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, _MMA, 2))
 
 
 @gluon.jit
-def _operand(weights, v):
-    """Weights [KEYS, R] as the right operand of a product with v."""
-    return gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(1, weights.type.layout, 2))
+def _add_values(values, v, weights, shrink):
+    """Shrink the sum [D, R] and add a tile's values v [D, KEYS], weighted [KEYS, R]."""
+    operand = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(1, weights.type.layout, 2))
+    return mma_v2(v, operand, values * shrink[None, :])
 
 
 @gluon.jit

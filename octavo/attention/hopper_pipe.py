@@ -71,7 +71,8 @@ def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KE
         Tiles fetched so far, `fetched` of them before.
     """
     for tile in range(first_tile, first_tile + num_tiles):
-        at = tile_place(source.places, source.table, tile, kv_head, shape, KEYS)
+        block = gl.load(source.table + tile * KEYS // shape.block_size)
+        at = tile_place(source.places, block, tile, kv_head, shape, KEYS)
         stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
         mbarrier.wait(pipe.k_free.index(stage), phase)
         copy_tile(source.k, at, pipe.k_filled.index(stage), pipe.k.index(stage))
@@ -82,11 +83,10 @@ def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KE
 
 
 @gluon.jit
-def tile_place(places, table, tile, kv_head, shape, KEYS: gl.constexpr):
-    """Row and column of a sequence's tile in the caches' matrices."""
-    start = tile * KEYS
-    row = gl.load(table + start // shape.block_size) * places.block_rows
-    return [row + kv_head * places.head_rows + start % shape.block_size, kv_head * places.head_columns]
+def tile_place(places, block, tile, kv_head, shape, KEYS: gl.constexpr):
+    """Row and column of a sequence's tile, which lies in a block, in the caches' matrices."""
+    row = block * places.block_rows + kv_head * places.head_rows
+    return [row + tile * KEYS % shape.block_size, kv_head * places.head_columns]
 
 
 @gluon.jit

@@ -30,10 +30,11 @@ from octavo.attention.device_forest import DeviceForest
 from octavo.attention.hopper_pipe import Places, Source, fetch_tiles, make_pipe
 from octavo.attention.hopper_tiles import HALF, Gather, attend_item, key_tiles, pass_item
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_arguments import Call, Shape
+from octavo.attention.triton_arguments import Call
 from octavo.attention.triton_plan import FatWork
 from octavo.attention.triton_shapes import (
     HOPPER_NODE_SHAPE,
+    HOPPER_PROMPT_SHAPE,
     TileShape,
     fits_hopper,
     num_multiprocessors,
@@ -85,10 +86,10 @@ def _takes_cache(device: torch.device, dtype: torch.dtype, shape: _Sizes, stride
     )
 
 
-def attend_fat(call: Call, units: Tensor, shape: Shape) -> None:
-    """Attend the fat units [U, 8]; the shape is that of the portable kernel."""
-    keys = 128 if call.k_cache.shape[1] % 128 == 0 else 64
-    _attend(call, None, units, shape, keys, HOPPER_NODE_SHAPE)
+def attend_fat(call: Call, units: Tensor) -> None:
+    """Attend the fat units [U, 8]."""
+    wide = call.k_cache.shape[1] % HOPPER_PROMPT_SHAPE.keys == 0
+    _attend(call, None, units, HOPPER_PROMPT_SHAPE if wide else HOPPER_NODE_SHAPE)
 
 
 def attend_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -105,24 +106,17 @@ def attend_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
     """
     tile = forest.fat_tile(decodes=decodes)
     gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.num_fat_units)
-    _attend(call, gather, forest.fat_units, call.shape(tile), tile.keys, tile, keys_are_old=decodes)
+    _attend(call, gather, forest.fat_units, tile, keys_are_old=decodes)
 
 
 def _attend(
-    call: Call,
-    gather: Gather | None,
-    units: Tensor,
-    shape: Shape,
-    keys: int,
-    tile: TileShape,
-    *,
-    keys_are_old: bool = True,
+    call: Call, gather: Gather | None, units: Tensor, tile: TileShape, *, keys_are_old: bool = True
 ) -> None:
-    """Launch the kernel as the tiling says, but for so many keys in a tile, which divide a block."""
+    """Launch the kernel with a tiling whose keys divide a block."""
     # The fetching warp cedes most of its share of the registers to the others.
     _attend_kernel[(num_multiprocessors(call.q.device),)](
-        *(call.queries, gather, call.cache, *describe_caches(call, keys), call.score),
-        *(units, units.shape[0], shape, keys, tile.num_stages, keys_are_old),
+        *(call.queries, gather, call.cache, *describe_caches(call, tile.keys), call.score),
+        *(units, units.shape[0], call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
         maxnreg=tile.max_registers,
         launch_pdl=gather is not None,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.attention.hopper_pipe import copy_tile
+from octavo.attention.hopper_pipe import copy_tile, tile_place
 from octavo.attention.triton_units import RECORD
 
 
@@ -162,8 +162,7 @@ def fetch(source, run, ahead, order, pipe, shape):
     cursor, table, block, fetched = ahead
     if fetched < order.num_tiles:
         k_matrix, v_matrix, places, cache = source
-        row = block * places.block_rows + cursor.kv_head * places.head_rows
-        place = [row + cursor.tile * shape.keys % shape.block_size, cursor.kv_head * places.head_columns]
+        place = tile_place(places, block, cursor.tile, cursor.kv_head, shape, shape.keys)
         stage = fetched % pipe.stages
         copy_tile(k_matrix, place, pipe.k_filled.index(stage), pipe.k.index(stage))
         copy_tile(v_matrix, place, pipe.v_filled.index(stage), pipe.v.index(stage))

@@ -27,11 +27,11 @@ def attend_fat(call: Call, work: FatWork) -> None:
         call: the call.
         work: the step's fat work.
     """
+    if hopper_prefill.can_attend(call.q, call.k_cache, call.v_cache, call.options, work):
+        hopper_prefill.attend_fat(call, work.units)
+        return
     tile = work.shape
     shape = call.shape(tile)
-    if hopper_prefill.can_attend(call.q, call.k_cache, call.v_cache, call.options, work):
-        hopper_prefill.attend_fat(call, work.units, shape)
-        return
     num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.k_cache.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
         *(call.queries, call.cache, call.score, work.units, work.partial_out, work.partial_lse),

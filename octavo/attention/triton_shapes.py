@@ -42,8 +42,10 @@ _SMALL_TILES = {
 HOPPER_DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 _HOPPER_DECODE_DIM = 128
 
-# Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill.
+# Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill. Prompts take
+# twice the keys where blocks are that long.
 HOPPER_NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
+HOPPER_PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
 # While sequences decode, one warpgroup and the sequences' own parts share a multiprocessor. Of the 512
 # registers a lane in each of its quarters, two warps take 272: too many for a second such program, which

@@ -58,6 +58,7 @@ class KVCacheManager:
         self._hash_block = hash_block
         self._store = BlockStore(num_blocks)
         self._live: set[SequenceBlocks] = set()
+        # The sequence matched last.
         self._newest: SequenceBlocks | None = None
         self._num_query_tokens = 0
         self._num_hit_tokens = 0

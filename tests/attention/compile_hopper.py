@@ -28,9 +28,10 @@ from octavo.attention.triton_shapes import (
     HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,
     HOPPER_NODE_SHAPE,
+    HOPPER_PROMPT_SHAPE,
 )
 
-HEAD_DIM, GROUP, KV_HEADS, BLOCK_SIZE = 128, 2, 8, 64
+HEAD_DIM, GROUP, KV_HEADS, BLOCK_SIZE = 128, 2, 8, 128
 SCORE = Score("fp32", 0, 0.0, None, None, None)
 CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
 PLACES = Places("i32", "i32", 0)
@@ -106,7 +107,8 @@ def main() -> None:
         "few leaves": compile_decode(HOPPER_FEW_LEAVES_SHAPE),
         "nodes beside": compile_nodes(HOPPER_BESIDE_SHAPE, gather),
         "nodes": compile_nodes(HOPPER_NODE_SHAPE, gather),
-        "prompts": compile_nodes(HOPPER_NODE_SHAPE, None),
+        "prompts": compile_nodes(HOPPER_PROMPT_SHAPE, None),
+        "prompts, short blocks": compile_nodes(HOPPER_NODE_SHAPE, None),
     }
     json.dump(figures, sys.stdout)
 

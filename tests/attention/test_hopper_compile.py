@@ -15,6 +15,7 @@ from octavo.attention.triton_shapes import (
     HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,
     HOPPER_NODE_SHAPE,
+    HOPPER_PROMPT_SHAPE,
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -45,7 +46,8 @@ def figures():
         ("few leaves", HOPPER_FEW_LEAVES_SHAPE),
         ("nodes beside", HOPPER_BESIDE_SHAPE),
         ("nodes", HOPPER_NODE_SHAPE),
-        ("prompts", HOPPER_NODE_SHAPE),
+        ("prompts", HOPPER_PROMPT_SHAPE),
+        ("prompts, short blocks", HOPPER_NODE_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
