@@ -38,7 +38,9 @@ def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str,
     """Return the rotary frequencies of each layer type.
 
     Accepted: rope_theta and rope_scaling (with "type" or "rope_type") side by side; rope_parameters with
-    everything in one; rope_parameters by layer type; rope_local_base_freq for sliding layers.
+    everything in one; rope_parameters by layer type; rope_local_base_freq for sliding layers. Where a file
+    has both keys, rope_scaling counts, as in Hugging Face transformers 5; families with local frequencies
+    write it into the full layers' rope_parameters.
 
     Returns:
         "full_attention" and "sliding_attention", equal unless the family keeps them apart.
@@ -47,7 +49,7 @@ def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str,
         UnsupportedModelError: a type or key that Octavo does not have.
         FileFormatError: a value is malformed.
     """
-    parameters = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+    parameters = _given_parameters(fields, family)
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
     if nested and len(nested) != len(parameters):
         raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
@@ -61,6 +63,19 @@ def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str,
         # A scaling without layer types is meant for the full layers alone.
         ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, head_dim)
     return ropes
+
+
+def _given_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
+    """The parameters that count, of the two keys a file may have."""
+    parameters, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if not parameters or not family.has_local_rope:
+        return scaling or parameters
+    if not any(name in parameters for name in _LAYER_TYPES):
+        raise fields.error("rope_parameters", f"one object for each of {', '.join(_LAYER_TYPES)}", parameters)
+    full = parameters.get("full_attention")
+    if not scaling or not isinstance(full, Mapping | None):
+        return parameters
+    return {**parameters, "full_attention": {**(full or {}), **scaling}}
 
 
 def _read_rope(config: ConfigFields, parameters: object, theta: float, head_dim: int) -> RopeConfig:

@@ -1,6 +1,7 @@
 """config.json in all its spellings, and what is refused."""
 
 import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -64,6 +65,38 @@ def test_old_and_new_spellings_say_the_same() -> None:
     configs = [read(spelling) for spelling in spellings]
     assert len(set(configs)) == 1
     assert configs[0].ropes[0].original_max_positions == 4096
+
+
+BOTH_ROPE_KEYS: list[tuple[str, dict[str, Any]]] = [
+    ("LlamaForCausalLM", {"rope_theta": 5e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 3e5}}),
+    ("MistralForCausalLM", {"rope_theta": 5e4, "rope_scaling": {}}),
+    ("Qwen3ForCausalLM", {"rope_theta": 5e4, "rope_scaling": None}),
+    ("Gemma3ForCausalLM", {"rope_theta": 5e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "fields"), BOTH_ROPE_KEYS)
+def test_rope_scaling_beside_rope_parameters_counts_as_in_transformers(
+    architecture: str, fields: dict[str, Any]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    parameters: dict[str, Any] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+    if architecture == "Gemma3ForCausalLM":
+        parameters = {"full_attention": parameters, "sliding_attention": {"rope_type": "default"}}
+    config = of(architecture, sliding_window=None) | fields | {"rope_parameters": parameters}
+    kind = architecture.replace("ForCausalLM", "TextConfig" if "Gemma3" in architecture else "Config")
+    expected = getattr(transformers, kind)(**copy.deepcopy(config)).rope_parameters
+    full = expected.get("full_attention", expected)
+    rope = read(config | {"layer_types": ["full_attention"] * 6}).ropes[0]
+    assert (rope.rope_type, rope.theta) == (full["rope_type"], full["rope_theta"])
+    assert rope.factor == full["factor"]
+
+
+def test_rope_parameters_of_a_family_with_local_frequencies_are_by_layer_type() -> None:
+    """Transformers would drop the scaling without a word."""
+    with pytest.raises(FileFormatError, match="rope_parameters must be one object for each of"):
+        read(of("Gemma3ForCausalLM", rope_parameters={"rope_type": "linear", "factor": 8.0}))
 
 
 def test_eos_may_be_one_id_several_or_none() -> None:
