@@ -4,7 +4,7 @@ the environment variables (OCTAVO_...) and the config file's keys."""
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from octavo.errors import ConfigError, suggest
 
@@ -72,22 +72,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
-            choices = get_args(hint)
-            value = getattr(self, name)
-            if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model must be a name or a path, got {self.model!r}")
+            self._check_kind(name, hint)
         for name in ("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
-                self._positive_integer(name)
+                self._check_integer(name, 1, 2**31)
+        self._check_integer("seed", 0, 2**63)
         fraction = self.memory_fraction
-        if fraction is not None and (not isinstance(fraction, int | float) or not 0 < fraction <= 1):
-            raise ConfigError(f"memory_fraction must be in (0, 1], got {fraction!r}")
+        if fraction is not None and (
+            isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1
+        ):
+            raise ConfigError(f"memory_fraction must be a number in (0, 1], got {fraction!r}")
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
 
     @classmethod
     def from_dict(cls, options: Mapping[str, object]) -> "EngineConfig":
@@ -98,7 +94,19 @@ class EngineConfig:
                 raise ConfigError(f"unknown engine option {name!r}{suggest(name, valid)}")
         return cls(**options)  # type: ignore[arg-type]
 
-    def _positive_integer(self, name: str) -> None:
+    def _check_kind(self, name: str, hint: object) -> None:
+        """Check a field that is a choice, a switch or a string: "no" would count as true."""
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        if get_origin(hint) is Literal:
+            if value not in get_args(hint):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        elif hint is bool and not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
+        elif hint is str and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{name} must be a string that is not empty, got {value!r}")
+
+    def _check_integer(self, name: str, low: int, end: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:
+            kind = "a positive integer" if low else "an integer of at least 0"
+            raise ConfigError(f"{name} must be {kind} below 2**{end.bit_length() - 1}, got {value!r}")

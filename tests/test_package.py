@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -88,7 +89,14 @@ def test_no_code_from_files(path: Path) -> None:
         {"memory_fraction": 0},
         {"memory_fraction": 1.5},
         {"memory_fraction": 0.5, "num_blocks": 4},
+        {"memory_fraction": True},
+        {"memory_fraction": float("nan")},
+        {"memory_fraction": "half"},
         {"seed": -1},
+        {"seed": 2**63},
+        {"model": None},
+        {"device": 0},
+        {"device": ""},
         {"blocksize": 16},
     ],
 )
@@ -96,3 +104,23 @@ def test_bad_engine_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig.from_dict(options)
     assert next(iter(options)) in str(caught.value)
+
+
+SWITCHES = [name for name, hint in get_type_hints(EngineConfig).items() if hint is bool]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", ["no", "False", 0, 1, None])
+def test_a_switch_is_true_or_false_and_nothing_else(name: str, value: object) -> None:
+    assert len(SWITCHES) == 3
+    with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
+        EngineConfig.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"]
+)
+@pytest.mark.parametrize("value", [0, -1, 2**31, 10**30, 1.0, True, "16"])
+def test_every_size_is_a_positive_integer_with_a_bound(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be a positive integer below 2\*\*31, got {value!r}"):
+        EngineConfig.from_dict({name: value})
