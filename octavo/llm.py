@@ -2,12 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Literal
 
 from octavo.config import EngineConfig
 from octavo.engine.collection import collect_youngest, no_full_collections
+from octavo.engine.deltas import DeltaReader
 from octavo.engine.engine import Engine
-from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.prompts import Prompt
+from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidArgumentError, OctavoError, PromptError
 from octavo.llm_arguments import (
@@ -18,7 +21,7 @@ from octavo.llm_arguments import (
     as_prompt_list,
 )
 from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
-from octavo.progress import Progress, RichProgress
+from octavo.progress import RichProgress
 from octavo.sampling_params import SamplingParams
 
 OnError = Literal["raise", "return"]
@@ -37,7 +40,9 @@ class LLM:
         >>> llm = LLM("smollm2")
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
 
-    Calls may be interleaved (several `stream` generators at once), but only from one thread.
+    Any thread may call it, and calls may be interleaved (several streams at once): their requests run in the
+    same batches. Whatever breaks a call off, Ctrl-C or a stream that is dropped, its requests are aborted and
+    no later answer depends on what it left.
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = False, **options: object) -> None:
@@ -61,22 +66,20 @@ class LLM:
         config = EngineConfig.from_dict(options)
         with RichProgress("loading", enabled=progress) as bar:
             self.engine = Engine(config, progress=bar.set)
-        self._inbox: dict[str, deque[CompletionDelta]] = {}
-        self._streamed: set[str] = set()
+        self._shared = SharedEngine(self.engine)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
         """Wrap an engine that is loaded already."""
         llm = cls.__new__(cls)
         llm.engine = engine
-        llm._inbox = {}
-        llm._streamed = set()
+        llm._shared = SharedEngine(engine)
         return llm
 
     @property
     def stats(self) -> EngineStats:
         """Counters of the engine and of its KV block pool."""
-        return self.engine.stats()
+        return self._shared.stats()
 
     def generate(
         self,
@@ -112,16 +115,16 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
-    ) -> Iterator[CompletionDelta]:
-        """Complete one prompt, yielding what each step adds. Closing the iterator aborts the request.
+    ) -> "CompletionStream":
+        """Complete one prompt, yielding what steps add. Closing or dropping the iterator aborts the request.
 
         Raises:
             PromptError, SamplingParamsError: before the first delta.
             EngineError: the engine failed on this request.
         """
-        request_id = self._add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
-        self._streamed.add(request_id)
-        return self._stream(request_id)
+        caller = self._shared.caller()
+        output = caller.add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
+        return CompletionStream(self._shared, caller, output)
 
     def chat(
         self,
@@ -154,8 +157,8 @@ class LLM:
 
     def chat_stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, cache_salt: str = ""
-    ) -> Iterator[CompletionDelta]:
-        """Answer one conversation, yielding what each step adds; see `chat` and `stream`."""
+    ) -> "CompletionStream":
+        """Answer one conversation, yielding what steps add; see `chat` and `stream`."""
         prompt = self.chat_prompt(messages)
         return self.stream(prompt, params or DEFAULT_CHAT_SAMPLING, cache_salt=cache_salt)
 
@@ -188,30 +191,27 @@ class LLM:
         prefix_ids = self.engine.prompts.read(prefix)
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
-        request_ids: list[str] = []
-        try:
-            for suffix in suffixes:
-                request_ids.append(
-                    self._add(
-                        prefix_ids + suffix,
-                        params,
-                        cache_salt=cache_salt,
-                        prompt_logprobs_start=len(prefix_ids.listed),
-                    )
+        with self._shared.caller() as caller, no_full_collections():
+            outputs = [
+                caller.add(
+                    prefix_ids + suffix,
+                    params,
+                    cache_salt=cache_salt,
+                    prompt_logprobs_start=len(prefix_ids.listed),
                 )
-            with no_full_collections():
-                outputs = [self._wait(request_id) for request_id in request_ids]
-        finally:
-            self._abandon(request_ids)
+                for suffix in suffixes
+            ]
+            for output in outputs:
+                self._wait(output)
         return [_score(output, suffix.listed) for output, suffix in zip(outputs, suffixes, strict=True)]
 
     def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with finish_reason "abort"."""
-        self._deliver(self.engine.abort(request_id))
+        self._shared.abort(request_id)
 
     def reset_prefix_cache(self) -> int:
         """Drop all cached blocks no request uses; returns how many."""
-        return self.engine.manager.reset_prefix_cache()
+        return self._shared.reset_prefix_cache()
 
     def _run(
         self,
@@ -221,96 +221,87 @@ class LLM:
         cache_salt: str,
         progress: bool,
     ) -> list[RequestOutput]:
-        started: list[RequestOutput | str] = []
+        outputs: list[RequestOutput] = []
         step_at = _FIRST_PROMPTS
-        with RichProgress("generating", enabled=progress) as bar, no_full_collections():
-            try:
-                for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
-                    started.append(self._start(prompt, params_, on_error, cache_salt))
-                    if number == step_at and self.engine.runner.runs_ahead:
-                        # So that the device has something to do while the others are read.
-                        self._deliver(self.engine.step())
-                        step_at *= 2
-                collect_youngest()
-                outputs = self._finish_all(started, bar)
-            finally:
-                self._abandon([entry for entry in started if isinstance(entry, str)])
+        with (
+            RichProgress("generating", enabled=progress) as bar,
+            self._shared.caller() as caller,
+            no_full_collections(),
+        ):
+            for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
+                outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
+                if number == step_at and self.engine.runner.runs_ahead:
+                    # So that the device has something to do while the others are read.
+                    self._shared.step()
+                    step_at *= 2
+            collect_youngest()
+            for number, output in enumerate(outputs, start=1):
+                self._wait(output)
+                bar.set(number, len(outputs))
         for output in outputs:
             if output.error is not None and on_error == "raise":
                 raise output.error
         return outputs
 
-    def _start(
-        self, prompt: Prompt, params: SamplingParams, on_error: OnError, cache_salt: str
-    ) -> RequestOutput | str:
+    def _wait(self, output: RequestOutput) -> None:
+        self._shared.run_until(lambda: output.finished)
+
+
+class CompletionStream(Iterator[CompletionDelta]):
+    """What steps add to one request, as it comes. A `with` block closes it.
+
+    A delta holds all that is new since the last one: a token, or more where other calls ran steps meanwhile.
+    """
+
+    def __init__(self, shared: SharedEngine, caller: Caller, output: RequestOutput) -> None:
+        self._shared = shared
+        self._caller = caller
+        self._reader = DeltaReader(output)
+        self._deltas: deque[CompletionDelta] = deque()
+        self._ended = False
+
+    def __next__(self) -> CompletionDelta:
+        if self._ended:
+            raise StopIteration
         try:
-            return self._add(prompt, params, cache_salt=cache_salt)
-        except OctavoError as error:
-            if on_error == "raise":
-                raise
-            return RequestOutput("", None, [], [], finished=True, error=error)
-
-    def _finish_all(self, started: list[RequestOutput | str], bar: Progress) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        for entry in started:
-            outputs.append(self._wait(entry) if isinstance(entry, str) else entry)
-            bar.set(len(outputs), len(started))
-        return outputs
-
-    def _add(
-        self,
-        prompt: Prompt | TokenIds,
-        params: SamplingParams,
-        *,
-        cache_salt: str,
-        prompt_logprobs_start: int | None = None,
-    ) -> str:
-        request_id = self.engine.add_request(
-            prompt, params, cache_salt=cache_salt, prompt_logprobs_start=prompt_logprobs_start
-        )
-        self._inbox[request_id] = deque()
-        return request_id
-
-    def _deltas(self, request_id: str) -> Iterator[CompletionDelta]:
-        """Step the engine until this request is finished; other requests' deltas wait in their inboxes."""
-        inbox = self._inbox[request_id]
-        while True:
-            while inbox:
-                delta = inbox.popleft()
-                yield delta
-                if delta.output is not None:
-                    return
-            self._deliver(self.engine.step())
-
-    def _deliver(self, deltas: list[CompletionDelta]) -> None:
-        """Keep what someone will look at: every delta of a stream, else only the last."""
-        for delta in deltas:
-            if delta.output is not None or delta.request_id in self._streamed:
-                inbox = self._inbox.get(delta.request_id)
-                if inbox is not None:
-                    inbox.append(delta)
-
-    def _stream(self, request_id: str) -> Iterator[CompletionDelta]:
-        try:
-            for delta in self._deltas(request_id):
-                if delta.output is not None and delta.output.error is not None:
-                    raise delta.output.error
-                yield delta
-        finally:
-            self._abandon([request_id])
-
-    def _wait(self, request_id: str) -> RequestOutput:
-        for delta in self._deltas(request_id):
+            if not self._deltas:
+                self._deltas.extend(self._shared.run_until(self._reader.read))
+            delta = self._deltas.popleft()
             if delta.output is not None:
-                return delta.output
-        raise AssertionError("a request ends with an output")
+                self._ended = True
+                if delta.output.error is not None:
+                    raise delta.output.error
+        except BaseException:
+            self.close()
+            raise
+        return delta
 
-    def _abandon(self, request_ids: list[str]) -> None:
-        """Forget requests; those still running are aborted, so nothing leaks when a caller leaves early."""
-        for request_id in request_ids:
-            self._inbox.pop(request_id, None)
-            self._streamed.discard(request_id)
-            self.engine.abort(request_id)
+    def close(self) -> None:
+        """Abort the request if it still runs; the stream ends."""
+        self._ended = True
+        self._caller.close()
+
+    def __enter__(self) -> "CompletionStream":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _add(
+    caller: Caller, prompt: Prompt, params: SamplingParams, on_error: OnError, cache_salt: str
+) -> RequestOutput:
+    try:
+        return caller.add(prompt, params, cache_salt=cache_salt)
+    except OctavoError as error:
+        if on_error == "raise":
+            raise
+        return RequestOutput("", None, [], [], finished=True, error=error)
 
 
 def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:

@@ -141,6 +141,12 @@ class DeviceRows:
                 rewritten |= begin == 0
         return rewritten
 
+    def reset(self) -> None:
+        """Forget every request: rows and tables are written again before they are read."""
+        self._requests = [None] * len(self._requests)
+        self._written = []
+        self._tables.reset()
+
     def send_tables(self) -> None:
         """Send what was written to the host's tables since the last call."""
         if not self._written:

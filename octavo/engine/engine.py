@@ -1,11 +1,20 @@
-"""The engine: requests in, deltas out, one step at a time.
+"""The engine: requests in, outputs that grow, one step at a time.
 
-    add_request -> [ schedule -> launch -> process ] -> CompletionDelta
+    add_request -> [ schedule -> launch -> process ] -> RequestOutput
                      scheduler   runner    output_processor
 
 The three parts of a step are separate, so that planning runs ahead of the device: where the runner allows it,
 the next step is launched before the last one's tokens are known. A stop token is then found one step late;
 what its sequence computed in the meantime is dropped.
+
+Ctrl-C, a signal handler or a lack of memory may end a step between any two of its instructions. So the
+outputs are the truth, and everything else can be made from them again:
+
+    in doubt = True      blocks, queues, device rows change; a token counts once it is in its output
+    in doubt = False     only when all of that is done
+
+Whoever comes next and finds the engine in doubt starts it over: every block is free, no prefix is cached, and
+each unfinished request computes the tokens of its output again. Nothing that a broken step left is ever read.
 """
 
 import logging
@@ -27,14 +36,14 @@ from octavo.engine.step_result import StepResult
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, load_tokenizer, read_config, resolve_model
-from octavo.outputs import CompletionDelta, RequestMetrics
+from octavo.outputs import RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """One model on one device, with its tokenizer, KV cache and scheduler.
+    """One model on one device, with its tokenizer, KV cache and scheduler. For one thread at a time.
 
     Attributes:
         config: the options it was built with.
@@ -102,6 +111,7 @@ class Engine:
         self._eos_token_ids = self.model_config.eos_token_ids
         if self.tokenizer is not None:
             self._eos_token_ids |= self.tokenizer.eos_token_ids
+        self._in_doubt = False
         self._num_requests = 0
         self._num_steps = 0
         self._num_computed_tokens = 0
@@ -119,62 +129,85 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str = "",
         prompt_logprobs_start: int | None = None,
-    ) -> str:
+    ) -> RequestOutput:
         """Queue one request.
 
         Args:
             prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}, or what `prompts` has read.
             params: how to continue it.
-            request_id: unique among unfinished requests; default: a running number.
+            request_id: unique among unfinished requests; default: as `new_request_id` gives.
             cache_salt: requests share cached prefixes only with equal salts.
             prompt_logprobs_start: first prompt position whose log-probability is wanted; default 1 when
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
 
         Returns:
-            The request id.
+            The output, which steps add to until it is `finished`.
 
         Raises:
             PromptError: the prompt is empty, malformed or holds ids outside the vocabulary.
             RequestTooLongError: it can never fit the model's context or the KV cache.
             SamplingParamsError: a parameter does not fit this model.
+            InvalidArgumentError: a request with this id is still running, or the salt is no string.
         """
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
-        request_id = self._new_request_id(request_id)
-        requests = self._requests(request_id, token_ids.packed, params, cache_salt, prompt_logprobs_start)
+        salt = _salt_bytes(cache_salt)
+        request_id = self._checked_request_id(request_id)
+        self._begin()
+        requests = self._requests(request_id, token_ids.packed, params, salt, prompt_logprobs_start)
         requests[0].forks = requests[1:]
-        self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
+        output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
-        return request_id
+        self._in_doubt = False
+        return output
 
-    def abort(self, request_id: str) -> list[CompletionDelta]:
+    def new_request_id(self) -> str:
+        """Return a running number that is no unfinished request's id."""
+        while True:
+            self._num_requests += 1
+            request_id = str(self._num_requests - 1)
+            if request_id not in self.outputs:
+                return request_id
+
+    def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks; unknown or finished ids are ignored."""
-        if request_id not in self.outputs:
-            return []
-        deltas = []
-        for request in self.outputs.requests(request_id):
-            if not request.is_finished:
-                request.finish("abort")
-                deltas.append(self._close(request))
-        return deltas
+        self._begin()
+        if request_id in self.outputs:
+            for request in self.outputs.requests(request_id):
+                if not request.is_finished:
+                    request.finish("abort")
+                    self._close(request)
+        self._in_doubt = False
 
-    def step(self) -> list[CompletionDelta]:
-        """Launch the next step and process the one before; returns what changed.
-
-        A request that fails fails alone.
-        """
-        deltas: list[CompletionDelta] = []
+    def step(self) -> None:
+        """Launch the next step and process the one before. A request that fails fails alone."""
+        self._begin()
         if not self._can_run_ahead():
-            deltas += self._process_all_but(0)
+            self._process_all_but(0)
         step = self.scheduler.schedule()
-        deltas += [self._close(request) for request in step.finished]
+        for request in step.finished:
+            self._close(request)
         if step.scheduled:
-            deltas += self._launch(step)
-        num_kept = 1 if step.scheduled and self._can_run_ahead() else 0
-        return deltas + self._process_all_but(num_kept)
+            self._launch(step)
+        self._process_all_but(1 if step.scheduled and self._can_run_ahead() else 0)
+        self._in_doubt = False
+
+    def settle(self) -> None:
+        """Start over if the last call was broken off; see this file's first lines."""
+        if self._in_doubt:
+            self._start_over()
+            self._in_doubt = False
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all cached blocks no request uses; returns how many."""
+        self._begin()
+        num_dropped = self.manager.reset_prefix_cache()
+        self._in_doubt = False
+        return num_dropped
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and of the block pool."""
+        self.settle()
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -185,12 +218,31 @@ class Engine:
             kv=self.manager.stats(),
         )
 
-    def _new_request_id(self, request_id: str | None) -> str:
-        self._num_requests += 1
+    def _begin(self) -> None:
+        """Say that a change is under way; whoever calls this says when it is done."""
+        self.settle()
+        self._in_doubt = True
+
+    def _start_over(self) -> None:
+        """Make all state but the outputs anew. May be broken off, and is then begun again."""
+        logger.warning("a step was broken off: unfinished requests start over, the prefix cache is empty")
+        self._in_flight.clear()
+        self.runner.reset()
+        self.manager.reset()
+        unfinished = self.outputs.rewind()
+        for request in unfinished:
+            request.blocks = self.manager.new_sequence(request.blocks.salt)
+        self.scheduler.reset(unfinished)
+
+    def _checked_request_id(self, request_id: str | None) -> str:
         if request_id is None:
-            return str(self._num_requests - 1)
+            return self.new_request_id()
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidArgumentError(f"request_id must be a string that is not empty, got {request_id!r}")
         if request_id in self.outputs:
-            raise InvalidArgumentError(f"request_id must be unique, {request_id!r} is still running")
+            raise InvalidArgumentError(
+                f"request_id must be unique among unfinished requests, {request_id!r} is still running"
+            )
         return request_id
 
     def _requests(
@@ -198,7 +250,7 @@ class Engine:
         request_id: str,
         token_ids: "array[int]",
         params: SamplingParams,
-        cache_salt: str,
+        salt: bytes,
         prompt_logprobs_start: int | None,
     ) -> list[Request]:
         if prompt_logprobs_start is None and params.prompt_logprobs is not None:
@@ -221,7 +273,7 @@ class Engine:
                 max_num_tokens=max_num_tokens,
                 seed=mix_seed(seed, index),
                 stop_token_ids=stop_token_ids,
-                blocks=self.manager.new_sequence(cache_salt.encode()),
+                blocks=self.manager.new_sequence(salt),
                 metrics=metrics,
                 prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
             )
@@ -231,30 +283,29 @@ class Engine:
     def _can_run_ahead(self) -> bool:
         return self.runner.runs_ahead and all(r.can_run_ahead for r in self.scheduler.running)
 
-    def _launch(self, step: SchedulerOutput) -> list[CompletionDelta]:
+    def _launch(self, step: SchedulerOutput) -> None:
         try:
             wait = self.runner.launch(step)
         except Exception as error:
             # Steps launched before it are not touched by its failure.
-            return self._process_all_but(0) + self._fail_step(step, error)
+            self._process_all_but(0)
+            self._fail_step(step, error)
+            return
         self.scheduler.launch(step)
         self._in_flight.append((step, wait))
-        return []
 
-    def _process_all_but(self, num_kept: int) -> list[CompletionDelta]:
+    def _process_all_but(self, num_kept: int) -> None:
         """Wait for the steps under way, oldest first, until `num_kept` are left."""
-        deltas: list[CompletionDelta] = []
         while len(self._in_flight) > num_kept:
             step, wait = self._in_flight.popleft()
             try:
                 result = wait()
             except Exception as error:
-                deltas += self._fail_step(step, error)
+                self._fail_step(step, error)
             else:
-                deltas += self._process(step, result)
-        return deltas
+                self._process(step, result)
 
-    def _process(self, step: SchedulerOutput, result: StepResult) -> list[CompletionDelta]:
+    def _process(self, step: SchedulerOutput, result: StepResult) -> None:
         self._num_steps += 1
         self._num_computed_tokens += step.num_tokens
         self._num_output_tokens += len(result.sampled)
@@ -263,28 +314,27 @@ class Engine:
                 chunk.request.prompt_logprobs[chunk.start + offset] = self.outputs.named(top)
         for item in step.scheduled:
             self.scheduler.commit(item)
-        return [
-            self._accept(request, sampled)
-            for request, sampled in result.sampled.items()
-            if not request.is_finished
-        ]
+        for request, sampled in result.sampled.items():
+            if not request.is_finished:
+                self._accept(request, sampled)
 
-    def _accept(self, request: Request, sampled: SampledToken) -> CompletionDelta:
+    def _accept(self, request: Request, sampled: SampledToken) -> None:
         if sampled.error is not None:
             request.fail(sampled.error)
-            return self._close(request)
+            self._close(request)
+            return
         try:
             request.append_output(sampled.token_id)
-            delta = self.outputs.accept(request, sampled)
+            self.outputs.accept(request, sampled)
         except Exception as error:
             logger.exception("request %s failed", request.request_id)
             request.fail(EngineError(f"the output of this request could not be processed: {error!r}"))
-            return self._close(request)
+            self._close(request)
+            return
         if request.finish_reason is not None:
             self._retire(request)
-        return delta
 
-    def _fail_step(self, step: SchedulerOutput, error: Exception) -> list[CompletionDelta]:
+    def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
         """The step computed nothing that can be trusted: its requests end, all others start over.
 
         So do those of steps launched after it, which may have read what it should have written.
@@ -293,19 +343,23 @@ class Engine:
         failure = (
             error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
         )
-        requests = [item.request for item in step.scheduled if not item.request.is_finished]
-        for request in requests:
-            request.fail(failure)
-        deltas = [self._close(request) for request in requests]
-        self.scheduler.start_over(later for later, _ in self._in_flight)
-        self._in_flight.clear()
-        return deltas
+        for item in step.scheduled:
+            if not item.request.is_finished:
+                item.request.fail(failure)
+                self._close(item.request)
+        self._start_over()
 
-    def _close(self, request: Request) -> CompletionDelta:
+    def _close(self, request: Request) -> None:
         self._retire(request)
-        return self.outputs.close(request)
+        self.outputs.close(request)
 
     def _retire(self, request: Request) -> None:
         if not request.is_finished:
             self.scheduler.finish(request)
         self.runner.release(request)
+
+
+def _salt_bytes(cache_salt: str) -> bytes:
+    if not isinstance(cache_salt, str):
+        raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')
+    return cache_salt.encode("utf-8", "surrogatepass")

@@ -108,6 +108,12 @@ class GpuRunner:
         """See StepRunner."""
         self._sampler.release(request)
 
+    def reset(self) -> None:
+        """See StepRunner. What the device still works on comes before all that it is told from now on."""
+        self._batch = []
+        self._rows.reset()
+        self._sampler.reset()
+
     def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
         """Every sequence feeds the token that was sampled for it last."""
         self._rows.send_tables()

@@ -58,6 +58,11 @@ class ModelRunner:
         """See StepRunner."""
         self._sampler.release(request)
 
+    def reset(self) -> None:
+        """See StepRunner."""
+        self._inputs.tables.reset()
+        self._sampler.reset()
+
     @torch.inference_mode()
     def _execute(self, step: SchedulerOutput) -> StepResult:
         self.kv_cache.copy_blocks(step.block_copies)

@@ -1,11 +1,19 @@
-"""From sampled tokens to what the user sees: text, stop strings, log-probabilities, deltas."""
+"""From sampled tokens to what the user sees: text, stop strings, log-probabilities.
+
+The outputs are the truth that an engine starts over from, so what is written last counts:
+
+    logprobs -> token_ids -> text -> finish_reason -> (of all completions) finished
+
+A token counts once it is in token_ids: everything after that follows from the tokens and is made again by
+`rewind`. No reader ever sees a field shrink.
+"""
 
 import time
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
 from octavo.engine.sampler import SampledToken
-from octavo.outputs import CompletionDelta, CompletionOutput, Logprob, RequestOutput
+from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.tokenizer import IncrementalDecoder, StopChecker, Tokenizer
 
 
@@ -21,15 +29,14 @@ class _Completion:
 
 @dataclass(slots=True)
 class _Group:
-    """A user's request: its output and how many of its completions still run."""
+    """A user's request: its output and its n completions."""
 
     output: RequestOutput
-    completions: dict[int, _Completion] = field(default_factory=dict)
-    num_unfinished: int = 0
+    completions: list[_Completion] = field(default_factory=list)
 
 
 class OutputProcessor:
-    """Builds one RequestOutput per user request, and a CompletionDelta per change."""
+    """Writes one RequestOutput per user request."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
@@ -38,7 +45,7 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
 
-    def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> None:
+    def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
         """Start the output of a user's request, given its n engine requests."""
         leader = requests[0]
         output = RequestOutput(
@@ -48,33 +55,76 @@ class OutputProcessor:
             outputs=[CompletionOutput(request.index) for request in requests],
             metrics=leader.metrics,
         )
-        group = _Group(output, num_unfinished=len(requests))
+        group = _Group(output)
         for request, completion in zip(requests, output.outputs, strict=True):
-            group.completions[request.index] = self._completion(request, completion)
+            if request.params.logprobs is not None:
+                completion.logprobs, completion.cumulative_logprob = [], 0.0
+            group.completions.append(self._completion(request, completion))
         self._groups[leader.request_id] = group
+        return output
 
     def requests(self, request_id: str) -> list[Request]:
         """The engine requests behind a user's request, finished ones included."""
-        return [completion.request for completion in self._groups[request_id].completions.values()]
+        return [completion.request for completion in self._groups[request_id].completions]
 
-    def accept(self, request: Request, sampled: SampledToken) -> CompletionDelta:
+    def accept(self, request: Request, sampled: SampledToken) -> None:
         """Take the token just appended to a request; may set a finish reason (stop string)."""
         completion = self._groups[request.request_id].completions[request.index]
         output = completion.output
-        output.token_ids.append(sampled.token_id)
-        logprobs = None
         if sampled.top is not None:
-            logprobs = (self.named(sampled.top),)
-            self._append_logprobs(output, logprobs[0], sampled.token_id)
-        text = self._new_text(completion, sampled.token_id) if completion.decoder is not None else ""
-        return self._delta(completion, text, (sampled.token_id,), logprobs)
+            entry = self.named(sampled.top)
+            assert output.logprobs is not None
+            output.logprobs.append(entry)
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry[sampled.token_id].logprob
+        output.token_ids.append(sampled.token_id)
+        if completion.decoder is not None:
+            output.text += self._new_text(completion, sampled.token_id)
+        if request.finish_reason is not None:
+            self._finish(completion)
 
-    def close(self, request: Request) -> CompletionDelta:
+    def close(self, request: Request) -> None:
         """End a completion without a new token (abort, error, capacity): flush what text is held back."""
         completion = self._groups[request.request_id].completions[request.index]
         if request.error is not None:
             completion.decoder = None
-        return self._delta(completion, self._flush(completion), (), None)
+        completion.output.text += self._flush(completion)
+        self._finish(completion)
+
+    def rewind(self) -> list[Request]:
+        """Bring requests and outputs back to the tokens that count; returns the unfinished requests in order.
+
+        For an engine whose last step was broken off anywhere.
+        """
+        unfinished = []
+        for group in list(self._groups.values()):
+            group.output.metrics.num_output_tokens = 0
+            for index, completion in enumerate(group.completions):
+                if completion.output.finish_reason is None:
+                    group.completions[index] = self._replay(completion)
+                else:
+                    group.output.metrics.num_output_tokens += len(completion.output.token_ids)
+            unfinished += [c.request for c in group.completions if c.output.finish_reason is None]
+            self._finish_group(group)
+        return unfinished
+
+    def _replay(self, completion: _Completion) -> _Completion:
+        """Read an unfinished completion's tokens as if they came again."""
+        request, output = completion.request, completion.output
+        request.rewind()
+        replayed = self._completion(request, output)
+        if output.logprobs is not None:
+            del output.logprobs[len(output.token_ids) :]
+            pairs = zip(output.logprobs, output.token_ids, strict=True)
+            output.cumulative_logprob = sum((entry[token_id].logprob for entry, token_id in pairs), 0.0)
+        text = ""
+        for token_id in output.token_ids:
+            request.append_output(token_id)
+            if replayed.decoder is not None:
+                text += self._new_text(replayed, token_id)
+        output.text = text
+        if request.finish_reason is not None:
+            self._finish(replayed)
+        return replayed
 
     def named(self, top: list[tuple[int, float, int]]) -> dict[int, Logprob]:
         """Turn (id, log-probability, rank) tuples into Logprobs with their text."""
@@ -90,12 +140,6 @@ class OutputProcessor:
         if params.stop:
             stop_checker = StopChecker(tuple(params.stop), include_stop=params.include_stop_str_in_output)
         return _Completion(request, output, decoder, stop_checker)
-
-    def _append_logprobs(self, output: CompletionOutput, entry: dict[int, Logprob], token_id: int) -> None:
-        if output.logprobs is None:
-            output.logprobs, output.cumulative_logprob = [], 0.0
-        output.logprobs.append(entry)
-        output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry[token_id].logprob
 
     def _new_text(self, completion: _Completion, token_id: int) -> str:
         request = completion.request
@@ -132,44 +176,21 @@ class OutputProcessor:
             return text
         return text + completion.stop_checker.flush()
 
-    def _delta(
-        self,
-        completion: _Completion,
-        text: str,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[dict[int, Logprob], ...] | None,
-    ) -> CompletionDelta:
+    def _finish(self, completion: _Completion) -> None:
+        """Write a completion's outcome; the whole output ends with the last completion."""
         request, output = completion.request, completion.output
-        output.text += text
-        if request.finish_reason is None:
-            return CompletionDelta(request.request_id, request.index, text, token_ids, logprobs)
-        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
-        output.message = request.message
-        return CompletionDelta(
-            request.request_id,
-            request.index,
-            text,
-            token_ids,
-            logprobs,
-            request.finish_reason,
-            request.stop_reason,
-            request.message,
-            self._finished_output(request),
-        )
+        output.stop_reason, output.message = request.stop_reason, request.message
+        output.finish_reason = request.finish_reason
+        self._finish_group(self._groups[request.request_id])
 
-    def _finished_output(self, request: Request) -> RequestOutput | None:
-        """Count a completion as finished; the whole output once it was the last one."""
-        group = self._groups[request.request_id]
-        group.num_unfinished -= 1
-        output = group.output
-        output.error = output.error or request.error
-        if group.num_unfinished:
-            return None
-        leader = group.completions[0].request
+    def _finish_group(self, group: _Group) -> None:
+        output, leader = group.output, group.completions[0].request
+        if any(completion.finish_reason is None for completion in output.outputs):
+            return
         output.num_cached_tokens = leader.num_cached_tokens
+        output.error = next((c.request.error for c in group.completions if c.request.error), None)
         if leader.prompt_logprobs_start is not None:
             output.prompt_logprobs = leader.prompt_logprobs
         output.metrics.finished_s = time.monotonic()
         output.finished = True
-        del self._groups[request.request_id]
-        return output
+        self._groups.pop(output.request_id, None)

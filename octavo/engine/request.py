@@ -115,6 +115,20 @@ class Request:
         self.stop_reason = stop_reason
         self.message = message
 
+    def rewind(self) -> None:
+        """Forget the output and the outcome: prompt alone. What the output holds is appended again."""
+        del self.token_ids[self.num_prompt_tokens :]
+        self.finish_reason = self.stop_reason = self.message = self.error = None
+        if None in self.prompt_logprobs[1:]:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
+
+    def start_over(self) -> None:
+        """Wait for admission as if nothing were computed; token_ids stay."""
+        self.status = RequestStatus.WAITING
+        self.forks = []
+        self.row = -1
+        self.num_computed_tokens = self.num_pending_tokens = 0
+
     def fail(self, error: OctavoError) -> None:
         """End with a typed error."""
         self.error = error

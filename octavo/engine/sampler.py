@@ -100,6 +100,10 @@ class Sampler:
         """Forget a finished request."""
         self._counts.pop(request, None)
 
+    def reset(self) -> None:
+        """Forget every request."""
+        self._counts.clear()
+
     def sample(self, logits: Tensor, requests: list[Request]) -> list[SampledToken]:
         """Sample one token for each request.
 

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
@@ -73,7 +72,7 @@ class Scheduler:
     """Admits, runs, preempts and retires requests over one block pool.
 
         schedule ──► launch ──► (the device works) ──► commit, with the sampled tokens
-                        |                          '─► or start_over, when it failed
+                        |                          '─► or reset, when it failed
 
     Between launch and commit the next step may be scheduled: a request then counts the token it is about to
     get as one it has. Known tokens are published as they are scheduled: equal prompts attach to their blocks
@@ -89,6 +88,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._max_num_seqs = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._pending_copies: list[tuple[int, int]] = []
 
@@ -141,19 +141,17 @@ class Scheduler:
         if request.forks and item.end >= request.num_prompt_tokens:
             self._start_forks(request)
 
-    def start_over(self, dropped: Iterable[SchedulerOutput]) -> None:
-        """Forget all that is computed, after a step failed: every running request begins again.
+    def reset(self, requests: Iterable[Request]) -> None:
+        """Begin again with these requests, whatever was under way: all wait, in this order.
 
-        Blocks of that step may be shared already, and nobody knows what is in them.
-
-        Args:
-            dropped: steps that were launched after the one that failed; they are never committed.
+        For when a step failed or was broken off. Their blocks must be new and empty, and the manager reset.
         """
-        for item in chain.from_iterable(output.scheduled for output in dropped):
-            item.request.num_pending_tokens -= item.samples
-        while self.running:
-            self._preempt(self.running[-1])
-        self.manager.reset_prefix_cache()
+        self.running = []
+        self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))
+        self._pending_copies = []
+        self.waiting = deque(requests)
+        for request in self.waiting:
+            request.start_over()
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         # Prompts get all their blocks at admission, so only decoding can run out of blocks.

@@ -60,3 +60,7 @@ class StepRunner(Protocol):
     def release(self, request: Request) -> None:
         """Forget a finished request."""
         ...
+
+    def reset(self) -> None:
+        """Forget every request and every step under way: all blocks will be written again."""
+        ...

@@ -16,10 +16,10 @@ class BlockStore:
         num_evictions: registered blocks lost to allocations so far.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, num_evictions: int = 0) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = PrefixTree()
-        self.num_evictions = 0
+        self.num_evictions = num_evictions
 
     def take(self, num_blocks: int) -> list[int] | None:
         """Hand out blocks for writing, evicting cached ones as needed; None changes nothing."""

@@ -56,6 +56,11 @@ class BlockTables:
         self._lengths[row] = 0
         self._sources[row] = None
 
+    def reset(self) -> None:
+        """Forget every row's sequence."""
+        for row in range(len(self._lengths)):
+            self.release(row)
+
     def rows(self, rows: np.ndarray | Sequence[int], num_columns: int) -> np.ndarray:
         """Gather rows into a new array.
 

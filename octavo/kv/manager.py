@@ -23,8 +23,8 @@ class KVCacheManager:
     sequence is empty and may start over. Not thread-safe.
 
     Published blocks are hit before they are computed. So steps must run in the order in which they publish,
-    and each must store all of its keys and values before it reads any. When one fails, free all sequences
-    and reset_prefix_cache: what was published for it holds garbage.
+    and each must store all of its keys and values before it reads any. When one fails, `reset`: what was
+    published for it holds garbage.
 
     Args:
         num_blocks: blocks of the cache.
@@ -255,6 +255,16 @@ class KVCacheManager:
         Blocks in use stay registered, so a request like a running one can still hit them.
         """
         return self._store.drop_cached()
+
+    def reset(self) -> None:
+        """Forget every sequence and every block, whatever state they are in; counters go on.
+
+        For when an operation was broken off halfway, or a step failed and nobody knows what is in the blocks
+        that it published. Sequences made before must not be used again.
+        """
+        self._store = BlockStore(self.num_blocks, num_evictions=self._store.num_evictions)
+        self._live = set()
+        self._newest = None
 
     def stats(self) -> KVStats:
         """Return the pool's figures; O(live sequences)."""

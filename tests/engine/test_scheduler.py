@@ -53,6 +53,7 @@ class FakeEngine:
         self.scheduler = Scheduler(self.manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         self.cells: dict[int, int] = {}
         self.num_computed = 0
+        self.requests: list[Request] = []
         self.steps: list[SchedulerOutput] = []
 
     def add(self, name: str, prompt: list[int], max_tokens: int, n: int = 1) -> list[Request]:
@@ -73,6 +74,7 @@ class FakeEngine:
             for index in range(n)
         ]
         requests[0].forks = requests[1:]
+        self.requests += requests
         self.scheduler.add(requests[0])
         return requests
 
@@ -138,8 +140,12 @@ class FakeEngine:
             if not item.request.is_finished:
                 item.request.finish("error")
                 self.scheduler.finish(item.request)
-        self.scheduler.start_over(later for later, _ in self.in_flight)
         self.in_flight.clear()
+        self.manager.reset()
+        unfinished = [request for request in self.requests if not request.is_finished]
+        for request in unfinished:
+            request.blocks = self.manager.new_sequence()
+        self.scheduler.reset(unfinished)
         self.cells.clear()
         self.device_tokens.clear()
         self.manager.check_invariants()

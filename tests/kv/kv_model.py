@@ -107,10 +107,14 @@ class ModelledManager:
             model = self.pick(pick)
             if self.allocate(model.blocks, len(model.tokens)):
                 self.publish(model, len(model.tokens))
+        num_evictions = self.manager.stats().num_evictions
+        self.manager.reset()
         for model in self.models:
-            self.release(model)
-        self.manager.reset_prefix_cache()
+            model.blocks = self.manager.new_sequence(model.salt)
+            model.written = model.filled = 0
+            self.tables.release(model.row)
         assert self.manager.stats().num_free == self.manager.num_blocks
+        assert self.manager.stats().num_evictions == num_evictions
         self.cells.clear()
 
     # ---- sequences shrink and go ----

@@ -57,6 +57,10 @@ class AheadRunner:
     def release(self, request: Request) -> None:
         self.inner.release(request)
 
+    def reset(self) -> None:
+        self.newest.clear()
+        self.inner.reset()
+
 
 def ahead(llm: LLM) -> tuple[LLM, AheadRunner]:
     assert isinstance(llm.engine.runner, ModelRunner)
@@ -111,15 +115,16 @@ def test_requests_of_both_kinds_together(tiny: MakeLLM) -> None:
 def test_an_abort_while_steps_are_under_way(tiny: MakeLLM, num_steps: int) -> None:
     llm, _ = ahead(tiny())
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    request_ids = [llm.engine.add_request(prompt, params) for prompt in PROMPTS]
+    outputs = [llm.engine.add_request(prompt, params) for prompt in PROMPTS]
     for _ in range(num_steps):
         llm.engine.step()
-    for request_id in request_ids[1:]:
-        llm.engine.abort(request_id)
-    deltas = []
+    for output in outputs[1:]:
+        llm.engine.abort(output.request_id)
+    aborted = [output.outputs[0].token_ids.copy() for output in outputs[1:]]
     while llm.engine.has_unfinished_requests:
-        deltas += llm.engine.step()
-    assert {delta.request_id for delta in deltas} == {request_ids[0]}
+        llm.engine.step()
+    assert [output.outputs[0].token_ids for output in outputs[1:]] == aborted
+    assert len(outputs[0].outputs[0].token_ids) == 20
     assert_drained(llm)
 
 

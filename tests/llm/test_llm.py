@@ -147,11 +147,11 @@ def test_abort_ends_a_stream(tiny: MakeLLM) -> None:
 def test_abort_at_any_time_leaks_nothing(tiny: MakeLLM, num_steps: int) -> None:
     llm = tiny(num_blocks=20, max_num_batched_tokens=8)
     params = SamplingParams(max_tokens=20, n=2, ignore_eos=True)
-    request_ids = [llm.engine.add_request(prompt, params) for prompt in PROMPTS]
+    outputs = [llm.engine.add_request(prompt, params) for prompt in PROMPTS]
     for _ in range(num_steps):
         llm.engine.step()
-    for request_id in request_ids:
-        llm.engine.abort(request_id)
+    for output in outputs:
+        llm.engine.abort(output.request_id)
         llm.engine.manager.check_invariants()
     assert_drained(llm)
 

@@ -134,7 +134,7 @@ def test_completions_of_one_prompt_and_an_abort_while_a_step_is_under_way(tiny: 
     victim = llm.engine.add_request([4, 5, 6], SamplingParams(max_tokens=50, ignore_eos=True))
     for _ in range(5):
         llm.engine.step()
-    llm.engine.abort(victim)
+    llm.engine.abort(victim.request_id)
     again = [output.token_ids for output in llm.generate([PROMPTS[3]], params)[0].outputs]
     assert again == expected
     assert_drained(llm)
