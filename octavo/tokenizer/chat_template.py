@@ -1,14 +1,13 @@
 """Chat messages to one prompt, by the Jinja template that comes with a model."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 from octavo.errors import ChatTemplateError, suggest
 from octavo.tokenizer.messages import check_json, checked_messages, checked_tools
-from octavo.tokenizer.template_process import render_in_child
-from octavo.tokenizer.template_sandbox import Renderer, RenderError
+from octavo.tokenizer.template_process import SHARED
 
 VARIABLE_NAMES = frozenset(
     {
@@ -30,19 +29,16 @@ FUEL_PER_MESSAGE = 5_000
 class ChatTemplate:
     """The chat template of a model.
 
-    Rendering is bounded: by instructions (fuel; the full amount takes some hundredths of a second), by
-    the size of the result and by the size of what filters produce. That stops templates that run on, and
-    no template can reach Python objects, files or other templates. A template that is written to take
-    memory with plain operators, such as repeated doubling of a string, still can. So a template that
-    does not come with a model that you chose to run must be `isolated`: it is then rendered in a child
-    process of one second and bounded memory, which costs about a tenth of a second per prompt.
+    A template is not trusted: no template can reach Python objects, files or other templates, and each
+    is rendered in a child process of bounded time and memory (`template_process`). The first use starts
+    it, in less than a tenth of a second. It is also not compiled before it is used: one with a mistake
+    fails chats, not the loading of a model that completes texts as well.
 
     Args:
         source: the Jinja template.
         tool_use_source: the template for conversations with tools, if the model has a separate one.
         bos_token: the piece that begins a text, for the template to write.
         eos_token: the piece that ends a text, for the template to write.
-        isolated: render in a child process.
         clock: gives the time that `strftime_now` formats.
     """
 
@@ -53,17 +49,13 @@ class ChatTemplate:
         tool_use_source: str | None = None,
         bos_token: str | None = None,
         eos_token: str | None = None,
-        isolated: bool = False,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
-        self.isolated = isolated
         self._tool_use_source = tool_use_source
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special_tokens = {name: piece for name, piece in tokens.items() if piece is not None}
         self._clock = clock
-        # a template that does not compile fails chats, not the loading of a model that also completes
-        self._renderer = lru_cache(maxsize=2)(Renderer)
 
     def render(
         self,
@@ -99,15 +91,16 @@ class ChatTemplate:
             context["tools"] = checked_tools(tools)
             source = self._tool_use_source or source
         fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
-        return self._rendered(source, context, fuel)
-
-    def _rendered(self, source: str, context: dict[str, object], fuel: int) -> str:
+        request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
+        if "strftime_now" in source:  # others get the same text at any time
+            request["now"] = self._clock().isoformat()
         try:
-            if self.isolated:
-                return render_in_child(source, context, fuel=fuel, now=self._clock())
-            return self._renderer(source).render(context, fuel=fuel, now=self._clock())
-        except RenderError as error:
-            raise ChatTemplateError(f"the chat template failed: {error}") from error
+            encoded = json.dumps(request, ensure_ascii=False).encode()
+        except ValueError as error:  # a lone surrogate, or a number of thousands of digits
+            raise ChatTemplateError(
+                f"expected messages, variables and template of valid Unicode and short numbers: {error}"
+            ) from error
+        return SHARED.render(encoded)
 
 
 def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:

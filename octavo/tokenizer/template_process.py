@@ -1,18 +1,42 @@
-"""Renders a template that is not trusted in a child process with limits on time and memory."""
+"""Renders chat templates in a child process with limits on time and memory.
 
+A template comes with a model, and a hostile one can run on, take all memory or overflow the stack in ways
+that no template engine bounds. So one warm child process, which runs `template_sandbox.py` as a script,
+renders for all threads of this process:
+
+    first use                            started; says when it is ready
+    each use                             request 7 -> ; <- reply 7, a text or an error
+    over a limit, interrupted, or dead   killed, waited for and dropped; the next use starts another
+    this process ends, in whatever way   the child finds its input at an end, and ends
+"""
+
+import atexit
+import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Mapping
-from datetime import datetime
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from octavo.tokenizer import template_sandbox
-from octavo.tokenizer.template_sandbox import RenderError
+from octavo.errors import ChatTemplateError
+from octavo.tokenizer.text_cache import TextCache
 
-# CPU time is what the child limits; this is for a machine too busy to give it any
+CPU_SECONDS = 1.0
+MEMORY_BYTES = 768 * 2**20
+# the child limits processor time; these are for a machine too busy to give it any
 WALL_SECONDS = 5.0
+START_SECONDS = 30.0
+CACHE_BYTES = 4 * 2**20
+
+_SCRIPT = Path(__file__).with_name("template_sandbox.py")
+_HEADER = struct.Struct("!QQ")
+# a process that lets SIGPIPE end it must not end because the child did
+_SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class _Reply(msgspec.Struct):
@@ -20,42 +44,185 @@ class _Reply(msgspec.Struct):
     error: str | None = None
 
 
-def render_in_child(source: str, context: Mapping[str, object], *, fuel: int, now: datetime) -> str:
-    """Render one template in a child process of one second and a fixed amount of memory.
+class _ChildDiedError(Exception):
+    """The child ended before it had replied; says what it was to do with."""
 
-    Whatever the template does, this process is safe: the child may be killed, may run out of memory or
-    overflow its stack. It starts anew for each call, which takes about a tenth of a second.
 
-    Args:
-        source: the Jinja template.
-        context: variables by name, made of JSON values.
-        fuel: number of template instructions allowed.
-        now: what `strftime_now` formats.
+class TemplateProcess:
+    """A child process that renders one template at a time, for any number of threads.
+
+    Texts are kept for a while, by the whole request that they answer. A process forked from this one
+    starts a child of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._texts = TextCache(CACHE_BYTES)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, or None before the first use and after a failure."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def render(self, request: bytes) -> str:
+        """Render one template.
+
+        If a warm child dies, a fresh one gets the request as well: the other may have died while it was
+        idle, or of memory that earlier templates had left behind.
+
+        Args:
+            request: JSON as `template_sandbox.answer` takes it.
+
+        Raises:
+            ChatTemplateError: the template fails, refuses the messages or exceeds a bound; or no child
+                process can be started.
+        """
+        text = self._texts.get(request)
+        if text is None:
+            with self._lock:
+                text = self._rendered(request)
+            self._texts.put(request, text)
+        return text
+
+    def _rendered(self, request: bytes) -> str:
+        if self._child is not None:
+            with suppress(_ChildDiedError):
+                return self._ask(request)
+        try:
+            return self._ask(request)
+        except _ChildDiedError as error:
+            raise _over_limit(str(error)) from error
+
+    def _ask(self, request: bytes) -> str:
+        try:
+            if self._child is None:
+                self._child = _Child()
+            reply = self._child.ask(request)
+        except BaseException:  # KeyboardInterrupt too: what this child says next is for nobody
+            self.close()
+            raise
+        if reply.text is None:
+            raise _failed(str(reply.error))
+        return reply.text
+
+    def close(self) -> None:
+        """End the child process, if there is one; the next use starts another."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def forget(self) -> None:
+        """Start over in a process just forked: the child and the locks are the other process's."""
+        child = self._child
+        self.__init__()
+        if child is not None:
+            child.disown()
+
+
+class _Child:
+    """A running child process and the connection to it.
 
     Raises:
-        RenderError: the template fails, refuses the messages, or exceeds a bound.
+        ChatTemplateError: it cannot be started.
     """
-    request = {"source": source, "context": dict(context), "fuel": fuel, "now": now.isoformat()}
-    try:
-        child = subprocess.run(
-            [sys.executable, "-P", template_sandbox.__file__],
-            input=msgspec.json.encode(request),
-            capture_output=True,
-            timeout=WALL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RenderError(f"it took longer than {WALL_SECONDS:g} s") from error
-    if child.returncode != 0:
-        raise RenderError(_cause(child.returncode))
-    reply = msgspec.json.decode(child.stdout, type=_Reply)
-    if reply.text is None:
-        raise RenderError(reply.error)
-    return reply.text
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+        self._number = 0
+        self._connection, theirs = socket.socketpair()
+        command = [sys.executable or "python3", "-P", str(_SCRIPT), str(CPU_SECONDS), str(MEMORY_BYTES)]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the parent alone
+                )
+            self._connection.settimeout(START_SECONDS)
+            self._receive()
+            self._connection.settimeout(WALL_SECONDS)
+        except BaseException as error:
+            self.stop()
+            if not isinstance(error, OSError):
+                raise
+            raise ChatTemplateError(
+                f"expected a process for chat templates to start, got: {error}; "
+                f"this command may say why: {' '.join(command)}"
+            ) from error
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, or None if there is no process yet."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, request: bytes) -> _Reply:
+        """Send a request and wait for its reply. After an error the child is of no more use.
+
+        Raises:
+            ChatTemplateError: there is no reply in time.
+            _ChildDiedError: the child has died of something else.
+        """
+        self._number += 1
+        try:
+            self._connection.sendall(_HEADER.pack(self._number, len(request)) + request, _SEND_FLAGS)
+            return msgspec.json.decode(self._receive(), type=_Reply)
+        except TimeoutError as error:
+            raise _over_limit(f"{WALL_SECONDS:g} s") from error
+        except OSError as error:
+            raise _death(self.stop()) from error
+
+    def _receive(self) -> bytes:
+        number, length = _HEADER.unpack(self._read(_HEADER.size))
+        if number != self._number:
+            raise ConnectionError(f"expected reply {self._number}, got {number}")
+        return self._read(length)
+
+    def _read(self, length: int) -> bytes:
+        received = bytearray()
+        while len(received) < length:
+            piece = self._connection.recv(min(length - len(received), 2**20))
+            if not piece:
+                raise ConnectionError("the child process ended")
+            received += piece
+        return bytes(received)
+
+    def stop(self) -> int | None:
+        """Kill the child if it still runs; return its exit code, which is negative for a signal."""
+        if self._process is not None:
+            self._process.kill()
+        self._connection.close()
+        return None if self._process is None else self._process.wait()
+
+    def disown(self) -> None:
+        """Let go of the child, in a process forked from the one that started it."""
+        self._connection.close()
+        if self._process is not None:
+            self._process.returncode = 0  # or Popen waits for a child that this process does not have
 
 
-def _cause(return_code: int) -> str:
-    if return_code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"it took more than {template_sandbox.CHILD_CPU_SECONDS} s of processor time"
-    mebibytes = template_sandbox.CHILD_MEMORY_BYTES // 2**20
-    return f"it exceeded {mebibytes} MiB of memory or its stack (exit code {return_code})"
+def _death(code: int | None) -> Exception:
+    if code == -signal.SIGPROF:
+        return _over_limit(f"{CPU_SECONDS:g} s of processor time")
+    return _ChildDiedError(f"{MEMORY_BYTES // 2**20} MiB of memory and a shallow stack (exit code {code})")
+
+
+def _over_limit(limit: str) -> ChatTemplateError:
+    return _failed(
+        f"expected it to need at most {limit}, got more; "
+        "shorten the conversation, or write the prompt without this model's template"
+    )
+
+
+def _failed(cause: str) -> ChatTemplateError:
+    return ChatTemplateError(f"the chat template failed: {cause}")
+
+
+# Of the process, not of a model: however many models there are, one child is enough for them.
+SHARED = TemplateProcess()
+atexit.register(SHARED.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SHARED.forget)

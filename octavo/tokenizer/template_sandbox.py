@@ -1,23 +1,30 @@
-"""Renders one Jinja template with bounds, in this process or, run as a script, in a child of it.
+"""Renders Jinja templates that are not trusted; runs as a script, in a child process (`template_process`).
 
-As a script it must start fast and alone, so it imports minijinja and the standard library only. It
-reads one JSON request from its standard input and writes one JSON reply to its standard output.
+It must start fast and alone, so it imports minijinja and the standard library only. Requests come in on
+the socket that is its standard input, and replies go out on the same socket. Each is a header, which is a
+number and a length, and so many bytes of JSON. The reply to a request has the request's number.
 """
 
 import json
 import re
+import resource
+import signal
+import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
+from typing import Any, BinaryIO
 
 import minijinja
 
+HEADER = struct.Struct("!QQ")
 MAX_SOURCE_CHARS = 256 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
 MAX_TAG_TOKENS = 1000
 MAX_INDENT = 64
-CHILD_MEMORY_BYTES = 768 * 1024 * 1024
-CHILD_CPU_SECONDS = 1
+MAX_ERROR_CHARS = 10_000
 
 TAG_OPEN = re.compile(r"\{[{%#]")
 TAG_TOKEN = re.compile(r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\w+|.""", re.DOTALL)
@@ -33,11 +40,11 @@ class Renderer:
 
     Bounds: the length of the source and of the result, the number of instructions (fuel), the number
     of tokens in one tag (each may cost a stack frame), and the size of what filters produce. Operators
-    are not bounded: a hostile template can still take much memory with them, which is why a template
-    that a request brings is rendered in a child process with limits of its own.
+    and methods are not bounded, nor is the depth of a value: that is what the child process is for.
 
     Raises:
-        RenderError: the source is too long or not valid Jinja.
+        RenderError: the source is too long.
+        minijinja.TemplateError: the source is not valid Jinja.
     """
 
     def __init__(self, source: str) -> None:
@@ -52,29 +59,22 @@ class Renderer:
             self._environment.remove_filter(name)
         self._environment.remove_global("debug")
         self._environment.add_global("raise_exception", _raise_exception)
-        try:
-            self._environment.add_template("chat", without_generation_tags(source))
-        except minijinja.TemplateError as error:
-            raise RenderError(error.message) from error
+        self._environment.add_template("chat", without_generation_tags(source))
 
-    def render(self, context: Mapping[str, object], *, fuel: int, now: datetime) -> str:
+    def render(self, context: Mapping[str, object], *, fuel: int) -> str:
         """Render with the given variables.
 
         Args:
-            context: variables by name, made of JSON values.
+            context: variables by name: JSON values and functions.
             fuel: number of template instructions allowed.
-            now: what `strftime_now` formats.
 
         Raises:
-            RenderError: the template fails, refuses the messages, or exceeds a bound.
+            RenderError: the template refuses the messages, or exceeds a bound.
+            minijinja.TemplateError: the template fails, or is out of fuel.
+            ArithmeticError, LookupError, RecursionError, TypeError, ValueError: a filter fails.
         """
         self._environment.fuel = fuel
-        try:
-            text = self._environment.render_template("chat", **context, strftime_now=now.strftime)
-        except minijinja.TemplateError as error:
-            raise RenderError(error.message) from error
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise RenderError(f"{type(error).__name__}: {error}") from error
+        text = self._environment.render_template("chat", **context)
         return _bounded(text, len(text))
 
 
@@ -185,25 +185,67 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 }
 
 
-def _limit_this_process() -> None:
-    import resource  # a POSIX module; only the child process needs it
+def answer(request: Mapping[str, Any], renderer_of: Callable[[str], Renderer]) -> dict[str, str]:
+    """Render what a request asks for.
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CHILD_CPU_SECONDS, CHILD_CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
+    Args:
+        request: `{"source", "context", "fuel"}`, and `"now"` if the template may ask for the time.
+        renderer_of: compiles a source, or finds what it compiled before.
+
+    Returns:
+        `{"text"}`, or `{"error"}` if the template is malformed, fails, refuses the messages or exceeds a
+        bound.
+    """
+    context = request["context"]
+    if "now" in request:
+        context["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+    try:
+        return {"text": renderer_of(request["source"]).render(context, fuel=request["fuel"])}
+    except minijinja.TemplateError as error:
+        cause = error.message
+    except RenderError as error:
+        cause = str(error)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}"
+    return {"error": cause[:MAX_ERROR_CHARS]}
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
+    """Answer requests until there are no more, which is also when the parent process is gone.
+
+    Whoever takes more processor time than allowed is ended by the timer's signal, whatever it is doing.
+
+    Args:
+        requests: where to read; the parent may end at any time.
+        replies: where to write. The first frame, number 0 and empty, says that this process is ready.
+        cpu_seconds: processor time allowed for one request.
+    """
+    renderer_of = lru_cache(maxsize=4)(Renderer)
+    number, body = 0, b""
+    while True:
+        replies.write(HEADER.pack(number, len(body)) + body)
+        replies.flush()
+        header = requests.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        number, length = HEADER.unpack(header)
+        reply = answer(json.loads(requests.read(length)), renderer_of)
+        body = json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def main() -> None:
-    """Answer one request: `{"source", "context", "fuel", "now"}` with `{"text"}` or `{"error"}`."""
-    _limit_this_process()
-    request = json.load(sys.stdin)
-    try:
-        now = datetime.fromisoformat(request["now"])
-        text = Renderer(request["source"]).render(request["context"], fuel=request["fuel"], now=now)
-        reply = {"text": text}
-    except RenderError as error:
-        reply = {"error": str(error)}
-    json.dump(reply, sys.stdout)
+    """Limit this process and serve; the arguments are seconds of processor time and bytes of memory."""
+    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    # a parent that ignores or blocks the timer's signal hands that down
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # ValueError: a lower limit is in force already, or the system (macOS) does not have this one
+    with suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as replies:
+        serve(requests, replies, cpu_seconds)
 
 
 if __name__ == "__main__":

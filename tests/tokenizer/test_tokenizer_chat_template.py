@@ -29,20 +29,19 @@ def oracle(monkeypatch):
     return render
 
 
-@pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("conversation", list(CONVERSATIONS))
 @pytest.mark.parametrize("name", list(TEMPLATES))
-def test_text_equals_jinja2(oracle, name, conversation, isolated):
+def test_text_equals_jinja2(oracle, name, conversation):
     import jinja2
 
     source, messages = TEMPLATES[name], CONVERSATIONS[conversation]
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>", isolated=isolated, clock=lambda: NOW)
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>", clock=lambda: NOW)
     settings = [
         (True, None, {}),
         (False, [TOOL], {}),
         (True, [TOOL, TOOL], {"enable_thinking": False, "date_string": "today"}),
     ]
-    for add_generation_prompt, tools, variables in settings[: 1 if isolated else 3]:
+    for add_generation_prompt, tools, variables in settings:
         context = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools}
         context |= {"bos_token": "<s>", "eos_token": "</s>", **variables}
 
@@ -148,7 +147,6 @@ def test_malformed_tools_are_refused(tools):
         ChatTemplate("x").render([USER], tools=tools)
 
 
-@pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -161,11 +159,36 @@ def test_malformed_tools_are_refused(tools):
         ("{{ {'a': 1}|tojson(separators=3) }}", "TypeError"),
     ],
 )
-def test_failures_name_their_cause(source, said, isolated):
+def test_failures_name_their_cause(source, said):
     with pytest.raises(ChatTemplateError, match=said):
-        ChatTemplate(source, isolated=isolated).render([USER])
+        ChatTemplate(source).render([USER])
 
 
 def test_long_conversations_have_fuel_enough():
     messages = [{"role": "user", "content": "x"}] * 20_000
     assert ChatTemplate(SMOLLM2).render(messages).count("<|im_start|>") == 20_002
+
+
+def test_the_time_is_the_time_of_each_render():
+    times = iter([datetime(2026, 3, 14), datetime(2027, 3, 14)])
+    template = ChatTemplate("{{ strftime_now('%Y') }}", clock=lambda: next(times))
+    assert [template.render([USER]), template.render([USER])] == ["2026", "2027"]
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, float("inf"), 2**80, -1, True, None, "é\U0001f600\x00\n", [{"a": []}]]
+)
+def test_variables_arrive_as_they_are(oracle, value):
+    source = "{{ thinking }}{{ thinking is string }}{{ thinking is none }}{{ thinking is number }}"
+    expected = oracle(source, thinking=value, messages=[USER])
+    assert ChatTemplate(source).render([USER], variables={"thinking": value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "thinking"),
+    [("x", "x", 10**5000), ("x", "x", ["\ud800"]), ("x", "a\ud800", 0), ("\ud800", "x", 0)],
+    ids=["long number", "variable", "message", "template"],
+)
+def test_what_no_json_can_hold_is_refused(source, content, thinking):
+    with pytest.raises(ChatTemplateError, match="valid Unicode and short numbers"):
+        ChatTemplate(source).render([USER | {"content": content}], variables={"thinking": thinking})

@@ -4,9 +4,11 @@ import resource
 import time
 
 import pytest
+from template_samples import SMOLLM2
 
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer import ChatTemplate
+from octavo.tokenizer.template_process import SHARED
 
 MESSAGES = [{"role": "user", "content": "x"}]
 HUGE = "{% set x = 'a' * 1000000 %}"
@@ -21,7 +23,7 @@ def grown(first: str, count: int, following: str) -> str:
 
 
 # refused or stopped by the bounds of the template engine and of the filters
-IN_PROCESS = {
+BOUNDED = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
     "long repetition": "{{ 'a' * 10**9 }}",
     "repeated repetition": "{{ ('a' * 100000) * 100000 }}",
@@ -56,8 +58,8 @@ IN_PROCESS = {
     "filter walk": "{{ messages|map(attribute='__class__')|list|tojson }}",
     "joined class": "{{ [messages]|join(attribute='__class__') }}",
 }
-# what plain operators can do needs the limits of a process of its own
-ISOLATED_ONLY = {
+# what operators and methods can do needs the limits of a process of its own
+UNBOUNDED = {
     "doubling": grown("'a' * 1000", 60, "ns.x ~ ns.x"),
     "adding": grown("'a' * 1000", 60, "ns.x + ns.x"),
     "lists": grown("[1]", 60, "ns.x + ns.x"),
@@ -65,53 +67,67 @@ ISOLATED_ONLY = {
     "growing macro": "{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a' * 1000) }}",
     "format method": "{{ '{:>1000000000}'.format(1) }}",
     "namespace in itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-    "deep list": grown("[]", 99999, "[ns.x]"),
+    "deep list": grown("[]", 90000, "[ns.x]"),
+    "doubling text": grown("[1]", 60, "[ns.x, ns.x]"),
+    "replace method": HUGE + "{{ x.replace('a', x).replace('a', x) }}",
+    "join method": HUGE + "{{ x.join(x) }}",
     "slow filters": "{% for i in range(9999) %}{% set x = range(99999)|sort|unique|list %}{% endfor %}",
     "output": "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
 }
-HARMLESS = {"filter walk", "joined class", "method walk"}
+HARMLESS = {"filter walk", "joined class"}
 
 
-def seconds_of(source: str, *, isolated: bool) -> float:
-    """Render; anything but short text or the typed error fails."""
-    start = time.perf_counter()
+@pytest.mark.parametrize("name", list(BOUNDED))
+def test_bounded_templates(name):
+    """They end in an error or in harmless text, within the limits of the child process, which lives on."""
+    render_good()
+    pid = SHARED.pid
     try:
-        text = ChatTemplate(source, isolated=isolated).render(MESSAGES)
-        assert len(text) < 100, text[:200]
-        assert not any(word in text for word in ("class '", "module", "function")), text
+        text = ChatTemplate(BOUNDED[name]).render(MESSAGES)
     except ChatTemplateError:
         pass
-    return time.perf_counter() - start
+    else:
+        assert name in HARMLESS
+        assert len(text) < 100, text[:200]
+        assert not any(word in text for word in ("class '", "module", "function")), text
+    assert SHARED.pid == pid
 
 
-@pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("name", list(IN_PROCESS))
-def test_bounded_templates(name, isolated):
+@pytest.mark.parametrize("name", list(UNBOUNDED))
+def test_unbounded_templates_cannot_harm_this_process(name):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert seconds_of(IN_PROCESS[name], isolated=isolated) < 1.5
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kib < 200 * 1024
-
-
-@pytest.mark.parametrize("name", sorted(IN_PROCESS.keys() - HARMLESS))
-def test_bounded_templates_are_errors(name):
-    with pytest.raises(ChatTemplateError):
-        ChatTemplate(IN_PROCESS[name]).render(MESSAGES)
-
-
-@pytest.mark.parametrize("name", list(ISOLATED_ONLY))
-def test_isolated_templates_cannot_harm_this_process(name):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    render_good()
+    start = time.perf_counter()
     with pytest.raises(ChatTemplateError, match=r"processor time|memory|fuel|too large|characters"):
-        ChatTemplate(ISOLATED_ONLY[name], isolated=True).render(MESSAGES)
+        ChatTemplate(UNBOUNDED[name]).render(MESSAGES)
+    assert time.perf_counter() - start < 10  # 2 s of processor time, on a busy machine
+    render_good()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def render_good() -> None:
+    """A template without fault gets its text, whatever was rendered before; no cache has this one."""
+    messages = [{"role": "user", "content": f"{time.perf_counter_ns()} {{{{ 7 * 7 }}}}"}]
+    text = ChatTemplate(SMOLLM2).render(messages, add_generation_prompt=False)
+    assert text.endswith(f"<|im_start|>user\n{messages[0]['content']}<|im_end|>\n")
 
 
 def test_processor_time_is_limited():
     start = time.perf_counter()
-    with pytest.raises(ChatTemplateError, match="processor time"):
-        ChatTemplate(ISOLATED_ONLY["slow filters"], isolated=True).render(MESSAGES)
-    assert time.perf_counter() - start < 5
+    with pytest.raises(ChatTemplateError, match=r"at most 1 s of processor time"):
+        ChatTemplate(UNBOUNDED["slow filters"]).render(MESSAGES)
+    assert 0.9 < time.perf_counter() - start < 5
+
+
+def test_memory_is_limited():
+    with pytest.raises(ChatTemplateError, match=r"at most 768 MiB of memory"):
+        ChatTemplate(UNBOUNDED["deep list"]).render(MESSAGES)
+
+
+def test_long_causes_are_cut_short():
+    with pytest.raises(ChatTemplateError) as caught:
+        ChatTemplate(HUGE + "{{ raise_exception(x) }}").render(MESSAGES)
+    assert 9_000 < len(str(caught.value)) < 11_000
 
 
 def test_message_text_is_never_a_template():

@@ -1,0 +1,374 @@
+"""The child process that renders templates: replaced when it fails, never left behind, safe to share."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ChatTemplateError
+from octavo.tokenizer import ChatTemplate, template_process
+from octavo.tokenizer.template_process import SHARED, TemplateProcess
+from octavo.tokenizer.text_cache import TextCache
+
+GOOD = ChatTemplate("{{ messages[0].content }}!")
+SLOW = "{% for i in range(9999) %}{% set x = range(99999)|sort|unique|list %}{% endfor %}"
+# what the scripts below begin with: `ask(text)` renders with the shared child
+SCRIPT = f"""
+import os, signal, sys, threading, time
+from octavo.tokenizer import ChatTemplate
+from octavo.tokenizer.template_process import SHARED
+def ask(text):
+    rendered = ChatTemplate("{{{{ messages[0].content }}}}!").render([{{"role": "user", "content": text}}])
+    assert rendered == text + "!", rendered
+def ask_slow():
+    ChatTemplate({SLOW!r}).render([{{"role": "user", "content": "x"}}])
+"""
+_texts = iter(range(10**9))
+
+
+def ask(text: str | None = None) -> None:
+    """Render a text, by default one that no cache has, and check the result."""
+    text = f"text {next(_texts)}" if text is None else text
+    assert GOOD.render([{"role": "user", "content": text}]) == f"{text}!"
+
+
+def ask_slow() -> None:
+    ChatTemplate(SLOW).render([{"role": "user", "content": "x"}])
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has waited for it yet."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except FileNotFoundError:  # it ended just now, or the system has no /proc
+        return Path("/proc/self").exists()
+
+
+def wait_until_gone(pid: int, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not is_gone(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return is_gone(pid)
+
+
+def start_script(code: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_script(code: str) -> str:
+    """Run a script to its end and return what it printed; writing to stderr is a failure."""
+    with start_script(code) as script:
+        printed, errors = script.communicate(timeout=60)
+    assert script.returncode == 0, errors
+    assert errors == ""
+    return printed
+
+
+def test_nothing_starts_before_the_first_use():
+    run_script("assert SHARED.pid is None; ask('a'); assert SHARED.pid is not None")
+
+
+def test_one_child_serves_all_templates():
+    ask()
+    pid = SHARED.pid
+    for i in range(20):
+        assert ChatTemplate(f"{i} {{{{ messages[0].content }}}}").render(
+            [{"role": "user", "content": "x"}]
+        ) == (f"{i} x")
+    assert SHARED.pid == pid
+
+
+def test_a_refusal_does_not_cost_the_child():
+    ask()
+    pid = SHARED.pid
+    for source in ("{{ raise_exception('no') }}", "{{ 1 + }}", "{{ nothing.at.all }}"):
+        with pytest.raises(ChatTemplateError):
+            ChatTemplate(source).render([{"role": "user", "content": "x"}])
+    ask()
+    assert SHARED.pid == pid
+
+
+def test_equal_requests_are_rendered_once():
+    ask("again")
+    SHARED.close()
+    ask("again")
+    assert SHARED.pid is None
+    ask("another")
+    assert SHARED.pid is not None
+
+
+def test_threads_get_their_own_texts():
+    before = threading.active_count()
+
+    def work(thread: int) -> None:
+        for i in range(30):
+            ask(f"thread {thread}: {'x' * random.randrange(1000)} {i}")
+            if i == 10 and thread % 4 == 0:
+                with pytest.raises(ChatTemplateError):
+                    ChatTemplate("{{ nothing.at.all }}").render([{"role": "user", "content": "x"}])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert threading.active_count() == before
+
+
+def test_threads_survive_each_others_templates():
+    def attack(_: int) -> None:
+        with pytest.raises(ChatTemplateError, match="processor time"):
+            ask_slow()
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            ask()
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(attack if i == 1 else work, i) for i in range(4)]
+        for future in futures:
+            future.result()
+
+
+def interrupt(seconds: float) -> threading.Timer:
+    """Send this process a real SIGINT soon, as Ctrl-C does."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_an_interrupt_during_a_render_leaves_no_stale_reply():
+    ask()
+    pid = SHARED.pid
+    timer = interrupt(0.3)
+    with pytest.raises(KeyboardInterrupt):
+        ask_slow()
+    timer.join()
+    assert SHARED.pid is None
+    assert is_gone(pid)
+    ask()
+
+
+# an interrupt inside the standard library's own calls may leave a socket to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_time_leave_no_stale_reply():
+    """Of large texts, so that they come while a child starts and while texts are sent, made and received."""
+    num_interrupted = 0
+    for i in range(40):
+        if i % 2:
+            SHARED.close()
+        timer = None
+        try:
+            timer = interrupt(random.random() * (0.1 if i % 2 else 0.03))
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                ask(f"{next(_texts)} " + "x" * 500_000)
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        finally:
+            if timer is not None:
+                timer.join()
+        ask()
+    assert num_interrupted == 40
+
+
+def test_an_interrupt_of_the_whole_process_group_spares_the_child():
+    run_script(
+        """
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+seen = []
+ask("a")
+pid = SHARED.pid
+os.killpg(0, signal.SIGINT)
+time.sleep(0.2)
+ask("b")
+assert seen and SHARED.pid == pid
+"""
+    )
+
+
+def test_a_child_killed_while_idle_is_replaced():
+    ask()
+    pid = SHARED.pid
+    os.kill(pid, signal.SIGKILL)
+    ask()
+    assert SHARED.pid not in (None, pid)
+
+
+def test_a_child_killed_during_a_render_is_replaced():
+    source = "{% for i in range(60) %}{% set x = range(99999)|sort|list %}{% endfor %}done"
+    ask()
+    pid = SHARED.pid
+    timer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    assert ChatTemplate(source).render([{"role": "user", "content": "x"}]) == "done"
+    timer.join()
+    assert SHARED.pid not in (None, pid)
+    ask()
+
+
+def test_a_child_that_gets_no_processor_time_is_given_up(monkeypatch):
+    monkeypatch.setattr(template_process, "WALL_SECONDS", 0.3)
+    SHARED.close()
+    ask()
+    pid = SHARED.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ChatTemplateError, match=r"at most 0\.3 s"):
+        ask()
+    assert is_gone(pid)
+    ask()
+    os.kill(SHARED.pid, signal.SIGSTOP)
+    with pytest.raises(ChatTemplateError, match=r"at most 0\.3 s"):
+        ask("x" * 2_000_000)
+    SHARED.close()
+
+
+def test_what_a_template_leaves_in_memory_does_not_fail_the_next():
+    source = "{% set ns = namespace() %}{% set ns.x = ns %}{% set ns.y = 'a' * 9000000 %}ok"
+    for i in range(120):
+        assert ChatTemplate(f"{source} {i}").render([{"role": "user", "content": "x"}]) == f"ok {i}"
+
+
+def test_no_child_is_left_unwaited_for():
+    run_script(
+        """
+for _ in range(2):
+    ask("a")
+    ask(str(time.time()))
+    assert os.waitpid(-1, os.WNOHANG) == (0, 0)
+    try:
+        ask_slow()
+        raise SystemExit("expected an error")
+    except ValueError:
+        pass
+    try:
+        raise SystemExit(str(os.waitpid(-1, os.WNOHANG)))
+    except ChildProcessError:
+        pass
+"""
+    )
+
+
+def test_the_child_ends_with_its_parent():
+    pid = int(run_script("ask('a'); print(SHARED.pid)"))
+    assert wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("doing", ["time.sleep(60)", "ask_slow()"])
+def test_the_child_of_a_killed_parent_ends(doing):
+    with start_script(f"ask('a'); print(SHARED.pid, flush=True); {doing}") as script:
+        pid = int(script.stdout.readline())
+        time.sleep(0.2)
+        assert not is_gone(pid)
+        script.kill()
+    assert wait_until_gone(pid)
+
+
+def test_the_child_of_a_killed_parent_ends_although_a_fork_of_it_lives():
+    code = "ask('a'); print(SHARED.pid, flush=True); print(os.fork() or '', flush=True); time.sleep(60)"
+    with start_script(code) as script:
+        pid, fork = (int(script.stdout.readline()) for _ in range(2))
+        script.kill()
+        script.wait()
+        try:
+            assert wait_until_gone(pid)
+            assert not is_gone(fork)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_a_fork_starts_a_child_of_its_own():
+    run_script(
+        """
+ask("a")
+mine = SHARED.pid
+fork = os.fork()
+for i in range(100):
+    ask(f"{fork} {i}")
+if fork == 0:
+    os._exit(0 if SHARED.pid != mine else 1)
+assert os.waitpid(fork, 0)[1] == 0
+ask("b")
+assert SHARED.pid == mine
+"""
+    )
+
+
+def test_a_fork_during_a_render_of_another_thread_does_not_hang():
+    run_script(
+        """
+import warnings
+warnings.simplefilter("ignore")
+def attack():
+    try:
+        ask_slow()
+    except ValueError:
+        pass
+ask("a")
+thread = threading.Thread(target=attack)
+thread.start()
+time.sleep(0.3)
+fork = os.fork()
+if fork == 0:
+    signal.alarm(20)
+    ask("b")
+    os._exit(0)
+assert os.waitpid(fork, 0)[1] == 0
+thread.join()
+ask("c")
+"""
+    )
+
+
+def test_a_parent_that_blocks_signals_still_limits_its_child():
+    run_script(
+        """
+signal.signal(signal.SIGPROF, signal.SIG_IGN)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGTERM])
+try:
+    ask_slow()
+except ValueError as error:
+    assert "processor time" in str(error), error
+ask("a")
+os.kill(SHARED.pid, signal.SIGKILL)
+time.sleep(0.1)
+ask("b")
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("executable", "said"),
+    [("/nowhere/python", "No such file"), ("/bin/false", "process ended; this command.*/bin/false -P")],
+)
+def test_a_child_that_does_not_start_is_a_typed_error(monkeypatch, executable, said):
+    monkeypatch.setattr(sys, "executable", executable)
+    process = TemplateProcess()
+    with pytest.raises(ChatTemplateError, match=said):
+        process.render(b'{"source": "x", "context": {}, "fuel": 9}')
+    assert process.pid is None
+
+
+def test_the_cache_drops_what_was_used_least_recently():
+    cache = TextCache(4000)
+    for i in range(10):
+        cache.put(b"%d" % i, "x" * 800)
+        assert cache.get(b"0") == "x" * 800
+    assert [i for i in range(10) if cache.get(b"%d" % i)] == [0, 7, 8, 9]
+    cache.put(b"large", "x" * 2000)
+    assert cache.get(b"large") is None
+    assert cache.get(b"0") is not None
