@@ -1,16 +1,15 @@
-"""The child process that renders templates: replaced when it fails, never left behind, safe to share."""
+"""The child process that renders templates: shared by threads, replaced when it fails or is interrupted."""
 
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from template_scripts import SLOW, is_gone
 
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer import ChatTemplate, template_process
@@ -18,18 +17,6 @@ from octavo.tokenizer.template_process import SHARED, TemplateProcess
 from octavo.tokenizer.text_cache import TextCache
 
 GOOD = ChatTemplate("{{ messages[0].content }}!")
-SLOW = "{% for i in range(9999) %}{% set x = range(99999)|sort|unique|list %}{% endfor %}"
-# what the scripts below begin with: `ask(text)` renders with the shared child
-SCRIPT = f"""
-import os, signal, sys, threading, time
-from octavo.tokenizer import ChatTemplate
-from octavo.tokenizer.template_process import SHARED
-def ask(text):
-    rendered = ChatTemplate("{{{{ messages[0].content }}}}!").render([{{"role": "user", "content": text}}])
-    assert rendered == text + "!", rendered
-def ask_slow():
-    ChatTemplate({SLOW!r}).render([{{"role": "user", "content": "x"}}])
-"""
 _texts = iter(range(10**9))
 
 
@@ -41,47 +28,6 @@ def ask(text: str | None = None) -> None:
 
 def ask_slow() -> None:
     ChatTemplate(SLOW).render([{"role": "user", "content": "x"}])
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody has waited for it yet."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except ProcessLookupError:
-        return True
-    except FileNotFoundError:  # it ended just now, or the system has no /proc
-        return Path("/proc/self").exists()
-
-
-def wait_until_gone(pid: int, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not is_gone(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return is_gone(pid)
-
-
-def start_script(code: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT + code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def run_script(code: str) -> str:
-    """Run a script to its end and return what it printed; writing to stderr is a failure."""
-    with start_script(code) as script:
-        printed, errors = script.communicate(timeout=60)
-    assert script.returncode == 0, errors
-    assert errors == ""
-    return printed
-
-
-def test_nothing_starts_before_the_first_use():
-    run_script("assert SHARED.pid is None; ask('a'); assert SHARED.pid is not None")
 
 
 def test_one_child_serves_all_templates():
@@ -185,21 +131,6 @@ def test_interrupts_at_any_time_leave_no_stale_reply():
     assert num_interrupted == 40
 
 
-def test_an_interrupt_of_the_whole_process_group_spares_the_child():
-    run_script(
-        """
-signal.signal(signal.SIGINT, lambda *_: seen.append(1))
-seen = []
-ask("a")
-pid = SHARED.pid
-os.killpg(0, signal.SIGINT)
-time.sleep(0.2)
-ask("b")
-assert seen and SHARED.pid == pid
-"""
-    )
-
-
 def test_a_child_killed_while_idle_is_replaced():
     ask()
     pid = SHARED.pid
@@ -240,115 +171,6 @@ def test_what_a_template_leaves_in_memory_does_not_fail_the_next():
     source = "{% set ns = namespace() %}{% set ns.x = ns %}{% set ns.y = 'a' * 9000000 %}ok"
     for i in range(120):
         assert ChatTemplate(f"{source} {i}").render([{"role": "user", "content": "x"}]) == f"ok {i}"
-
-
-def test_no_child_is_left_unwaited_for():
-    run_script(
-        """
-for _ in range(2):
-    ask("a")
-    ask(str(time.time()))
-    assert os.waitpid(-1, os.WNOHANG) == (0, 0)
-    try:
-        ask_slow()
-        raise SystemExit("expected an error")
-    except ValueError:
-        pass
-    try:
-        raise SystemExit(str(os.waitpid(-1, os.WNOHANG)))
-    except ChildProcessError:
-        pass
-"""
-    )
-
-
-def test_the_child_ends_with_its_parent():
-    pid = int(run_script("ask('a'); print(SHARED.pid)"))
-    assert wait_until_gone(pid)
-
-
-@pytest.mark.parametrize("doing", ["time.sleep(60)", "ask_slow()"])
-def test_the_child_of_a_killed_parent_ends(doing):
-    with start_script(f"ask('a'); print(SHARED.pid, flush=True); {doing}") as script:
-        pid = int(script.stdout.readline())
-        time.sleep(0.2)
-        assert not is_gone(pid)
-        script.kill()
-    assert wait_until_gone(pid)
-
-
-def test_the_child_of_a_killed_parent_ends_although_a_fork_of_it_lives():
-    code = "ask('a'); print(SHARED.pid, flush=True); print(os.fork() or '', flush=True); time.sleep(60)"
-    with start_script(code) as script:
-        pid, fork = (int(script.stdout.readline()) for _ in range(2))
-        script.kill()
-        script.wait()
-        try:
-            assert wait_until_gone(pid)
-            assert not is_gone(fork)
-        finally:
-            os.kill(fork, signal.SIGKILL)
-
-
-def test_a_fork_starts_a_child_of_its_own():
-    run_script(
-        """
-ask("a")
-mine = SHARED.pid
-fork = os.fork()
-for i in range(100):
-    ask(f"{fork} {i}")
-if fork == 0:
-    os._exit(0 if SHARED.pid != mine else 1)
-assert os.waitpid(fork, 0)[1] == 0
-ask("b")
-assert SHARED.pid == mine
-"""
-    )
-
-
-def test_a_fork_during_a_render_of_another_thread_does_not_hang():
-    run_script(
-        """
-import warnings
-warnings.simplefilter("ignore")
-def attack():
-    try:
-        ask_slow()
-    except ValueError:
-        pass
-ask("a")
-thread = threading.Thread(target=attack)
-thread.start()
-time.sleep(0.3)
-fork = os.fork()
-if fork == 0:
-    signal.alarm(20)
-    ask("b")
-    os._exit(0)
-assert os.waitpid(fork, 0)[1] == 0
-thread.join()
-ask("c")
-"""
-    )
-
-
-def test_a_parent_that_blocks_signals_still_limits_its_child():
-    run_script(
-        """
-signal.signal(signal.SIGPROF, signal.SIG_IGN)
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGTERM])
-try:
-    ask_slow()
-except ValueError as error:
-    assert "processor time" in str(error), error
-ask("a")
-os.kill(SHARED.pid, signal.SIGKILL)
-time.sleep(0.1)
-ask("b")
-"""
-    )
 
 
 @pytest.mark.parametrize(
