@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError, suggest
-from octavo.models.json_file import read_json_object
+from octavo.json_file import is_present, read_json_object
 from octavo.models.weights import missing_tensor, slice_bounds
 
 SINGLE_NAME = "model.safetensors"
@@ -36,7 +36,7 @@ class SafetensorsWeights:
         """
         self._folder = folder
         self._slices: dict[str, Any] = {}
-        if (folder / INDEX_NAME).is_file():
+        if is_present(folder / INDEX_NAME):
             for file_name, names in _read_index(folder / INDEX_NAME).items():
                 self._add(folder / file_name, names)
         elif (folder / SINGLE_NAME).is_file():

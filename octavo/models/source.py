@@ -9,11 +9,11 @@ from typing import Literal
 
 from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, ModelNotFoundError
+from octavo.json_file import is_present, read_json_object
 from octavo.models.dummy import DummyWeights
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_config import gguf_to_hf_config
 from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.json_file import read_json_object
 from octavo.models.safetensors_weights import SafetensorsWeights
 from octavo.models.weights import WeightSource
 from octavo.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer | None:
     if source.gguf is not None:
         has_tokenizer = "tokenizer.ggml.model" in source.gguf.metadata
         return Tokenizer.from_gguf(source.gguf.metadata, source.name) if has_tokenizer else None
-    has_tokenizer = (source.path / "tokenizer.json").exists()
+    has_tokenizer = is_present(source.path / "tokenizer.json")
     return Tokenizer.from_folder(source.path) if has_tokenizer else None
 
 

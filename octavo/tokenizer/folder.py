@@ -1,13 +1,18 @@
 """Reads a tokenizer from a model folder in Hugging Face's layout."""
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import tokenizers
 
 from octavo.errors import FileFormatError, ModelNotFoundError
+from octavo.json_file import is_present, read_file, read_json_fields
 from octavo.tokenizer.vocabulary import Vocabulary, end_of_turn_ids, special_token_ids
+
+# Generous: vocabularies of 260 000 tokens take 35 MiB of JSON, their configuration 1 MiB.
+_MAX_TOKENIZER_BYTES = 256 * 2**20
+_MAX_CONFIG_BYTES = 32 * 2**20
+_MAX_TEMPLATE_BYTES = 2**20
 
 
 class _TokenEntry(msgspec.Struct):
@@ -34,9 +39,6 @@ class _GenerationConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
-
-
 def read_folder_vocabulary(folder: Path) -> Vocabulary:
     """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
 
@@ -45,8 +47,8 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         FileFormatError: a file is damaged or contradicts another.
     """
     backend = _read_backend(folder)
-    config = _read_json(folder / "tokenizer_config.json", _TokenizerConfig)
-    fallback = _read_json(folder / "special_tokens_map.json", _TokenizerConfig)
+    config = read_json_fields(folder / "tokenizer_config.json", _TokenizerConfig, _MAX_CONFIG_BYTES)
+    fallback = read_json_fields(folder / "special_tokens_map.json", _TokenizerConfig, _MAX_CONFIG_BYTES)
     bos_token_id = _token_id(backend, config.bos_token or fallback.bos_token, folder)
     eos_token_id = _token_id(backend, config.eos_token or fallback.eos_token, folder)
     templates = _chat_templates(folder, config)
@@ -67,29 +69,20 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
 
 def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not is_present(path):
         raise ModelNotFoundError(
             f"expected a tokenizer.json in {folder}, got none; save the tokenizer there in the fast format, "
             "for instance with AutoTokenizer.from_pretrained(model).save_pretrained(folder)"
         )
+    content = read_file(path, _MAX_TOKENIZER_BYTES)
     try:
-        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the tokenizers package raises plain Exception
         raise FileFormatError(f"{path}: expected a tokenizer in JSON: {error}") from error
     # a prompt is never cut or padded behind the user's back, even if training did so
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def _read_json(path: Path, kind: type[_Struct]) -> _Struct:
-    """Decode an optional JSON file; a missing one has no field set."""
-    if not path.is_file():
-        return kind()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: {error}") from error
 
 
 def _token_id(backend: tokenizers.Tokenizer, token: str | _TokenEntry | None, folder: Path) -> int | None:
@@ -125,7 +118,9 @@ def _mark_special(backend: tokenizers.Tokenizer, *configs: _TokenizerConfig) -> 
 def _generation_eos_ids(folder: Path) -> set[int]:
     """EOS ids of generation_config.json, or of config.json in folders that lack it."""
     path = folder / "generation_config.json"
-    ids = _read_json(path if path.is_file() else folder / "config.json", _GenerationConfig).eos_token_id
+    if not is_present(path):
+        path = folder / "config.json"
+    ids = read_json_fields(path, _GenerationConfig, _MAX_CONFIG_BYTES).eos_token_id
     if ids is None:
         return set()
     return {ids} if isinstance(ids, int) else set(ids)
@@ -133,9 +128,10 @@ def _generation_eos_ids(folder: Path) -> set[int]:
 
 def _chat_templates(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if is_present(path):
+        content = read_file(path, _MAX_TEMPLATE_BYTES)
         try:
-            return {"default": path.read_text(encoding="utf-8")}
+            return {"default": content.decode()}
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{path}: expected UTF-8 text: {error}") from error
     if config.chat_template is None:
