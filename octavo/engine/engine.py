@@ -225,7 +225,7 @@ class Engine:
 
     def _start_over(self) -> None:
         """Make all state but the outputs anew. May be broken off, and is then begun again."""
-        logger.warning("a step was broken off: unfinished requests start over, the prefix cache is empty")
+        logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
         self._in_flight.clear()
         self.runner.reset()
         self.manager.reset()

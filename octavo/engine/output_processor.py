@@ -11,7 +11,7 @@ A token counts once it is in token_ids: everything after that follows from the t
 import time
 from dataclasses import dataclass, field
 
-from octavo.engine.request import Request
+from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampler import SampledToken
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.tokenizer import IncrementalDecoder, StopChecker, Tokenizer
@@ -99,11 +99,15 @@ class OutputProcessor:
         for group in list(self._groups.values()):
             group.output.metrics.num_output_tokens = 0
             for index, completion in enumerate(group.completions):
-                if completion.output.finish_reason is None:
+                request, output = completion.request, completion.output
+                if output.finish_reason is None:
                     group.completions[index] = self._replay(completion)
                 else:
-                    group.output.metrics.num_output_tokens += len(completion.output.token_ids)
-            unfinished += [c.request for c in group.completions if c.output.finish_reason is None]
+                    group.output.metrics.num_output_tokens += len(output.token_ids)
+                if output.finish_reason is None:
+                    unfinished.append(request)
+                else:
+                    request.status = RequestStatus.FINISHED
             self._finish_group(group)
         return unfinished
 

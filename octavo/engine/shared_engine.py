@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -35,12 +36,18 @@ class SharedEngine:
         self._holder = 0
         # Threads that wait for the lock. May name one too many after an interrupt, which costs a short sleep.
         self._waiting: dict[int, None] = {}
-        # Requests of callers who left. Appended to without the lock: a caller may be dropped anywhere.
-        self._left: deque[str] = deque()
+        # By identity: a reference whose caller is gone has no hash.
+        self._present: dict[int, _Requests] = {}
+        self._left: deque[_Requests] = deque()
 
     def caller(self) -> "Caller":
         """Return a new caller, who has no requests yet."""
-        return Caller(self)
+        caller = Caller(self)
+        # A caller may be dropped anywhere, even inside this class, and a signal may come at once: so what
+        # runs then is no Python code, but the deque's own method.
+        caller.requests = _Requests(caller, self._left.append)
+        self._present[id(caller.requests)] = caller.requests
+        return caller
 
     def call(self, act: Callable[[], Found]) -> Found:
         """Call a function while no other thread uses the engine.
@@ -59,9 +66,7 @@ class SharedEngine:
             self._holder = me
             try:
                 self.engine.settle()
-                while self._left:
-                    self.engine.abort(self._left[0])
-                    self._left.popleft()
+                self._abort_what_was_left()
                 return act()
             finally:
                 self._holder = 0
@@ -101,20 +106,31 @@ class SharedEngine:
         """As Engine.stats."""
         return self.call(self.engine.stats)
 
-    def leave(self, request_ids: list[str]) -> None:
-        """Have requests aborted before anything else is done. Takes no lock, for finalizers."""
-        self._left.extend(request_ids)
+    def leave(self, requests: "_Requests") -> None:
+        """Abort what is unfinished of a caller's requests."""
+        self._left.append(requests)
+        self.call(lambda: None)
+
+    def _abort_what_was_left(self) -> None:
+        while self._left:
+            requests = self._left[0]
+            for request_id in requests.ids:
+                self.engine.abort(request_id)
+            self._present.pop(id(requests), None)
+            self._left.popleft()
 
 
 class Caller:
     """Someone who has requests. When it is closed or dropped, those that are unfinished are aborted.
 
-    The id of a request is noted before the engine has the request, so that none is lost in between.
+    Attributes:
+        requests: theirs. An id is noted before the engine has the request, so that none is lost in between.
     """
+
+    requests: "_Requests"
 
     def __init__(self, shared: SharedEngine) -> None:
         self._shared = shared
-        self._request_ids: list[str] = []
 
     def add(
         self,
@@ -129,7 +145,7 @@ class Caller:
 
         def add() -> RequestOutput:
             request_id = engine.new_request_id()
-            self._request_ids.append(request_id)
+            self.requests.ids.append(request_id)
             return engine.add_request(
                 prompt,
                 params,
@@ -142,10 +158,7 @@ class Caller:
 
     def close(self) -> None:
         """Abort what is unfinished. Idempotent."""
-        if self._request_ids:
-            self._shared.leave(self._request_ids)
-            self._request_ids = []
-            self._shared.call(lambda: None)
+        self._shared.leave(self.requests)
 
     def __enter__(self) -> "Caller":
         return self
@@ -158,5 +171,16 @@ class Caller:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self._shared.leave(self._request_ids)
+
+class _Requests(weakref.ref[Caller]):
+    """What a caller leaves behind: a reference that goes to the deque when the caller is gone.
+
+    Attributes:
+        ids: request ids.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, caller: Caller, callback: Callable[["_Requests"], None]) -> None:
+        super().__init__(caller, callback)  # type: ignore[call-arg]
+        self.ids: list[str] = []

@@ -1,5 +1,6 @@
 """Whatever breaks a call off, and wherever: later answers are right, other requests go on, nothing leaks."""
 
+import linecache
 import os
 import random
 import signal
@@ -27,9 +28,10 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1, stop_token_ids=[3, 50], ignore_eos=True),
 ]
 STREAMED = [9, 9, 8, 7]
-STREAM_PARAMS = SamplingParams(temperature=0, max_tokens=40, logprobs=1, ignore_eos=True)
+STREAM_PARAMS = SamplingParams(temperature=0, max_tokens=24, logprobs=1, ignore_eos=True)
 # More cases with OCTAVO_FUZZ_INTERRUPTS=20000 and the like; a seed repeats a run as nearly as signals can.
 NUM_INTERRUPTS = int(os.environ.get("OCTAVO_FUZZ_INTERRUPTS", "2000"))
+LINE_STRIDE = int(os.environ.get("OCTAVO_FUZZ_LINE_STRIDE", "149"))
 SEED = int(os.environ.get("OCTAVO_FUZZ_SEED", random.randrange(2**32)))
 
 
@@ -120,7 +122,7 @@ def test_interrupts_at_random_moments(tiny: MakeLLM, runs_ahead: bool) -> None:
             stream = llm.stream(STREAMED, STREAM_PARAMS)
             seen = list(next(stream).token_ids)
             for _ in range(rng.randrange(1, 6)):
-                num_interrupts += it.interrupts(lambda: tokens(llm), rng.random() * 0.02 + 1e-5)
+                num_interrupts += it.interrupts(lambda: tokens(llm), rng.random() * 0.015 + 1e-5)
                 num_rounds += 1
             seen += [token for delta in stream for token in delta.token_ids]
             assert seen == expected_stream
@@ -132,6 +134,12 @@ def test_interrupts_at_random_moments(tiny: MakeLLM, runs_ahead: bool) -> None:
     assert_drained(llm)
 
 
+def is_block_line(frame: FrameType) -> bool:
+    """True at `with` and `try` lines: tracing comes by where no signal is ever handled."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line.startswith("with ") or line == "try:"
+
+
 def octavo_lines(act: Callable[[], object], stop_at: int) -> int:
     """Act, and raise KeyboardInterrupt at the stop_at-th line that runs in Octavo; returns the lines run."""
     num_lines = 0
@@ -140,10 +148,10 @@ def octavo_lines(act: Callable[[], object], stop_at: int) -> int:
         nonlocal num_lines
         if "/octavo/" not in frame.f_code.co_filename or "/layers/" in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and not is_block_line(frame):
             num_lines += 1
             if num_lines == stop_at:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return trace
 
     before = sys.gettrace()
@@ -158,19 +166,20 @@ def octavo_lines(act: Callable[[], object], stop_at: int) -> int:
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 @pytest.mark.parametrize("num_blocks", [12, 64], ids=["scarce", "plenty"])
 def test_an_interrupt_at_any_line(tiny: MakeLLM, num_blocks: int, runs_ahead: bool) -> None:
-    """Every so many lines of a short run, each once in turn: prime strides reach them all over the runs."""
+    """Every so many lines of a short run; the seed says which, so that many runs reach them all."""
     llm = tiny(num_blocks=num_blocks, max_num_batched_tokens=24)
     prompts, params = PROMPTS[:3], PARAMS[:3]
 
     def run() -> list[list[list[int]]]:
         return [[c.token_ids for c in output.outputs] for output in llm.generate(prompts, params)]
 
+    print(f"seed {SEED}, every {LINE_STRIDE}th line")
     expected, expected_stream = run(), streamed(llm)
     if runs_ahead:
         llm, _ = ahead(llm)
     llm.reset_prefix_cache()
     total = octavo_lines(run, -1)
-    for stop_at in range(1 + SEED % 37, total, 37):
+    for stop_at in range(1 + SEED % LINE_STRIDE, total, LINE_STRIDE):
         llm.reset_prefix_cache()
         stream = llm.stream(STREAMED, STREAM_PARAMS)
         seen = list(next(stream).token_ids)
@@ -198,22 +207,14 @@ def test_a_second_interrupt_while_the_first_is_cleaned_up(tiny: MakeLLM) -> None
         finally:
             ModelRunner._forward = forward  # type: ignore[method-assign]
 
-    for second_at in range(1, 2000):
-        with pytest.raises(KeyboardInterrupt) as caught:
+    for second_at in range(1 + SEED % 5, 1500, 5):
+        with pytest.raises(KeyboardInterrupt):
             interrupted_twice(second_at)
-        twice = caught.value.__context__ is not None
-        del caught
-        assert_drained_soon(llm)
+        assert llm.stats.num_running + llm.stats.num_waiting == 0, f"line {second_at}"
+        assert_drained(llm)
         if second_at % 20 == 0:
-            assert tokens(llm) == expected
-    assert twice or second_at > 500
+            assert tokens(llm) == expected, f"line {second_at}"
     assert tokens(llm) == expected
-
-
-def assert_drained_soon(llm: LLM) -> None:
-    """As assert_drained, once the engine was asked anything."""
-    assert llm.stats.num_running + llm.stats.num_waiting == 0
-    assert_drained(llm)
 
 
 def test_a_stream_closed_before_its_first_delta_is_aborted(tiny: MakeLLM) -> None:
@@ -245,7 +246,7 @@ def test_a_stream_that_nobody_reads_collects_nothing(tiny: MakeLLM) -> None:
     tokens(llm)
     rest = list(stream)
     assert [*first.token_ids, *(t for delta in rest for t in delta.token_ids)] == streamed(llm)
-    assert len(rest) < 39
+    assert len(rest) < 23
     assert list(stream) == []
 
 
