@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.errors import SamplingParamsError, suggest
 
@@ -11,6 +12,8 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_SEED = 2**63 - 1
+# Colder is greedy, as in vLLM.
+MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,18 +22,23 @@ class SamplingParams:
 
     Attributes:
         n: completions per prompt; they share the prompt's KV blocks (fork).
-        temperature: 0 means greedy; otherwise logits are divided by it.
-        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
+        temperature: logits are divided by it; 0, and all below 1e-5, means greedy: the most likely token.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; never an empty one.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: > 1 discourages tokens of the prompt and the output (Keskar et al., 2019).
+        repetition_penalty: above 1 discourages tokens of the prompt and the output, below 1 favours them, in
+            (0, 100] (Keskar et al., 2019).
         presence_penalty: subtracted from the logit of every token already generated, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
-        seed: makes the request's tokens the same alone, in any batch and after preemption.
+        seed: fixes the request's random numbers, which then depend on the seed and the position alone. Its
+            tokens are the same alone, in any batch and after preemption, up to rounding: a batch of another
+            size may sum in another order, and once in thousands of completions a draw falls that close to
+            the border of two tokens. With the engine's deterministic=True (NVIDIA GPUs) they are the same
+            exactly.
         max_tokens: upper bound of generated tokens; None means up to the model's context.
         min_tokens: no stop string, stop id or EOS ends the output before this many tokens.
-        stop: strings that end the output; the text is cut before the first of them.
-        stop_token_ids: token ids that end the output, beside the model's own EOS ids.
+        stop: strings that end the output; the text is cut before the first of them. None: none.
+        stop_token_ids: token ids that end the output, beside the model's own EOS ids. None: none.
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: generate on past the model's EOS.
         logprobs: log-probabilities of the k most likely tokens and of the sampled one, at every
@@ -57,7 +65,7 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -98,7 +106,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        """True when the most likely token is taken, without a draw."""
+        return self.temperature < MIN_TEMPERATURE
 
     @property
     def is_plain(self) -> bool:
@@ -122,7 +131,7 @@ class SamplingParams:
         return cls(**fields)  # type: ignore[arg-type]
 
     def _checked_stop(self) -> tuple[str, ...]:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop, "strings")
         if len(stop) > MAX_STOP_STRINGS:
             raise SamplingParamsError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
         for string in stop:
@@ -133,16 +142,29 @@ class SamplingParams:
         return stop
 
     def _checked_stop_token_ids(self) -> tuple[int, ...]:
-        for token_id in self.stop_token_ids:
+        token_ids = _listed("stop_token_ids", self.stop_token_ids, "token ids")
+        for token_id in token_ids:
             _integer("stop_token_ids", token_id, 0, 2**31 - 1)
-        return tuple(self.stop_token_ids)
+        return token_ids
 
     def _checked_logit_bias(self) -> dict[int, float]:
-        assert self.logit_bias is not None
+        if not isinstance(self.logit_bias, Mapping):
+            raise SamplingParamsError(
+                f"logit_bias must map token ids to numbers, such as {{5: -100}}, got {self.logit_bias!r}"
+            )
         for token_id, value in self.logit_bias.items():
             _integer("logit_bias keys", token_id, 0, 2**31 - 1)
             _number(f"logit_bias[{token_id}]", value, -100.0, 100.0)
         return dict(self.logit_bias)
+
+
+def _listed(name: str, value: object, of: str) -> tuple[Any, ...]:
+    """What is in a list; None holds nothing. Bytes would be a list of small integers, a mapping of keys."""
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | memoryview | Mapping):
+        raise SamplingParamsError(f"{name} must be a list of {of}, got {value!r}")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

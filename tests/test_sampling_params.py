@@ -4,6 +4,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.errors import SamplingParamsError
+from octavo.sampling_params import MIN_TEMPERATURE
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,16 @@ from octavo.errors import SamplingParamsError
         {"logprobs": -1},
         {"logprobs": 21},
         {"prompt_logprobs": 21},
+        {"stop": 5},
+        {"stop": b"ab"},
+        {"stop": {"a": 1}},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": "5"},
+        {"stop_token_ids": b"hi"},
+        {"stop_token_ids": bytearray(b"hi")},
+        {"stop_token_ids": {5: True}},
+        {"logit_bias": [1]},
+        {"logit_bias": "5=1"},
         {"logit_bias": {-1: 0.0}},
         {"logit_bias": {1: 101.0}},
         {"logit_bias": {1: float("nan")}},
@@ -68,6 +79,21 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_one_stop_string_and_a_list_are_the_same() -> None:
     assert SamplingParams(stop="a").stop == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_none_is_no_stop_string_and_no_stop_id() -> None:
+    params = SamplingParams.from_dict({"stop": None, "stop_token_ids": None})
+    assert params == SamplingParams()
+    assert (params.stop, params.stop_token_ids) == ((), ())
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 5e-324, 1e-38, 9.9e-6])
+def test_a_temperature_next_to_nothing_is_greedy(temperature: float) -> None:
+    assert SamplingParams(temperature=temperature).greedy
+
+
+def test_a_low_temperature_is_not_greedy() -> None:
+    assert not SamplingParams(temperature=MIN_TEMPERATURE).greedy
 
 
 def test_edges_are_accepted() -> None:

@@ -17,7 +17,7 @@ class SamplingRows:
     """Sampling parameters of R sequences, [R] each.
 
     Attributes:
-        temperatures: float32.
+        temperatures: float32, 0: greedy.
         seeds: int64.
         first_positions: int32, the position each sequence's first output token is computed from.
         top_k: int32, 0: off.
@@ -44,7 +44,9 @@ class SamplingRows:
     def write(self, rows: Tensor, requests: Sequence[Request]) -> None:
         """Overwrite rows, [S] int64, with the parameters of S requests."""
         params = [request.params for request in requests]
-        floats = np.array([[p.temperature, p.top_p, p.min_p] for p in params], dtype=np.float32)
+        floats = np.array(
+            [[0.0 if p.greedy else p.temperature, p.top_p, p.min_p] for p in params], dtype=np.float32
+        )
         # Seeds are unsigned 64-bit numbers.
         integers = np.array(
             [

@@ -1,7 +1,8 @@
 """From logits to tokens: penalties, filters, counter-based random numbers, log-probabilities.
 
-A request's random number depends only on (seed, output position), never on its neighbours, so a seeded
-request gives the same tokens alone, in any batch and after preemption.
+A request's random number depends only on (seed, output position), never on its neighbours. So equal logits
+give a seeded request equal tokens alone, in any batch and after preemption; logits are equal up to rounding,
+and to the bit with EngineConfig(deterministic=True).
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ Top = list[tuple[int, float, int]]
 _MASK64 = 2**64 - 1
 # Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
 _NUM_CANDIDATES = 1024
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def counter_uniform(seed: int, position: int) -> float:
@@ -118,7 +120,9 @@ class Sampler:
         finite = best_values.isfinite().tolist()
         random_rows = [row for row, r in enumerate(requests) if not r.params.greedy and finite[row]]
         if random_rows:
-            drawn = _draw(logits[random_rows], [requests[row] for row in random_rows])
+            drawn = _draw(
+                logits[random_rows], best_values[random_rows], [requests[row] for row in random_rows]
+            )
             for row, token_id in zip(random_rows, drawn, strict=True):
                 token_ids[row] = token_id
         tops = self.tops(logprobs, token_ids, requests)
@@ -172,8 +176,10 @@ class Sampler:
         params = request.params
         penalty = params.repetition_penalty
         if penalty != 1:
-            seen = counts.in_prompt | (counts.in_output > 0)
-            row.copy_(torch.where(seen, torch.where(row > 0, row / penalty, row * penalty), row))
+            seen = (counts.in_prompt | (counts.in_output > 0)) & row.isfinite()
+            # A product that overflows is no infinity: that would be an error of the model's.
+            scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
+            row.copy_(torch.where(seen, scaled, row))
         row -= params.frequency_penalty * counts.in_output
         row -= params.presence_penalty * (counts.in_output > 0)
 
@@ -216,11 +222,18 @@ def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
     return keys.topk(num, largest=False).values & 0xFFFFFFFF
 
 
-def _draw(logits: Tensor, requests: list[Request]) -> list[int]:
-    """Draw one token per row [R, V] by temperature, min-p, top-k, top-p and inverse CDF."""
+def _draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
+    """Draw one token per row by temperature, min-p, top-k, top-p and inverse CDF.
+
+    Args:
+        logits: [R, V] float32.
+        largest: [R], each row's largest logit, finite.
+        requests: R requests, none greedy.
+    """
     device = logits.device
     temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
-    logits = logits / temperatures[:, None]
+    # Differences from the largest one overflow to -inf, which is a probability of 0; quotients would to inf.
+    logits = (logits - largest[:, None]).div_(temperatures[:, None])
     uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]
     probabilities = logits.softmax(-1)
     for row, request in enumerate(requests):
@@ -256,7 +269,8 @@ def _most_likely(probabilities: Tensor, top_k: int, top_p: float) -> tuple[Tenso
         values, ids = probabilities.topk(num)
         mass = values.sum() if top_k > 0 else total
         before = values.cumsum(0) - values
-        keep = int((before < top_p * mass).sum())
+        # A top_p that float32 rounds to 0 keeps one token as well.
+        keep = max(1, int((before < top_p * mass).sum()))
         if keep < num or num == limit:
             return ids[:keep], values[:keep]
     raise AssertionError("the full vocabulary always reaches top_p")
