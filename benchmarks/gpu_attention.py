@@ -23,7 +23,7 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8, read_rows
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_paged import attend_with_map, plan_step
+from octavo.attention.triton.paged import attend_with_map, plan_step
 
 Attend = Callable[[], Tensor]
 

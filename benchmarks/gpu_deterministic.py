@@ -18,7 +18,7 @@ from gpu_serving import copy_bandwidth, load, matrix_flops, run
 from gpu_workloads import WORKLOADS
 from torch.nn.functional import linear
 
-from octavo.layers.triton_invariant_linear import invariant_linear
+from octavo.layers.linear.invariant import invariant_linear
 
 _ROWS = (1, 64, 256, 8192)
 # Of weights that take turns, so that they come from memory: several times an L2 cache of 50 MB.

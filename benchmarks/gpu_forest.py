@@ -32,10 +32,10 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_nodes import attend_fat_nodes, attend_thin_nodes, node_call
-from octavo.attention.triton_paged import attend_with_map
-from octavo.attention.triton_plan import plan_step
-from octavo.attention.triton_shapes import TileShape
+from octavo.attention.triton.nodes import attend_fat_nodes, attend_thin_nodes, node_call
+from octavo.attention.triton.paged import attend_with_map
+from octavo.attention.triton.shapes import TileShape
+from octavo.attention.triton.step_map import plan_step
 
 BLOCK_SIZE, HEAD_DIM = 64, 128
 # Keys and values that one replay reads at least, several times the L2 cache.

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from gpu_forest import GOALS, HEAD_DIM, Workload, check, make_batch, octavo_forest, seconds_per_layer
 
-from octavo.attention.triton_shapes import (
+from octavo.attention.triton.shapes import (
     HOPPER_DECODE_SHAPE,
     HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,

@@ -22,11 +22,11 @@ from common import publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers import triton_launch
-from octavo.layers.linear_tiling import Tiling, choose_tiling
-from octavo.layers.triton_activation import gated_activation
-from octavo.layers.triton_linear import skinny_linear
-from octavo.layers.triton_norm import rms_norm
+from octavo.gpu import launch as triton_launch
+from octavo.layers.linear.skinny import skinny_linear
+from octavo.layers.linear.skinny_tiling import Tiling, choose_tiling
+from octavo.layers.triton.activation import gated_activation
+from octavo.layers.triton.norm import rms_norm
 
 BYTES_PER_SECOND = 4.28e12
 # Of weights in one graph: several times an L2 cache of 60 MB.

@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 
 from octavo.errors import FileFormatError, ModelNotFoundError
 from octavo.json_file import MAX_DEPTH, read_json_object
-from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.source import load_tokenizer, read_config, resolve_model
 
 READERS = {

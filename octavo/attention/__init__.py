@@ -1,8 +1,6 @@
 """Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
 
 from octavo.attention.cache import KVCache
-from octavo.attention.device_forest import DeviceForest
-from octavo.attention.forest import ForestPlan
 from octavo.attention.forest_attention import forest_attention
 from octavo.attention.interface import (
     available_impls,
@@ -12,6 +10,8 @@ from octavo.attention.interface import (
 )
 from octavo.attention.merge import merge
 from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan
 
 __all__ = [
     "AttentionMetadata",

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.device_forest import DeviceForest
-from octavo.attention.forest import ForestPlan, concatenated_ranges
 from octavo.attention.interface import choose_impl, paged_attention
 from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan, concatenated_ranges
 
 
 def forest_attention(

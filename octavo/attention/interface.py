@@ -8,11 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.attention import cpu_kernel, reference, torch_paged, triton_paged
+from octavo.attention import reference, torch_paged
 from octavo.attention.checks import check_attention, check_scales, check_store
+from octavo.attention.cpu import kernel as cpu_kernel
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import paged as triton_paged
 from octavo.errors import ConfigError, suggest
 
 logger = logging.getLogger("octavo.attention")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.attention.device_forest import DeviceForest
-from octavo.attention.forest import ForestPlan
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan
 
 
 @dataclass(frozen=True, slots=True)

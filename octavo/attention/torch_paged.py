@@ -9,9 +9,9 @@ from torch import Tensor
 
 from octavo.attention.checks import bad_block, check_plan, check_slots
 from octavo.attention.float8 import read_rows, write_rows
-from octavo.attention.forest import ForestPlan, concatenated_ranges
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.host_plan import ForestPlan, concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
 _TILE_KEYS = 64

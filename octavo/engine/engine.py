@@ -29,7 +29,7 @@ from octavo.engine.memory import gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.request import Request
-from octavo.engine.sampler import SampledToken, mix_seed
+from octavo.engine.sampling.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import StepResult

@@ -64,7 +64,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
         )
     cache = _allocate_kv_cache(decoder, plan)
     if plan.device.type == "cuda" and _is_triton(decoder, cache):
-        from octavo.engine.gpu_runner import GpuRunner
+        from octavo.engine.gpu.runner import GpuRunner
 
         return GpuRunner(
             decoder,

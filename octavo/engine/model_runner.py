@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from octavo.attention import ForestPlan, KVCache
-from octavo.engine.prompt_logprobs import prompt_logprobs
 from octavo.engine.request import Request
-from octavo.engine.sampler import SampledToken, Sampler
+from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
+from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
-from octavo.engine.step_input import StepInput, StepInputBuilder, to_device
+from octavo.engine.step_input import StepInput, StepInputBuilder
 from octavo.engine.step_result import StepResult
+from octavo.gpu.copies import to_device
 from octavo.models import Decoder
 
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.sampler import SampledToken
+from octavo.engine.sampling.sampler import SampledToken
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.tokenizer import IncrementalDecoder, StopChecker, Tokenizer
 

@@ -8,6 +8,7 @@ import torch
 
 from octavo.attention import AttentionMetadata, ForestPlan
 from octavo.engine.scheduler import ScheduledRequest
+from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
 
 _UNKNOWN = array("i", [0])
@@ -47,20 +48,6 @@ class StepInput:
             max_seq_len=int(self.seq_lens.max()),
             plan=plan,
         )
-
-
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Wrap a host array as a tensor on the device, without waiting for the copy."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        # Copies from other memory wait for what the device is doing.
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
-def copy_to(target: torch.Tensor, array: np.ndarray) -> None:
-    """Copy a host array to a tensor on a GPU, without waiting for the copy."""
-    target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
 
 
 class StepInputBuilder:

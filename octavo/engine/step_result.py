@@ -6,7 +6,7 @@ from typing import Protocol
 
 from octavo.attention import KVCache
 from octavo.engine.request import Request
-from octavo.engine.sampler import SampledToken, Top
+from octavo.engine.sampling.sampler import SampledToken, Top
 from octavo.engine.scheduler import SchedulerOutput
 from octavo.models import Decoder
 

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from octavo.layers.cpu_layers import compiled_layers, takes
-from octavo.layers.gpu import has_triton
+from octavo.gpu.device import has_triton
+from octavo.layers.cpu.layers import compiled_layers, takes
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def gelu_tanh_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def _by_triton(gate_up: Tensor, name: str) -> Tensor:
-    from octavo.layers.triton_activation import gated_activation
+    from octavo.layers.triton.activation import gated_activation
 
     return gated_activation(gate_up, name)
 

@@ -10,9 +10,9 @@ from octavo.attention import AttentionMetadata, KVCache, paged_attention, store_
 from octavo.attention.interface import choose_impl
 from octavo.errors import ConfigError
 from octavo.layers.block import BlockInput, BlockOutput
-from octavo.layers.cpu_step import CpuStep, can_prepare
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary, rotate_
+from octavo.layers.steps.cpu import CpuStep, can_prepare
 
 
 class AttentionStep(Protocol):
@@ -110,7 +110,7 @@ def make_step(
     if not deterministic and can_prepare(kv_cache, impl):
         return CpuStep(kv_cache, metadata, num_heads=num_heads)
     if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype) == "triton":
-        from octavo.layers.triton_step import TritonStep
+        from octavo.layers.steps.triton import TritonStep
 
         return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
     if deterministic:

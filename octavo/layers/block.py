@@ -13,11 +13,11 @@ from typing import TypeGuard
 
 from torch import Tensor
 
+from octavo.gpu.device import has_triton
 from octavo.layers.activation import ACTIVATIONS
-from octavo.layers.gpu import has_triton
-from octavo.layers.hopper_tiling import can_use
-from octavo.layers.linear import Linear, PlainLinear
-from octavo.layers.linear_tiling import is_skinny
+from octavo.layers.linear.hopper_tiling import can_use
+from octavo.layers.linear.plain import Linear, PlainLinear
+from octavo.layers.linear.skinny_tiling import is_skinny
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
@@ -97,10 +97,10 @@ class FusedInput:
         if not is_skinny(hidden.shape[0], *weight.shape):
             if not can_use(hidden, weight):
                 return self.plain(hidden, delta)
-            from octavo.layers.hopper_linear import hopper_linear
+            from octavo.layers.linear.hopper import hopper_linear
 
             return hopper_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
-        from octavo.layers.triton_linear import skinny_linear
+        from octavo.layers.linear.skinny import skinny_linear
 
         if delta is not None:
             return skinny_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
@@ -126,9 +126,9 @@ class FusedOutput:
         """See BlockOutput."""
         weight, bias = self.linear.weight, self.linear.bias
         if is_skinny(x.shape[0], *weight.shape):
-            from octavo.layers.triton_linear import skinny_linear as product
+            from octavo.layers.linear.skinny import skinny_linear as product
         elif can_use(x, weight):
-            from octavo.layers.hopper_linear import hopper_linear as product
+            from octavo.layers.linear.hopper import hopper_linear as product
         else:
             return self.plain(x, hidden)
         if self.plain.norm is not None or self.plain.parallel.size > 1:

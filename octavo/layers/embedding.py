@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from octavo.layers.gpu import has_triton
-from octavo.layers.linear import Linear
+from octavo.gpu.device import has_triton
+from octavo.layers.linear.plain import Linear
 from octavo.parallel import TensorParallel
 
 

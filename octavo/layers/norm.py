@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from octavo.layers.cpu_layers import compiled_layers, takes
-from octavo.layers.gpu import has_triton
+from octavo.gpu.device import has_triton
+from octavo.layers.cpu.layers import compiled_layers, takes
 
 
 class RMSNorm:
@@ -39,7 +39,7 @@ class RMSNorm:
         if layers is not None and (delta is None or takes(delta)):
             return layers.add_rms_norm(x, delta, self.weight, self.eps)
         if has_triton(x):
-            from octavo.layers import triton_norm
+            from octavo.layers.triton import norm as triton_norm
 
             if delta is None:
                 return triton_norm.rms_norm(x, self.weight, self.eps)

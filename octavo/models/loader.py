@@ -26,7 +26,7 @@ from octavo.layers import (
     make_output,
     vocabulary_shard,
 )
-from octavo.layers.linear import Linear
+from octavo.layers.linear.plain import Linear
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer

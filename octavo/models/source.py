@@ -10,11 +10,11 @@ from typing import Literal
 from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
-from octavo.models.dummy import DummyWeights
-from octavo.models.gguf import GGUFFile
-from octavo.models.gguf_config import gguf_to_hf_config
-from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.formats.dummy import DummyWeights
+from octavo.models.formats.gguf import GGUFFile
+from octavo.models.formats.gguf_config import gguf_to_hf_config
+from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.weights import WeightSource
 from octavo.tokenizer import Tokenizer
 

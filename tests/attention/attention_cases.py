@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from octavo.attention import AttentionMetadata, ForestPlan, KVCache, paged_attention_with_lse, store_kv
-from octavo.attention.prefix_forest import Costs
+from octavo.attention.plan.prefix_forest import Costs
 
 KERNELS = ("reference", "torch", "c")
 ALWAYS_SHARE = Costs(partial_tokens=0.0, node_tokens=0.0)

@@ -17,12 +17,13 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from octavo.attention import hopper_decode, hopper_prefill
-from octavo.attention.hopper_pieces import Run
-from octavo.attention.hopper_pipe import Places
-from octavo.attention.hopper_tiles import Gather
-from octavo.attention.triton_arguments import Cache, Queries, Score, Shape
-from octavo.attention.triton_shapes import (
+from octavo.attention.hopper import decode as hopper_decode
+from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.hopper.pieces import Run
+from octavo.attention.hopper.pipe import Places
+from octavo.attention.hopper.tiles import Gather
+from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
+from octavo.attention.triton.shapes import (
     HOPPER_BESIDE_SHAPE,
     HOPPER_DECODE_SHAPE,
     HOPPER_FEW_LEAVES_SHAPE,

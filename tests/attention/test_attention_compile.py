@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.attention import cpu_compile
-from octavo.attention.cpu_compile import KernelUnavailableError, cache_folder, load_library, openmp_library
+from octavo.attention.cpu import compile as cpu_compile
+from octavo.attention.cpu.compile import KernelUnavailableError, cache_folder, load_library, openmp_library
 
 
 @pytest.fixture

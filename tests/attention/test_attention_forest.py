@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.attention import ForestPlan
-from octavo.attention.prefix_forest import Costs
+from octavo.attention.plan.prefix_forest import Costs
 
 SPLITS = (8, 64, 512)
 

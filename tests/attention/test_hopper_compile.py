@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.attention.triton_shapes import (
+from octavo.attention.triton.shapes import (
     HOPPER_BESIDE_SHAPE,
     HOPPER_DECODE_SHAPE,
     HOPPER_FEW_LEAVES_SHAPE,

@@ -8,10 +8,11 @@ from test_triton_forest_gpu import make_forest, shared_case, upload
 from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, to_device
 
-from octavo.attention import hopper_decode, triton_paged
+from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_arguments import make_call
-from octavo.attention.triton_shapes import HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE
+from octavo.attention.triton import paged as triton_paged
+from octavo.attention.triton.arguments import make_call
+from octavo.attention.triton.shapes import HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

@@ -8,8 +8,8 @@ from attention_cases import ALWAYS_SHARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.attention.node_plan import NodeCapacity, NodePlan, NodeTiling
-from octavo.attention.prefix_forest import Costs
+from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
+from octavo.attention.plan.prefix_forest import Costs
 from octavo.errors import InvalidArgumentError
 
 TILING = NodeTiling(

@@ -6,10 +6,12 @@ import pytest
 import torch
 from triton_cases import make_case, to_device
 
-from octavo.attention import KVCache, hopper_prefill
+from octavo.attention import KVCache
+from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_arguments import constant, empty_results, make_call
-from octavo.attention.triton_shapes import TileShape, power_of_two
+from octavo.attention.triton.arguments import constant, empty_results, make_call
+from octavo.attention.triton.shapes import TileShape
+from octavo.gpu.device import power_of_two
 
 TILE = TileShape(16, 32, 4, 2, 1)
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from triton_cases import assert_close, make_case, poisoned_memory, to_device
 
-from octavo.attention import hopper_prefill, triton_paged
+from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_plan import plan_step
+from octavo.attention.triton import paged as triton_paged
+from octavo.attention.triton.step_map import plan_step
 
 
 def run_deterministic(case, *, scale=None, **options):

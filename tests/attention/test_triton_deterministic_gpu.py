@@ -8,8 +8,9 @@ from test_triton_deterministic import run_deterministic
 from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, to_device
 
-from octavo.attention import AttentionMetadata, triton_paged
+from octavo.attention import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 SEQ_LENS = [700, 64, 1, 333]

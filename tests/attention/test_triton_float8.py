@@ -7,9 +7,10 @@ import torch
 from attention_cases import make_float8_case
 from triton_cases import DEVICE, assert_close, poisoned_memory, run, to_device
 
-from octavo.attention import KVCache, triton_paged
+from octavo.attention import KVCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import paged as triton_paged
 from octavo.errors import InvalidArgumentError
 
 

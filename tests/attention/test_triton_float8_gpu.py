@@ -7,10 +7,11 @@ import torch
 from attention_cases import make_float8_case
 from triton_cases import HAS_GPU, run, to_device, triton
 
-from octavo.attention import hopper_prefill, triton_paged
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_float8 import unpack
+from octavo.attention.triton import paged as triton_paged
+from octavo.attention.triton.float8 import unpack
 
 tl = triton.language
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]

@@ -10,19 +10,15 @@ from hypothesis import given, settings
 from test_node_plan import forests
 from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 
-from octavo.attention import (
-    DeviceForest,
-    KVCache,
-    forest_attention,
-    triton_nodes,
-    triton_paged,
-    triton_plan,
-)
+from octavo.attention import DeviceForest, KVCache, forest_attention
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton_shapes import TileShape
+from octavo.attention.triton import nodes as triton_nodes
+from octavo.attention.triton import paged as triton_paged
+from octavo.attention.triton import step_map as triton_plan
+from octavo.attention.triton.shapes import TileShape
 from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.triton_step import TritonStep
+from octavo.layers.steps.triton import TritonStep
 
 THIN = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
 FAT = replace(THIN, rows=32, programs_per_multiprocessor=2)
@@ -98,8 +94,8 @@ def test_extend(query_lens):
 
 def test_extend_with_keys_in_parts(monkeypatch):
     """Few tiles on many multiprocessors: only the first part of a tile's keys begins with its ancestors."""
-    monkeypatch.setattr("octavo.attention.triton_plan.num_multiprocessors", lambda device: 24)
-    monkeypatch.setattr("octavo.attention.triton_plan._MIN_SPLIT_KEYS", 32)
+    monkeypatch.setattr("octavo.attention.triton.step_map.num_multiprocessors", lambda device: 24)
+    monkeypatch.setattr("octavo.attention.triton.step_map._MIN_SPLIT_KEYS", 32)
     case = shared_case([9, 20, 1, 12, 30])
     assert make_map(to_device(case)).fat.num_parts > 1
     check(case)
@@ -201,7 +197,7 @@ def test_uploads_replace_each_other():
 )
 def test_units_are_half_as_large_on_hopper_while_sequences_decode(monkeypatch, query_lens, rows):
     """One warpgroup's rows, which leaves room for the leaves."""
-    monkeypatch.setattr("octavo.attention.device_forest.fits_hopper", lambda *args, **kwargs: True)
+    monkeypatch.setattr("octavo.attention.plan.device_forest.fits_hopper", lambda *args, **kwargs: True)
     case = shared_case(query_lens, heads=32, kv_heads=1)
     forest, plan = make_forest(case, thin=None, fat=None)
     assert forest.fat_tile(decodes=rows == 64).rows == rows
@@ -226,7 +222,7 @@ def test_one_map_serves_many_layers():
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_attends_in_one_call(impl, monkeypatch):
     """forest_attention makes positions, metadata and plan by itself, and shares."""
-    monkeypatch.setattr("octavo.attention.device_forest._LAUNCH_BYTES", 0)
+    monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
     case = make_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
     moved, metadata = to_device(case), case.metadata
@@ -242,7 +238,7 @@ def test_attends_in_one_call(impl, monkeypatch):
 
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
-    monkeypatch.setattr("octavo.attention.device_forest._LAUNCH_BYTES", 0)
+    monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     # The interpreter alone has no float8; triton_cases gives it some.
     for module in ("forest_attention", "interface"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)

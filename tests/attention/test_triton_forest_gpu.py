@@ -7,8 +7,11 @@ import torch
 from test_triton_gpu import plain_torch
 from triton_cases import DEVICE, HAS_GPU, make_case, to_device
 
-from octavo.attention import DeviceForest, hopper_prefill, triton_nodes, triton_paged
+from octavo.attention import DeviceForest
+from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import nodes as triton_nodes
+from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, run, to_device
 
-from octavo.attention import AttentionMetadata, hopper_prefill, triton_paged
+from octavo.attention import AttentionMetadata
+from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 

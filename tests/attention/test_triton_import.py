@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from octavo.attention import triton_paged
+from octavo.attention.triton import paged as triton_paged
 
 
 def test_importing_the_room_imports_no_triton():
-    code = "import sys, octavo.attention, octavo.attention.triton_paged; assert 'triton' not in sys.modules"
+    code = "import sys, octavo.attention, octavo.attention.triton.paged; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

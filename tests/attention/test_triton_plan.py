@@ -6,10 +6,9 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention import triton_shapes
-from octavo.attention.triton_decode import _slot
-from octavo.attention.triton_plan import plan_step
-from octavo.attention.triton_shapes import (
+from octavo.attention.triton import shapes as triton_shapes
+from octavo.attention.triton.decode import _slot
+from octavo.attention.triton.shapes import (
     HOPPER_DECODE_SHAPE,
     HOPPER_FEW_LEAVES_SHAPE,
     HOPPER_LEAF_SHAPE,
@@ -18,6 +17,7 @@ from octavo.attention.triton_shapes import (
     fat_shape,
     thin_shape,
 )
+from octavo.attention.triton.step_map import plan_step
 
 
 def step_map(seq_lens, query_lens, **options):

@@ -16,8 +16,9 @@ tl = triton.language
 
 from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
 
-from octavo.attention import triton_float8, triton_paged  # noqa: E402
 from octavo.attention.options import ScoreOptions  # noqa: E402
+from octavo.attention.triton import float8 as triton_float8  # noqa: E402
+from octavo.attention.triton import paged as triton_paged  # noqa: E402
 
 if not HAS_GPU:
     import interpreted_float8

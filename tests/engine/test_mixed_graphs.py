@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from octavo.engine.decode_graphs import ladder
-from octavo.engine.mixed_graphs import padded_size
+from octavo.engine.gpu.decode_graphs import ladder
+from octavo.engine.gpu.mixed_graphs import padded_size
 
 
 def test_padding_is_an_eighth_at_most_and_keeps_to_the_limit() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
-from octavo.engine.sampler import Sampler, counter_uniform, mix_seed, top_logprobs
+from octavo.engine.sampling.sampler import Sampler, counter_uniform, mix_seed, top_logprobs
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_sampler import request
 
-from octavo.engine.sampler import Sampler
+from octavo.engine.sampling.sampler import Sampler
 
 VOCAB = 3000
 LARGEST = torch.finfo(torch.float32).max

@@ -8,7 +8,7 @@ from test_sampler import request
 from test_sampler_extremes import LOGITS, possible_tokens
 from triton_sampling_cases import everywhere, ignores_infinities
 
-from octavo.engine.device_rows import SamplingRows
+from octavo.engine.gpu.rows import SamplingRows
 
 pytestmark = [
     *ignores_infinities,
@@ -28,8 +28,8 @@ FILTERS: list[dict[str, float]] = [
 @everywhere
 @pytest.mark.parametrize("kind", ["huge", "tiny", "forbidden", "one", "peak"])
 def test_a_token_that_is_drawn_is_a_possible_one(device: str, kind: str) -> None:
-    from octavo.engine.triton_filters import SamplingFilters
-    from octavo.engine.triton_sampler import sample_tokens
+    from octavo.engine.sampling.triton_filters import SamplingFilters
+    from octavo.engine.sampling.triton_sampler import sample_tokens
 
     cases = list(itertools.product(TEMPERATURES, FILTERS))
     requests = [

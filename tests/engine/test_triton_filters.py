@@ -104,7 +104,7 @@ def assert_kept_as_by_a_sort(
     """Compare the cut that one row [1, V] is drawn with, overheard, with the oracle's."""
     import triton.language as tl
 
-    from octavo.engine import triton_filters
+    from octavo.engine.sampling import triton_filters
 
     cuts: list[float] = []
 

@@ -11,7 +11,7 @@ pytestmark = ignores_infinities
 @in_all_dtypes
 @pytest.mark.parametrize("vocab_size", [1, 7, 4096, 4097, 49152])
 def test_against_torch(device: str, dtype: torch.dtype, vocab_size: int) -> None:
-    from octavo.engine.triton_logprobs import log_softmax
+    from octavo.engine.sampling.triton_logprobs import log_softmax
 
     logits = random_logits(3, vocab_size, device, dtype)
     got = log_softmax(logits)
@@ -26,7 +26,7 @@ def test_against_torch(device: str, dtype: torch.dtype, vocab_size: int) -> None
 @everywhere
 @in_all_dtypes
 def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(device: str, dtype: torch.dtype) -> None:
-    from octavo.engine.triton_logprobs import log_softmax
+    from octavo.engine.sampling.triton_logprobs import log_softmax
 
     # An odd width: rows begin at all places of a cache line.
     logits = random_logits(9, 5003, device, dtype)
@@ -40,7 +40,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(device: str, dtyp
 
 @everywhere
 def test_forbidden_tokens_and_rows_that_are_not_finite(device: str) -> None:
-    from octavo.engine.triton_logprobs import log_softmax
+    from octavo.engine.sampling.triton_logprobs import log_softmax
 
     logits = torch.tensor([[0.0, -torch.inf, 0.0], [torch.nan, 1.0, 2.0], [1.0, 2.0, 3.0]], device=device)
     got = log_softmax(logits)

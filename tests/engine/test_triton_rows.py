@@ -15,7 +15,7 @@ def ints(values: list[int], device: str, dtype: torch.dtype = torch.int32) -> Te
 @everywhere
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_gathered_rows_are_a_decode_steps_inputs(device: str, block_size: int) -> None:
-    from octavo.engine.triton_rows import gather_rows
+    from octavo.engine.gpu.row_kernels import gather_rows
 
     positions = [0, 9, 2, 700, 4, 5, 3]
     tokens = ints([10, 11, 12, 13, 14, 15, 16], device)
@@ -40,7 +40,7 @@ def test_gathered_rows_are_a_decode_steps_inputs(device: str, block_size: int) -
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("filters", [False, True])
 def test_gathered_parameters(device: str, dtype: torch.dtype, filters: bool) -> None:
-    from octavo.engine.triton_rows import gather_parameters
+    from octavo.engine.gpu.row_kernels import gather_parameters
 
     columns = (
         torch.rand(7, device=device),
@@ -63,7 +63,7 @@ def test_gathered_parameters(device: str, dtype: torch.dtype, filters: bool) -> 
 
 @everywhere
 def test_rows_move_on_by_what_was_sampled(device: str) -> None:
-    from octavo.engine.triton_rows import advance_rows
+    from octavo.engine.gpu.row_kernels import advance_rows
 
     tokens, positions = ints(list(range(100, 107)), device), ints(list(range(7)), device)
     outcome = torch.full((len(ROWS),), 99, dtype=torch.int32, device=device)

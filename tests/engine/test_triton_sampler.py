@@ -173,7 +173,7 @@ def test_tiny_and_huge_temperatures(device: str) -> None:
 @in_all_dtypes
 @pytest.mark.parametrize(("num_rows", "vocab_size"), SIZES)
 def test_draws_are_the_oracles(device: str, dtype: torch.dtype, num_rows: int, vocab_size: int) -> None:
-    from octavo.engine.triton_filters import TILE
+    from octavo.engine.sampling.triton_filters import TILE
 
     logits = random_logits(num_rows, vocab_size, device, dtype)
     seeds = list(range(num_rows))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.engine.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel
+from octavo.engine.sampling.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel
 
 BLOCK = 2048
 

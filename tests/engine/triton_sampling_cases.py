@@ -66,8 +66,8 @@ def sample(
     with_filters: bool = False,
 ) -> tuple[list[int], list[bool]]:
     """Sample each row; scalars hold for all rows, seeds default to 0, 1, 2 .. and positions to 5."""
-    from octavo.engine.triton_filters import SamplingFilters
-    from octavo.engine.triton_sampler import sample_tokens
+    from octavo.engine.sampling.triton_filters import SamplingFilters
+    from octavo.engine.sampling.triton_sampler import sample_tokens
 
     num_rows = len(logits)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, random
 
-from octavo.layers.dense_attention import attend_dense, can_attend_dense
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.steps.dense import attend_dense, can_attend_dense
 
 
 def options(*, window: int | None = None, softcap: float = 0.0) -> LayerOptions:

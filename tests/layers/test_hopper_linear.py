@@ -5,7 +5,7 @@ import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.hopper_tiling import (
+from octavo.layers.linear.hopper_tiling import (
     ATOM,
     GROUP_ROWS,
     MAX_ROWS,
@@ -72,7 +72,7 @@ def test_a_cpu_does_not_use_it() -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
-    from octavo.layers.hopper_linear import hopper_linear
+    from octavo.layers.linear.hopper import hopper_linear
 
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
     with pytest.raises(InvalidArgumentError, match="must be bfloat16 or float16"):

@@ -6,10 +6,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
-from octavo.layers import RMSNorm, hopper_linear, triton_launch
+from octavo.gpu import launch as triton_launch
+from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.hopper_tiling import HopperTiling, can_use
-from octavo.layers.linear import PlainLinear
+from octavo.layers.linear import hopper as hopper_linear
+from octavo.layers.linear.hopper_tiling import HopperTiling, can_use
+from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
@@ -144,7 +146,7 @@ class Layers:
 
     def run(self) -> None:
         """A copy, then norms and products, with an ordinary kernel in between in every layer."""
-        from octavo.layers.triton_norm import rms_norm
+        from octavo.layers.triton.norm import rms_norm
 
         self.hidden.copy_(self.start)
         for norm_weight, gate_up, down in self.layers:

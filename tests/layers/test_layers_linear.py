@@ -3,7 +3,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import ACTIVATIONS, Embedding, LMHead, embedding, make_linear, vocabulary_shard
-from octavo.layers.linear import PackedLinear, PlainLinear
+from octavo.layers.linear.plain import PackedLinear, PlainLinear
 from octavo.parallel import TensorParallel
 
 

@@ -7,8 +7,8 @@ from triton_layer_cases import everywhere, ignores_overflow, random
 
 from octavo.layers import RMSNorm
 from octavo.layers.block import FusedInput, FusedOutput, PlainInput, PlainOutput, make_input, make_output
-from octavo.layers.linear import PlainLinear
-from octavo.layers.linear_tiling import MAX_ROWS
+from octavo.layers.linear.plain import PlainLinear
+from octavo.layers.linear.skinny_tiling import MAX_ROWS
 from octavo.parallel import TensorParallel
 
 pytestmark = ignores_overflow

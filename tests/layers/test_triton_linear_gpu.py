@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, plain_norm
 
-from octavo.layers import triton_launch
+from octavo.gpu import launch as triton_launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 EPS = 1e-6
@@ -19,7 +19,7 @@ def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("num_columns", "size"), [(1024, 3072), (6144, 1024), (4096, 12288), (10007, 4096)])
 def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: torch.dtype) -> None:
-    from octavo.layers.triton_linear import skinny_linear
+    from octavo.layers.linear.skinny import skinny_linear
 
     torch.manual_seed(num_rows)
     x, norm_weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype)
@@ -46,8 +46,8 @@ class FeedForwards:
 
     def run(self) -> None:
         """A copy, then fused, ordinary and fused kernels in turn."""
-        from octavo.layers.triton_linear import skinny_linear
-        from octavo.layers.triton_norm import rms_norm
+        from octavo.layers.linear.skinny import skinny_linear
+        from octavo.layers.triton.norm import rms_norm
 
         self.hidden.copy_(self.start)
         for norm_weight, gate_up, down in self.layers:

@@ -67,7 +67,7 @@ class QKVCase:
         *,
         keep_k: bool = False,
     ) -> Tensor:
-        from octavo.layers.triton_rotary import rotate_and_store
+        from octavo.layers.triton.rotary import rotate_and_store
 
         return rotate_and_store(
             self.qkv,
@@ -173,7 +173,7 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype, interlea
 
 @everywhere
 def test_rows_of_the_table_can_be_those_of_the_tokens(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton_rotary import rotate_and_store
+    from octavo.layers.triton.rotary import rotate_and_store
 
     by_position, by_token = QKVCase(device, dtype), QKVCase(device, dtype)
     expected = by_position.run()
@@ -194,7 +194,7 @@ def test_rows_of_the_table_can_be_those_of_the_tokens(device: str, dtype: torch.
 @pytest.mark.parametrize("length", [1.0, 1.25])
 def test_rotation_table(device: str, length: float) -> None:
     from octavo.layers.rotary import Rotary
-    from octavo.layers.triton_rotations import rotation_table
+    from octavo.layers.triton.rotations import rotation_table
 
     frequencies = 10000.0 ** (-torch.arange(0, 80, 2, device=device) / 80)
     positions = torch.tensor([0, 1, 17, 40959, 131071, 5, 6] * 5, dtype=torch.int32, device=device)

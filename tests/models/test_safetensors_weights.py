@@ -16,7 +16,7 @@ from octavo.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.formats.safetensors import SafetensorsWeights
 
 INDEX = "model.safetensors.index.json"
 

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError, OctavoError
 from octavo.models import load_tokenizer, open_weights, read_config, resolve_model
-from octavo.models.dummy import DummyWeights
-from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.formats.dummy import DummyWeights
+from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.safetensors import SafetensorsWeights
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.models import dummy
-from octavo.models.dummy import DummyWeights
+from octavo.models.formats import dummy
+from octavo.models.formats.dummy import DummyWeights
 
 SHAPES = {
     "model.embed_tokens.weight": (300, 64),

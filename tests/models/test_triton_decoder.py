@@ -11,8 +11,9 @@ import pytest
 import torch
 from decoder_harness import PagedSequences, make_decoder, random_weights, run_chunked
 
-from octavo.layers import block, linear
+from octavo.layers import block
 from octavo.layers.block import FusedInput, FusedOutput, PlainInput
+from octavo.layers.linear import plain as linear
 from octavo.models import Decoder, ModelConfig
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,165 @@
+"""Compile C kernels on first use, into a folder that only the user can write to."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+COMPILE_TIMEOUT_S = 120
+_FOLDER = Path(__file__).parent
+
+# Neither -ffast-math nor its parts that assume finite numbers: -inf is how a masked key is said.
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+
+
+class KernelUnavailableError(Exception):
+    """The kernels cannot be compiled or loaded here; the message says why. Never reaches users as such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """C files that become one shared library.
+
+    Attributes:
+        name: first part of the compiled file's name.
+        sources: files to compile.
+        included: files they include.
+    """
+
+    name: str
+    sources: tuple[Path, ...]
+    included: tuple[Path, ...]
+
+
+ATTENTION = Library(
+    "attention",
+    (_FOLDER / "kernel.c", _FOLDER / "store.c"),
+    (_FOLDER / "tile.c", _FOLDER / "vector.c"),
+)
+
+
+def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
+    """Return compiled kernels, from the cache folder or compiled now (about 2 s).
+
+    Raises:
+        KernelUnavailableError: no compiler, a failed compilation, or an unsafe cache folder.
+    """
+    folder = _safe_folder(cache_folder())
+    compiler = os.environ.get("CC", "cc")
+    path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
+    if not path.exists():
+        _compile(compiler, library, path)
+    _check_owner(path, path.lstat())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelUnavailableError(f"{path} does not load ({error}); delete it to compile again") from error
+
+
+def cache_folder() -> Path:
+    """Return the folder for compiled kernels: $XDG_CACHE_HOME/octavo or ~/.cache/octavo."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification tells to ignore relative paths.
+    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return root / "octavo"
+
+
+def openmp_library() -> Path | None:
+    """Return the OpenMP runtime that torch brings along, or None if it uses the system's.
+
+    A second runtime in the process would keep a second pool of spinning threads, and both would crawl.
+    Intel's and LLVM's runtimes answer to GNU's entry points too.
+    """
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.with_name("torch.libs")):
+        for pattern in ("libgomp*.so*", "libiomp5.so", "libomp.so"):
+            for path in sorted(folder.glob(pattern)):
+                return path
+    return None
+
+
+def _safe_folder(folder: Path) -> Path:
+    """Create the folder with mode 0700; refuse one that others could have put a library into."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise KernelUnavailableError(f"the cache folder {folder} cannot be made ({error})") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise KernelUnavailableError(f"the cache folder {folder} is a link or a file; remove it")
+    _check_owner(folder, status)
+    return folder
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise KernelUnavailableError(f"{path} belongs to user {status.st_uid}, not to you; remove it")
+    if stat.S_ISLNK(status.st_mode) or status.st_mode & 0o022:
+        raise KernelUnavailableError(f"{path} can be changed by other users; run: chmod go-w {path}")
+
+
+def _machine_flag() -> str:
+    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+
+
+def _fingerprint(compiler: str, library: Library) -> str:
+    """Hash of sources, flags, OpenMP runtime and what the compiler says of itself and of this CPU.
+
+    The predefined macros hold the compiler's version and the CPU's features: a home folder that several
+    machines share never serves one the other's instructions.
+    """
+    macros = _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
+    digest = hashlib.blake2b(macros.encode(), digest_size=12)
+    digest.update(repr((compiler, FLAGS, _machine_flag(), str(openmp_library()))).encode())
+    for source in (*library.sources, *library.included):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(compiler: str, library: Library, path: Path) -> None:
+    """Compile and link in a private folder, then rename: nobody ever sees half a library."""
+    runtime = openmp_library()
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        objects = []
+        for source in library.sources:
+            objects.append(str(Path(work) / f"{source.name}.o"))
+            _run([compiler, *FLAGS, _machine_flag(), "-c", str(source), "-o", objects[-1]])
+        linked = Path(work) / "library.so"
+        # -fopenmp at this point would add the system's runtime.
+        openmp = "-fopenmp" if runtime is None else str(runtime)
+        _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
+        linked.chmod(0o700)
+        linked.replace(path)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True, errors="replace"
+        )
+    except FileNotFoundError as error:
+        raise KernelUnavailableError(
+            f"no C compiler {command[0]!r} found; install gcc or clang, or name one in $CC"
+        ) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelUnavailableError(f"the C compiler failed: {error}") from error
+    except subprocess.CalledProcessError as error:
+        raise KernelUnavailableError(
+            f"the C compiler failed: {' '.join(command)}\n{error.stderr.strip()[-2000:]}"
+        ) from error
+    return done.stdout

@@ -1,0 +1,176 @@
+// Paged attention for CPUs, float32: C11, OpenMP and the vector extensions that GCC and Clang share.
+//
+// A unit of work is (plan item, kv head): its rows are the item's query tokens x the G query heads of
+// that kv head. Rows stay, keys and values stream past them tile by tile, with a running softmax:
+//
+//     scores[key][row] = K[key][:] . Q[:][row]      row vectors, one key element broadcast
+//     weights          = exp(scores - row maximum)  vertical: no reduction across lanes
+//     O[row][:]       += weights[key][row] * V[key][:]
+//
+// Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
+// Source of the running softmax: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tile.c"
+
+enum { OK = 0, BAD_BLOCK = 1, NO_MEMORY = 2 };
+
+// The arrays of ForestPlan, in its order.
+typedef struct {
+    const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;
+    int64_t num_items, num_tokens;
+} Plan;
+
+// Point the tile at tokens begin .. end - 1, at most up to the next multiple of TILE. The last key repeats up
+// to a multiple of KEYS, so that scores need no tail. False: the table names a block that does not exist.
+static bool find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t head, int64_t begin,
+                      int64_t end) {
+    int64_t next = (begin / TILE + 1) * TILE, block = begin / c->block_size, offset = begin % c->block_size;
+    const float *k = NULL, *v = NULL;
+    int count = begin < end ? (int)((next < end ? next : end) - begin) : 0;
+    for (int t = 0; t < count; t++, offset++) {
+        if (offset == c->block_size) { block++; offset = 0; }
+        if (t == 0 || offset == 0) {
+            int64_t id = table[block];
+            if (id < 0 || id >= c->num_blocks) return false;
+            k = c->k + id * c->k_block + head * c->k_head;
+            v = c->v + id * c->v_block + head * c->v_head;
+        }
+        tile->keys[t] = k + offset * c->k_token;
+        tile->values[t] = v + offset * c->v_token;
+    }
+    for (int t = count; t % KEYS; t++) tile->keys[t] = tile->keys[count - 1];
+    tile->begin = begin;
+    tile->count = count;
+    return true;
+}
+
+// Rows are (token, group head) pairs: row r belongs to token r / G and query head kv_head * G + r % G.
+static void load_rows(const Call *c, Scratch *s, const int32_t *tokens, int64_t head, int64_t first,
+                      int rows) {
+    int64_t group = c->num_heads / c->num_kv_heads, dim = c->head_dim;
+    int padded = (rows + LANES - 1) / LANES * LANES;
+    bool few = rows <= FEW_ROWS;
+    for (int r = 0; r < padded; r++) {
+        int block = r / BLOCK_ROWS, i = r / LANES, lane = r % LANES;
+        // Padding repeats the last row; its results are not stored.
+        int64_t source = first + (r < rows ? r : rows - 1);
+        int64_t token = tokens[source / group], query_head = head * group + source % group;
+        int64_t position = c->positions[token];
+        const float *q = c->q + token * c->q_token + query_head * c->q_head;
+        float *query = few ? s->query + r * dim : s->query + block * dim * BLOCK_ROWS + r % BLOCK_ROWS;
+        if (!few || r < rows)
+            for (int64_t d = 0; d < dim; d++) query[few ? d : d * BLOCK_ROWS] = q[d] * c->scale;
+        s->position[i][lane] = (int32_t)position;
+        s->slope[i][lane] = c->alibi ? c->alibi[query_head] : 0;
+        s->maximum[i][lane] = -INFINITY;
+        s->sum[i][lane] = 0;
+        if (r % BLOCK_ROWS == 0) s->first_position[block] = s->last_position[block] = position;
+        if (position < s->first_position[block]) s->first_position[block] = position;
+        if (position > s->last_position[block]) s->last_position[block] = position;
+    }
+    memset(s->output, 0, sizeof(float) * (size_t)(rows * dim));
+}
+
+// Write the rows' results: to the token's output, or to the slot of its partial result.
+static void store_rows(const Call *c, Scratch *s, const int32_t *tokens, const int32_t *slots, int64_t head,
+                       int64_t first, int rows) {
+    int64_t group = c->num_heads / c->num_kv_heads, dim = c->head_dim;
+    for (int r = 0; r < rows; r++) {
+        int64_t index = (first + r) / group, slot = slots[index];
+        int64_t at = (slot < 0 ? tokens[index] : slot) * c->num_heads + head * group + (first + r) % group;
+        float *out = (slot < 0 ? c->out : c->partial_out) + at * dim;
+        float sum = s->sum[r / LANES][r % LANES], factor = sum == 0 ? 0 : 1 / sum;
+        for (int64_t d = 0; d < dim; d++) out[d] = s->output[r * dim + d] * factor;
+        (slot < 0 ? c->lse : c->partial_lse)[at] = s->maximum[r / LANES][r % LANES] + logf(sum);
+    }
+}
+
+// Attend some rows of an item, tile by tile; the next tile is found early so that it can be prefetched.
+static int attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, int64_t head, int64_t first,
+                       int rows) {
+    const int32_t *tokens = p->tokens + p->token_begin[item], *slots = p->slots + p->token_begin[item];
+    const int32_t *table = c->table + p->table_row[item] * c->table_row;
+    load_rows(c, s, tokens, head, first, rows);
+    int64_t low = s->first_position[0], high = s->last_position[0];
+    for (int block = 1; block * BLOCK_ROWS < rows; block++) {
+        if (s->first_position[block] < low) low = s->first_position[block];
+        if (s->last_position[block] > high) high = s->last_position[block];
+    }
+    int64_t begin = p->kv_begin[item], end = p->kv_end[item];
+    if (high + 1 < end) end = high + 1;
+    if (c->window && low - c->window + 1 > begin) begin = low - c->window + 1;
+    Tile *tile = &s->tiles[0], *next = &s->tiles[1];
+    if (!find_tile(c, tile, table, head, begin, end)) return BAD_BLOCK;
+    while (tile->count) {
+        if (!find_tile(c, next, table, head, tile->begin + tile->count, end)) return BAD_BLOCK;
+        attend_tile(c, s, tile, next, rows);
+        Tile *done = tile;
+        tile = next;
+        next = done;
+    }
+    store_rows(c, s, tokens, slots, head, first, rows);
+    return OK;
+}
+
+// out = sum of partials weighted by exp(lse - maximum), over the total weight; all empty: 0 and -inf.
+static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t end) {
+    for (int64_t h = 0; h < c->num_heads; h++) {
+        float top = -INFINITY, total = 0;
+        for (int64_t i = begin; i < end; i++) top = fmaxf(top, c->partial_lse[i * c->num_heads + h]);
+        float *out = c->out + (token * c->num_heads + h) * c->head_dim;
+        memset(out, 0, sizeof(float) * (size_t)c->head_dim);
+        for (int64_t i = begin; i < end; i++) {
+            float lse = c->partial_lse[i * c->num_heads + h], weight = expf(lse - top);
+            if (lse == -INFINITY) continue;
+            const float *partial = c->partial_out + (i * c->num_heads + h) * c->head_dim;
+            total += weight;
+            for (int64_t d = 0; d < c->head_dim; d++) out[d] += weight * partial[d];
+        }
+        for (int64_t d = 0; d < c->head_dim && total != 0; d++) out[d] /= total;
+        c->lse[token * c->num_heads + h] = top + logf(total);
+    }
+}
+
+static Scratch *new_scratch(int64_t dim, int64_t rows) {
+    int64_t blocks = rows < CHUNK_ROWS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : CHUNK_BLOCKS;
+    size_t floats = (size_t)(blocks * BLOCK_ROWS * dim + LANES) / LANES * LANES;
+    size_t header = (sizeof(Scratch) + 63) / 64 * 64;
+    Scratch *s = aligned_alloc(64, header + (2 * floats * sizeof(float) + 63) / 64 * 64);
+    if (s) {
+        s->query = (float *)((char *)s + header);
+        s->output = s->query + floats;
+    }
+    return s;
+}
+
+// Attend a whole step. max_rows: most rows of an item (its tokens x G). Returns OK, BAD_BLOCK or NO_MEMORY.
+int octavo_attend(const Plan *p, const Call *c, int64_t max_rows, int threads) {
+    int status = OK;
+#pragma omp parallel num_threads(threads)
+    {
+        Scratch *s = new_scratch(c->head_dim, max_rows);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t unit = 0; unit < p->num_items * c->num_kv_heads; unit++) {
+            int64_t item = p->order[unit / c->num_kv_heads], head = unit % c->num_kv_heads;
+            int64_t num_tokens = p->token_begin[item + 1] - p->token_begin[item];
+            int64_t rows = num_tokens * (c->num_heads / c->num_kv_heads);
+            int result = s ? OK : NO_MEMORY;
+            for (int64_t first = 0; first < rows && result == OK; first += CHUNK_ROWS)
+                result = attend_rows(p, c, s, item, head, first,
+                                     (int)(rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS));
+            if (result != OK) {
+#pragma omp atomic write
+                status = result;
+            }
+        }
+        free(s);
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < p->num_tokens; t++)
+            if (p->merge_begin[t] < p->merge_begin[t + 1])
+                merge_partials(c, t, p->merge_begin[t], p->merge_begin[t + 1]);
+    }
+    return status;
+}

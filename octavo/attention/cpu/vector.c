@@ -1,0 +1,64 @@
+// Vectors of float32 lanes, exp and tanh. Included by kernel.c, not compiled by itself.
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)                       // 32 registers of 16 lanes
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
+typedef float loose_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4), may_alias));
+
+INLINE vec splat(float x) { return x - (vec){0}; }
+INLINE ivec splat_int(int32_t x) { return x - (ivec){0}; }
+INLINE vec load(const float *p) { return *(const loose_vec *)p; }
+INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
+INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
+INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+
+// Quarters first: a loop over single lanes would be compiled to scalar code.
+INLINE float sum_lanes(vec x) {
+    quad sum = {0}, parts[LANES / 4];
+    memcpy(parts, &x, sizeof x);
+    for (int i = 0; i < LANES / 4; i++) sum += parts[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// exp(x) for x <= 88, relative error 1e-7; below -87 (and at -inf) exactly 0.
+// x = n ln 2 + r; the coefficients fit (exp(r) - 1 - r) / r^2 at Chebyshev nodes of |r| <= ln(2) / 2.
+INLINE vec exp_vec(vec x) {
+    const vec magic = splat(12582912.0f);      // 1.5 * 2^23: adding it rounds to an integer
+    vec n = x * 1.44269504f + magic;
+    uvec exponent = (uvec)n << 23;             // unsigned: may wrap for the x that give 0
+    n -= magic;
+    vec r = x - n * 0.693145752f;
+    r -= n * 1.42860677e-6f;
+    vec p = r * 1.39336525e-3f + 8.36318154e-3f;
+    p = p * r + 4.16664649e-2f;
+    p = p * r + 0.16666577f;
+    p = p * r + 0.500000001f;
+    p = p * (r * r) + r + 1.0f;
+    p *= (vec)(exponent + (127u << 23));
+    return select_vec(x < -87.0f, (vec){0}, p);
+}
+
+// tanh(x): near 0 a fit of (tanh(x) / x - 1) / x^2, since 1 - exp(-2x) would cancel there.
+INLINE vec tanh_vec(vec x) {
+    vec size = (vec)((ivec)x & 0x7fffffff), z = x * x;
+    vec p = z * -6.00179064e-3f + 2.09314149e-2f;
+    p = p * z - 5.38370137e-2f;
+    p = p * z + 0.13332679f;
+    p = p * z - 0.333333281f;
+    vec near = x + x * z * p;
+    vec e = exp_vec(-2.0f * size);
+    vec far = (vec)((ivec)((1.0f - e) / (1.0f + e)) | ((ivec)x & INT32_MIN));
+    return select_vec(size < 0.625f, near, far);
+}

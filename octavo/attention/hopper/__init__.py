@@ -1,0 +1,1 @@
+"""Kernels for Hopper GPUs, in Gluon. Importing the package imports no Triton."""

@@ -1,0 +1,266 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# The kernel language is not typed.
+"""Decode on Hopper GPUs: a program is one warp, whose copies run ahead of its products from piece to piece.
+
+A program that loads what it then uses waits most of its time where sequences are short: for the record of
+its next piece of work, for a block's id, for keys. Here the copy engine always has the next tiles to fetch,
+whatever sequence they are of, and with one warp nothing waits for another one.
+
+    fetch     a0 a1 b0 b1 b2 c0 ...                      tiles of the pieces a, b, c
+    attend       a0 a1 -> out, b0 b1 b2 -> out, c0 ...
+
+The work is triton_decode's, cut into the same runs.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.hopper.pieces import Run, merge_pieces, slot_of
+from octavo.attention.hopper.pipe import make_pipe
+from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.triton.arguments import Call
+from octavo.attention.triton.shapes import HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE
+from octavo.attention.triton.step_map import ThinWork
+from octavo.attention.triton.tiles import LN_2
+from octavo.attention.triton.units import RECORD
+from octavo.gpu.device import power_of_two
+
+# Of both products' results: a warp's tile has 16 rows and 8 columns.
+_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+
+
+def can_attend(call: Call, work: ThinWork) -> bool:
+    """Say whether the kernel takes these arguments; the portable one takes all."""
+    shapes = (HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE)
+    return work.shape in shapes and hopper_prefill.takes(call.q, call.k_cache, call.v_cache, call.options)
+
+
+def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
+    """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
+
+    Arguments as of triton_decode.attend_thin.
+    """
+    tile = work.shape
+    shape = call.shape(tile)
+    most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
+    _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
+        *(call.queries, call.cache, *hopper_prefill.describe_caches(call, tile.keys), call.score),
+        Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
+        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
+        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, early),
+        num_warps=1,
+        maxnreg=tile.max_registers,
+        launch_pdl=early,
+    )
+
+
+@gluon.jit(do_not_specialize=["num_sequences", "num_rows"])
+def _attend_thin_kernel(
+    queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
+    MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Work through one run of key tiles; MERGED_ROWS of a tile's rows can exist."""
+    # A product's least.
+    ROWS: gl.constexpr = MERGED_ROWS if MERGED_ROWS > 8 else 8
+    if EARLY:
+        gdc_launch_dependents()
+    pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
+    tiles_per_program = gl.load(run.schedule)
+    now, order = plan_run(run, tiles_per_program, num_sequences, shape)
+    source = (k_matrix, v_matrix, places, cache)
+    ahead = look_ahead(cache, run, now, order, shape)
+    for _ in gl.static_range(STAGES - 1):
+        ahead = fetch(source, run, ahead, order, pipe, shape)
+    done = now.at * 0
+    while done < order.num_tiles:
+        top, total, values, ahead = _attend_piece(
+            queries, run, now, done, ahead, order, source, score, pipe, shape, ROWS, CAUSAL
+        )
+        _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS)
+        done += now.left
+        now = next_piece(run, now, order, shape)
+    _clear(queries, run.units, cu_seqlens_q, num_sequences, num_rows, shape)
+    if EARLY and gl.program_id(0) == 0:
+        gdc_wait()
+
+
+@gluon.jit
+def _attend_piece(
+    queries, run, now, done, ahead, order, source, score, pipe, shape, ROWS: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Attend the piece at the cursor, tiles `done` and on of the program, and have as many further copied.
+
+    Scores are made as keys x rows and values as dimensions x rows: then 8 rows are a whole product. The next
+    tile's scores are made beside a tile's weights and values.
+
+    Returns:
+        (top [R], total [R], values [D, R]) float32, the state of a running softmax; what fetch wants.
+    """
+    D: gl.constexpr = shape.head_dim
+    MMA: gl.constexpr = _MMA
+    ROW: gl.constexpr = gl.SliceLayout(0, MMA)
+    MASKED: gl.constexpr = CAUSAL or shape.windowed
+    record = run.units + now.unit * RECORD
+    kv_end = gl.load(record + 4)
+    q = _load_queries(queries, record, now.kv_head, shape, ROWS, gl.DotOperandLayout(1, MMA, 2))
+    token, valid = _tokens(record, shape, ROWS, ROW)
+    position = gl.load(queries.positions + token, mask=valid, other=-1)
+    top = gl.full([ROWS], float("-inf"), gl.float32, layout=ROW)
+    total = gl.full([ROWS], 0.0, gl.float32, layout=ROW)
+    values = gl.zeros([D, ROWS], gl.float32, layout=MMA)
+    s = _scores(q, pipe, done, shape, ROWS)
+    for i in range(0, now.left - 1):
+        # Into the buffer of the tile before, which nobody reads any more.
+        ahead = fetch(source, run, ahead, order, pipe, shape)
+        next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
+        if MASKED:
+            s = _mask(s, (now.tile + i) * shape.keys, position, kv_end, score, shape)
+        weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
+        v = _values(pipe, done + i, shape)
+        values = _add_values(values, v, weights, shrink)
+        s = next_s
+    ahead = fetch(source, run, ahead, order, pipe, shape)
+    start = (now.tile + now.left - 1) * shape.keys
+    s = _mask(s, start, position, kv_end, score, shape)
+    weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
+    v = _values(pipe, done + now.left - 1, shape)
+    # A weight of 0 would not silence a NaN nobody has written.
+    if kv_end - start < shape.keys:
+        key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
+        v = gl.where((key < kv_end)[None, :], v, 0.0)
+    values = _add_values(values, v, weights, shrink)
+    return top, total, values, ahead
+
+
+@gluon.jit
+def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
+    """Wait for the keys of the run's tile `number`; returns their products with the queries [KEYS, R]."""
+    MMA: gl.constexpr = q.type.layout.parent
+    stage, phase = number % pipe.stages, (number // pipe.stages) & 1
+    mbarrier.wait(pipe.k_filled.index(stage), phase)
+    k = pipe.k.index(stage).load(gl.DotOperandLayout(0, MMA, 2))
+    return mma_v2(k, q, gl.zeros([shape.keys, ROWS], gl.float32, layout=MMA))
+
+
+@gluon.jit
+def _values(pipe, number, shape):
+    """Wait for the values of the run's tile `number`; returns them as the left operand [D, KEYS]."""
+    stage, phase = number % pipe.stages, (number // pipe.stages) & 1
+    mbarrier.wait(pipe.v_filled.index(stage), phase)
+    return pipe.v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, _MMA, 2))
+
+
+@gluon.jit
+def _add_values(values, v, weights, shrink):
+    """Shrink the sum [D, R] and add a tile's values v [D, KEYS], weighted [KEYS, R]."""
+    operand = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(1, weights.type.layout, 2))
+    return mma_v2(v, operand, values * shrink[None, :])
+
+
+@gluon.jit
+def _mask(s, start, position, kv_end, score, shape):
+    """Hide what a row does not see of the tile [KEYS, R] whose first key is number `start`."""
+    key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(1, s.type.layout))
+    visible = (key[:, None] <= position[None, :]) & (key < kv_end)[:, None]
+    if shape.windowed:
+        visible = visible & (key[:, None] > position[None, :] - score.window)
+    return gl.where(visible, s, float("-inf"))
+
+
+@gluon.jit
+def _softmax(s, top, total, factor, MASKED: gl.constexpr):
+    """Fold a tile's scores [KEYS, R] into the maximum and sum: (weights, top, total, shrink)."""
+    new_top = gl.maximum(top, gl.max(s, 0) * factor)
+    base = new_top
+    if MASKED:
+        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+        base = gl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = gl.exp2(s * factor - base[None, :])
+    shrink = gl.exp2(top - base)
+    return weights, new_top, total * shrink + gl.sum(weights, 0), shrink
+
+
+@gluon.jit
+def _tokens(record, shape, ROWS: gl.constexpr, ROW: gl.constexpr):
+    """Each row's token [R] int64, and whether it exists [R]."""
+    row = gl.arange(0, ROWS, layout=ROW)
+    token = gl.load(record + 1) + row // shape.group
+    return token.to(gl.int64), row < gl.load(record + 2) * shape.group
+
+
+@gluon.jit
+def _load_queries(queries, record, kv_head, shape, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the unit's queries [D, R] as the right operand of a product."""
+    ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    token, valid = _tokens(record, shape, ROWS, ROW)
+    head = kv_head * shape.group + gl.arange(0, ROWS, layout=ROW) % shape.group
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(1, LAYOUT))
+    pointers = queries.q + (token * queries.token + head * queries.head)[None, :] + d[:, None]
+    return gl.load(pointers, mask=valid[None, :], other=0.0)
+
+
+@gluon.jit
+def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS: gl.constexpr):
+    """Write a piece's rows if it is all its unit has; else leave them: whoever is last merges them all."""
+    MMA: gl.constexpr = values.type.layout
+    ROW: gl.constexpr = gl.SliceLayout(0, MMA)
+    record = run.units + now.unit * RECORD
+    head_begin = now.at - (now.tile - now.first_tile)
+    ROWS: gl.constexpr = values.shape[1]
+    row = gl.arange(0, ROWS, layout=ROW)
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(1, MMA))
+    token, valid = _tokens(record, shape, ROWS, ROW)
+    safe = gl.where(total > 0, total, 1.0)
+    out = values / safe[None, :]
+    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
+    if now.left == now.num_tiles:
+        at = token * (shape.group * shape.kv_heads) + now.kv_head * shape.group + row % shape.group
+        final = queries.out + (at * shape.head_dim)[None, :] + d[:, None]
+        gl.store(final, out.to(queries.out.dtype.element_ty), mask=valid[None, :])
+        gl.store(queries.lse + at, lse, mask=valid)
+    else:
+        first_program = head_begin // tiles_per_program
+        num_pieces = (head_begin + now.num_tiles - 1) // tiles_per_program - first_program + 1
+        place = slot_of(now.at, tiles_per_program) * shape.rows + row
+        partial = run.partial_out + (place * shape.head_dim)[None, :] + d[:, None]
+        gl.store(partial, out, mask=valid[None, :])
+        gl.store(run.partial_lse + place, lse, mask=valid)
+        gl.thread_barrier()
+        counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
+        if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_pieces - 1:
+            # Zero again for the next layer, whose kernel starts when this one has ended.
+            gl.store(counter, 0)
+            merge_pieces(
+                queries, run, record, now.kv_head, head_begin, first_program, num_pieces,
+                tiles_per_program, shape, MERGED_ROWS,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _clear(queries, units, cu_seqlens_q, num_sequences, num_rows, shape):
+    """Give tokens of units without keys, and rows that no sequence covers, 0 and -inf."""
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    for unit in range(program, num_sequences, num_programs):
+        record = units + unit * RECORD
+        num_tokens = gl.where(gl.load(record + 4) <= gl.load(record + 3), gl.load(record + 2), 0)
+        _clear_tokens(queries, gl.load(record + 1), num_tokens, 0, 1, shape)
+    num_covered = gl.load(cu_seqlens_q + num_sequences)
+    _clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
+
+
+@gluon.jit
+def _clear_tokens(queries, token_begin, num_tokens, first, step, shape):
+    """Each step-th of the tokens' (token, head) rows, from the first-th on."""
+    WIDTH: gl.constexpr = shape.group * shape.kv_heads
+    d = gl.arange(0, shape.head_dim, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    zero = gl.full([shape.head_dim], 0.0, queries.out.dtype.element_ty, layout=d.type.layout)
+    for index in range(first, num_tokens * WIDTH, step):
+        at = token_begin.to(gl.int64) * WIDTH + index
+        gl.store(queries.out + at * shape.head_dim + d, zero)
+        gl.store(queries.lse + at, float("-inf"))

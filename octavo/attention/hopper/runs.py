@@ -1,0 +1,176 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# The kernel language is not typed.
+"""Which key tiles a program of hopper_decode takes, in which order, and their copies ahead of their use."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from octavo.attention.hopper.pipe import copy_tile, tile_place
+from octavo.attention.triton.units import RECORD
+
+
+class Cursor(NamedTuple):
+    """Where in its run a program is: at tile `at` of all, which is tile `tile` of a sequence's keys.
+
+    unit: whose work it is.
+    kv_head: of which head.
+    left: tiles that the run has of this (unit, kv head), from here on; 0 behind its last one.
+    first_tile, num_tiles: of the sequence's keys, those of the unit.
+    """
+
+    at: Any
+    unit: Any
+    kv_head: Any
+    tile: Any
+    left: Any
+    first_tile: Any
+    num_tiles: Any
+
+
+class Order(NamedTuple):
+    """In which order a program takes its run, tiles begin : end of all.
+
+        begin              middle   end
+        | piece | piece | piece | piece |
+            2       3       4       1
+
+    A last piece that the run cuts comes first: others wait for it, or it for them, while there is work left.
+    first: the cursor at `begin`.
+    """
+
+    first: Any
+    middle: Any
+    end: Any
+    num_tiles: Any
+
+
+class Ahead(NamedTuple):
+    """The next tile to be copied.
+
+    cursor: where it lies; the cursor at which the program works comes after it.
+    table: the block ids of its sequence.
+    block: its block's id.
+    fetched: tiles copied so far.
+    """
+
+    cursor: Any
+    table: Any
+    block: Any
+    fetched: Any
+
+
+@gluon.jit
+def plan_run(run, tiles_per_program, num_sequences, shape):
+    """The cursor at the first tile that the program takes, and the order of its run."""
+    num_all = gl.load(run.schedule + 1)
+    begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)
+    end = gl.minimum(begin + tiles_per_program, num_all)
+    # A run at the end of all tiles would begin or end behind the last unit.
+    units = run.schedule + 2 + gl.program_id(0)
+    first = _begin(run, begin, end, gl.minimum(gl.load(units), num_sequences - 1), shape)
+    # At the run's end: the unit that goes on there, if one does.
+    last_unit = gl.load(units + 1, mask=end < num_all, other=0)
+    after = _begin(run, end, end, last_unit, shape)
+    last = Cursor(
+        end - after.tile + after.first_tile, after.unit, after.kv_head, after.first_tile,
+        after.tile - after.first_tile, after.first_tile, after.num_tiles,
+    )  # fmt: skip
+    is_cut = (end < num_all) & (last.at > begin) & (last.at < end)
+    middle = gl.where(is_cut, last.at, end)
+    at, unit, kv_head, tile, left, first_tile, num_tiles = first
+    first = Cursor(at, unit, kv_head, tile, gl.minimum(left, middle - at), first_tile, num_tiles)
+    order = Order(first, middle, end, end - begin)
+    now = first
+    if is_cut:
+        now = last
+    return now, order
+
+
+@gluon.jit
+def _begin(run, at, end, unit, shape):
+    """The cursor at a tile of `unit`, or of one after it, anywhere in a head's tiles."""
+    unit = _find_unit(run, at, end, unit)
+    first_tile, num_tiles = _unit_tiles(run, unit, shape)
+    unit_begin = gl.load(run.units + unit * RECORD + 7) - num_tiles * shape.kv_heads
+    kv_head = (at - unit_begin) // num_tiles
+    done = at - unit_begin - kv_head * num_tiles
+    left = gl.minimum(num_tiles - done, end - at)
+    return Cursor(at, unit, kv_head, first_tile + done, left, first_tile, num_tiles)
+
+
+@gluon.jit
+def next_piece(run, cursor, order, shape):
+    """The cursor at the first tile of the piece that the program takes after the cursor's."""
+    at = cursor.at + cursor.left
+    unit, first_tile, num_tiles = cursor.unit, cursor.first_tile, cursor.num_tiles
+    kv_head = cursor.kv_head + 1
+    if kv_head == shape.kv_heads:
+        kv_head = 0
+        unit = _find_unit(run, at, order.middle, unit)
+        first_tile, num_tiles = _unit_tiles(run, unit, shape)
+    left = gl.minimum(num_tiles, order.middle - at)
+    following = Cursor(at, unit, kv_head, first_tile, left, first_tile, num_tiles)
+    if at == order.end:
+        following = order.first
+    return following
+
+
+@gluon.jit
+def _find_unit(run, at, end, unit):
+    """The unit of tile `at`, from `unit` on, if it is before `end`; units without keys are passed over."""
+    while (at < end) & (gl.load(run.units + unit * RECORD + 7) <= at):
+        unit += 1
+    return unit
+
+
+@gluon.jit
+def _unit_tiles(run, unit, shape):
+    """First tile of a unit's keys, and how many they are."""
+    record = run.units + unit * RECORD
+    first_tile = gl.load(record + 3) // shape.keys
+    # One at least: past the run's end the record is anyone's.
+    return first_tile, gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
+
+
+@gluon.jit
+def _table(cache, run, unit):
+    """The block ids of a unit's sequence."""
+    return cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
+
+
+@gluon.jit
+def _block(table, tile, exists, shape):
+    """The block id of a tile."""
+    return gl.load(table + tile * shape.keys // shape.block_size, mask=exists, other=0)
+
+
+@gluon.jit
+def look_ahead(cache, run, now, order, shape):
+    """What fetch wants first: copies begin at the cursor."""
+    table = _table(cache, run, now.unit)
+    return Ahead(now, table, _block(table, now.tile, order.num_tiles > 0, shape), now.at * 0)
+
+
+@gluon.jit
+def fetch(source, run, ahead, order, pipe, shape):
+    """Have the next tile copied, if the run has another one; returns what the next call wants.
+
+    The block id of the tile after it is loaded at once, so that the next call need not wait for it.
+    """
+    cursor, table, block, fetched = ahead
+    if fetched < order.num_tiles:
+        k_matrix, v_matrix, places, cache = source
+        place = tile_place(places, block, cursor.tile, cursor.kv_head, shape, shape.keys)
+        stage = fetched % pipe.stages
+        copy_tile(k_matrix, place, pipe.k_filled.index(stage), pipe.k.index(stage))
+        copy_tile(v_matrix, place, pipe.v_filled.index(stage), pipe.v.index(stage))
+        fetched += 1
+        at, unit, kv_head, tile, left, first_tile, num_tiles = cursor
+        cursor = Cursor(at + 1, unit, kv_head, tile + 1, left - 1, first_tile, num_tiles)
+        if left == 1:
+            cursor = next_piece(run, cursor, order, shape)
+            table = _table(cache, run, cursor.unit)
+        block = _block(table, cursor.tile, fetched < order.num_tiles, shape)
+    return Ahead(cursor, table, block, fetched)

@@ -1,0 +1,223 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# The kernel language is not typed.
+"""The work of one warpgroup in the Hopper kernel: half of a unit's rows against its key tiles."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from octavo.attention.hopper.pipe import clear_unseen
+from octavo.attention.triton.tiles import LN_2
+
+# Query rows of a warpgroup.
+HALF = gl.constexpr(64)
+
+
+class Gather(NamedTuple):
+    """Query tokens that lie scattered: entry i is row tokens[i] of q, its result is row slots[i].
+
+    Rows of q from num_rows on do not exist. num_units points to the number of units.
+    """
+
+    tokens: Any
+    slots: Any
+    num_rows: Any
+    num_units: Any
+
+
+class Item(NamedTuple):
+    """What stays the same over an item's tiles; `used` tiles of the pipe came before the item's first."""
+
+    q: Any
+    position: Any
+    score: Any
+    first_tile: Any
+    kv_end: Any
+    pipe: Any
+    used: Any
+    shape: Any
+
+
+@gluon.jit
+def key_tiles(record, KEYS: gl.constexpr):
+    """First key tile of a unit and how many there are; none for an unused record."""
+    exists = gl.load(record + 2) > 0
+    first = gl.load(record + 3) // KEYS
+    return first, gl.where(exists, gl.cdiv(gl.load(record + 4), KEYS) - first, 0)
+
+
+@gluon.jit
+def pass_item(record, pipe, used, KEYS: gl.constexpr):
+    """Let an item's tiles go by for a half that has no rows in it; returns the number of the tile after."""
+    _, num_tiles = key_tiles(record, KEYS)
+    for i in range(0, num_tiles):
+        stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
+        mbarrier.wait(pipe.k_filled.index(stage), phase)
+        mbarrier.arrive(pipe.k_free.index(stage), count=1)
+        mbarrier.wait(pipe.v_filled.index(stage), phase)
+        mbarrier.arrive(pipe.v_free.index(stage), count=1)
+    return used + num_tiles
+
+
+@gluon.jit
+def attend_item(
+    queries, gather, score, record, kv_head, pipe, used, shape,
+    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
+):  # fmt: skip
+    """Attend half of one item's rows, from the pipe's tile number `used` on; returns the number after it."""
+    D: gl.constexpr = shape.head_dim
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    token_begin, num_tokens, kv_end = gl.load(record + 1), gl.load(record + 2), gl.load(record + 4)
+    first_tile, num_tiles = key_tiles(record, KEYS)
+    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
+    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
+    position = gl.load(queries.positions + token, mask=exists, other=-1)
+    q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT)
+    top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
+    total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
+    values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
+    item = Item(q, position, score, first_tile, kv_end, pipe, used, shape)
+    if num_tiles > 0:
+        stage = used % pipe.stages
+        mbarrier.wait(pipe.k_filled.index(stage), (used // pipe.stages) & 1)
+        zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
+        s = warpgroup_mma(q, pipe.k.index(stage).permute((1, 0)), zero, use_acc=False)
+        mbarrier.arrive(pipe.k_free.index(stage), count=1)
+        # Nothing is summed up yet that the first tile's maximum could shrink.
+        weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
+        weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
+        last = used + num_tiles - 1
+        stage = last % pipe.stages
+        mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
+        if kv_end % KEYS != 0:
+            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, D, 4)
+        values = warpgroup_mma(weights, pipe.v.index(stage), values)
+        mbarrier.arrive(pipe.v_free.index(stage), count=1)
+    _store_results(
+        queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
+    )
+    return used + num_tiles
+
+
+@gluon.jit
+def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
+    """Attend to an item's tiles after the first, masking only those that some row sees in part."""
+    first_tile, num_tiles = key_tiles(record, KEYS)
+    full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
+    left = 1
+    if item.shape.windowed:
+        left = gl.minimum(num_tiles, gl.maximum(1, gl.cdiv(full_begin, KEYS) - first_tile))
+        for i in range(1, left):
+            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
+    right = gl.maximum(left, gl.minimum(num_tiles, full_end // KEYS - first_tile))
+    for i in range(left, right):
+        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, False)
+    for i in range(right, num_tiles):
+        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
+    return weights, values, top, total
+
+
+@gluon.jit
+def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.constexpr):
+    """Multiply an item's i-th tile of keys and, with the weights made before, the values before it."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    O_LAYOUT: gl.constexpr = values.type.layout
+    pipe = item.pipe
+    now, before = item.used + i, item.used + i - 1
+    k_stage, v_stage = now % pipe.stages, before % pipe.stages
+    mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
+    zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
+    s = warpgroup_mma(item.q, pipe.k.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
+    pending = warpgroup_mma(weights, pipe.v.index(v_stage), values, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
+    new_weights, top, total, shrink = _softmax(s, top, total, i, item, KEYS, MASKED, O_LAYOUT)
+    # The old weights are read until here; named, so that the compiler keeps their registers.
+    values, weights = warpgroup_mma_wait(0, deps=(pending, weights))
+    mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
+    return new_weights, values * shrink[:, None], top, total
+
+
+@gluon.jit
+def _softmax(
+    s, top, total, i, item, KEYS: gl.constexpr, MASKED: gl.constexpr, O_LAYOUT: gl.constexpr
+):  # fmt: skip
+    """Fold the i-th tile's scores into the maximum and sum: (weights as an operand, top, total, shrink)."""
+    factor = item.score.factor
+    if MASKED:
+        key = (item.first_tile + i) * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
+        visible = (key[None, :] <= item.position[:, None]) & (key < item.kv_end)[None, :]
+        if item.shape.windowed:
+            visible = visible & (key[None, :] > item.position[:, None] - item.score.window)
+        s = gl.where(visible, s, float("-inf"))
+    new_top = gl.maximum(top, gl.max(s, 1) * factor)
+    base = new_top
+    if MASKED:
+        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+        base = gl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = gl.exp2(s * factor - base[:, None])
+    shrink = gl.exp2(top - base)
+    total = total * shrink + gl.sum(weights, 1)
+    operand = gl.convert_layout(weights.to(item.q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+    return operand, new_top, total, gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))
+
+
+@gluon.jit
+def _query_rows(gather, entry, valid):
+    """Row of q [R] int64 of each entry, which it is itself if not gathered, and whether it exists [R]."""
+    if gather is None:
+        return entry.to(gl.int64), valid
+    else:
+        token = gl.load(gather.tokens + entry, mask=valid, other=0)
+        return token.to(gl.int64), valid & (token < gather.num_rows)
+
+
+@gluon.jit
+def _result_rows(gather, entry, valid):
+    """Row of the results [R] int64 of each entry, which it is itself if not gathered."""
+    if gather is None:
+        return entry.to(gl.int64)
+    else:
+        return gl.load(gather.slots + entry, mask=valid, other=0).to(gl.int64)
+
+
+@gluon.jit
+def _load_queries(
+    queries, gather, token_begin, num_tokens, kv_head, shape,
+    FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Load a half tile's queries as the left operand of a product, to stay in registers."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
+    head = kv_head * shape.group + row % shape.group
+    pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
+    return gl.convert_layout(
+        gl.load(pointers, mask=exists[:, None], other=0.0), gl.DotOperandLayout(0, S_LAYOUT, 2)
+    )
+
+
+@gluon.jit
+def _store_results(
+    queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
+    FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Normalise and write a half tile's rows; 0 and -inf where nothing was seen."""
+    ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
+    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
+    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, O_LAYOUT))
+    exists = row < num_tokens * shape.group
+    result = _result_rows(gather, token_begin + row // shape.group, exists)
+    at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
+    safe = gl.where(total > 0, total, 1.0)
+    out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
+    gl.store(queries.out + (at * shape.head_dim)[:, None] + d[None, :], out, mask=exists[:, None])
+    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
+    gl.store(queries.lse + at, lse, mask=exists)

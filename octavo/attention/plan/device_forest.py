@@ -1,0 +1,287 @@
+"""A forest of shared prefixes on the device: what the GPU kernels read of a plan, and its partial results."""
+
+import numpy as np
+import torch
+
+from octavo.attention.float8 import FLOAT8
+from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
+from octavo.attention.plan.prefix_forest import Costs
+from octavo.attention.triton.shapes import (
+    HOPPER_BESIDE_SHAPE,
+    HOPPER_NODE_SHAPE,
+    TileShape,
+    fits_hopper,
+    node_shape,
+    padded_head_dim,
+    thin_shape,
+)
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import num_multiprocessors
+
+# What more launches cost, in bytes that the GPU reads meanwhile; some of them from its L2 cache, since
+# sequences side by side read the same ones at the same time.
+_LAUNCH_BYTES = 80 << 20
+
+
+class DeviceForest:
+    """Plans of shared prefixes on the device, in buffers allocated once, so that CUDA graphs can read them.
+
+    Use, by an engine whose batch has a fixed row for each sequence while it runs:
+
+        forest = DeviceForest(max_num_seqs=256, num_heads=16, num_kv_heads=8, head_dim=128, ...)
+        when sequences join or leave:   plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
+                                        forest.upload(plan)
+        each step, if plan.num_units:   replay a graph captured with AttentionMetadata(..., forest=forest)
+        each step, if not:              replay a graph captured without a forest
+
+    A captured graph serves any plan: the kernels' grids do not depend on it. An uploaded plan stays right
+    while sequences grow, and while rows die: a row with seq_len 0 gets 0 and -inf. It becomes wrong when
+    a row is given to another sequence, so upload a new plan before the first step of a sequence that joins.
+
+    A plan speaks of query tokens by their row of q; while each sequence decodes one token, that is its row.
+    Plans of steps with more tokens have larger tiles on Hopper GPUs: they are for steps whose max_query_len
+    is more than 1, and the others for steps where it is 1.
+
+    Attributes:
+        thin_shape: tiling of nodes with few query tokens; that of nodes with many is fat_tile().
+        has_thin_units: whether a plan can have thin units; on Hopper a fat one reads as fast as the memory.
+        block_size: tokens in a block.
+        num_thin_units, num_fat_units: [1] int32 each, of the plan.
+        thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
+        tokens, slots: [max_partials] int32.
+        merge_begin: [max_num_tokens + 1] int32.
+        leaf_begin: [max_num_seqs] int32.
+        block_ids: [max_blocks] int32.
+        node_table: [max_blocks, 1] int32, the same as a block table whose rows begin anywhere.
+        partial_out: [max_partials, H, D] float32, results of nodes; each layer writes them anew.
+        partial_lse: [max_partials, H] float32, natural log.
+        leaf_out: [max_num_tokens, H, D] float32, results of the tokens' own keys, likewise.
+        leaf_lse: [max_num_tokens, H] float32.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_num_tokens: int | None = None,
+        max_units: int = 1024,
+        max_partials: int | None = None,
+        max_blocks: int = 16384,
+        thin: TileShape | None = None,
+        fat: TileShape | None = None,
+        min_segment_tokens: int = 256,
+    ) -> None:
+        """Allocate the buffers; the plan is empty until the first upload.
+
+        Args:
+            max_num_seqs: largest batch.
+            num_heads: H of the layers.
+            num_kv_heads: KH.
+            head_dim: D.
+            block_size: tokens in a block of the cache.
+            dtype: of the cache.
+            device: where the kernels run.
+            max_num_tokens: most query tokens of a step; None: one per sequence.
+            max_units: most units of each class in a plan.
+            max_partials: most partial results of a plan, H * D float32 each; None: 16 per sequence
+                and one per query token.
+            max_blocks: most blocks of all nodes of a plan.
+            thin, fat: tilings; None: what measured best.
+            min_segment_tokens: nodes are not cut into segments shorter than this.
+        """
+        self.device = torch.device(device)
+        self.heads = (num_heads, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self._group = group = num_heads // num_kv_heads
+        padded_dim = padded_head_dim(head_dim)
+        self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
+        on_hopper = fits_hopper(self.device, dtype, head_dim=head_dim, block_size=block_size)
+        if fat is None and on_hopper and group <= HOPPER_BESIDE_SHAPE.rows:
+            self._fat_tiles = (HOPPER_NODE_SHAPE, HOPPER_BESIDE_SHAPE)
+            self.has_thin_units = False
+        else:
+            fat = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
+            self._fat_tiles = (fat, fat)
+            self.has_thin_units = True
+        self._min_segment_tokens = min_segment_tokens
+        num_tokens = max_num_tokens or max_num_seqs
+        self.capacity = NodeCapacity(
+            num_tokens,
+            max_num_seqs,
+            max_units,
+            max_partials or _max_partials(max_num_seqs, num_tokens),
+            max_blocks,
+        )
+        self._min_saved_tokens = _LAUNCH_BYTES // (2 * num_kv_heads * head_dim * dtype.itemsize)
+        self._allocate(num_heads, head_dim)
+
+    @staticmethod
+    def nbytes(*, max_num_seqs: int, max_num_tokens: int, num_heads: int, head_dim: int) -> int:
+        """Return the bytes of a forest's partial results, all but a small part of its memory."""
+        num_results = _max_partials(max_num_seqs, max_num_tokens) + max_num_tokens
+        return num_results * num_heads * (head_dim + 1) * 4
+
+    def _allocate(self, num_heads: int, head_dim: int) -> None:
+        capacity = self.capacity
+        sizes = {
+            "num_thin_units": 1,
+            "num_fat_units": 1,
+            "thin_units": 8 * capacity.num_units,
+            "fat_units": 8 * capacity.num_units,
+            "tokens": capacity.num_partials,
+            "slots": capacity.num_partials,
+            "merge_begin": capacity.num_tokens + 1,
+            "leaf_begin": capacity.num_sequences,
+            "block_ids": capacity.num_blocks,
+        }
+        # Fields of one buffer, each from a multiple of 16 bytes on.
+        bounds = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes.values())]).tolist()
+        self._fields = {
+            name: slice(begin, begin + size)
+            for (name, size), begin in zip(sizes.items(), bounds, strict=False)
+        }
+        self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
+        self.num_thin_units = self._data[self._fields["num_thin_units"]]
+        self.num_fat_units = self._data[self._fields["num_fat_units"]]
+        self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
+        self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
+        self.tokens = self._data[self._fields["tokens"]]
+        self.slots = self._data[self._fields["slots"]]
+        self.merge_begin = self._data[self._fields["merge_begin"]]
+        self.leaf_begin = self._data[self._fields["leaf_begin"]]
+        self.block_ids = self._data[self._fields["block_ids"]]
+        self.node_table = self.block_ids.unsqueeze(1)
+        partial_shape = (capacity.num_partials, num_heads, head_dim)
+        self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
+        self.partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=self.device)
+        leaf_shape = (capacity.num_tokens, num_heads, head_dim)
+        self.leaf_out = torch.empty(leaf_shape, dtype=torch.float32, device=self.device)
+        self.leaf_lse = torch.empty(leaf_shape[:2], dtype=torch.float32, device=self.device)
+
+    def fat_tile(self, *, decodes: bool) -> TileShape:
+        """Return the tiling of nodes with many query tokens; decodes: no sequence has more than one token."""
+        return self._fat_tiles[decodes]
+
+    def tiling(self, *, decodes: bool) -> NodeTiling:
+        """Return how the kernels want nodes to be cut; decodes: see fat_tile."""
+        _, num_kv_heads, _ = self.heads
+        thin, fat = self.thin_shape, self.fat_tile(decodes=decodes)
+        return NodeTiling(
+            thin_tokens=thin.rows // self._group if self.has_thin_units else 0,
+            fat_tokens=fat.rows // self._group,
+            thin_programs=self.num_programs(thin),
+            fat_programs=self.num_programs(fat),
+            num_kv_heads=num_kv_heads,
+            align_tokens=max(thin.keys, fat.keys),
+            min_segment_tokens=self._min_segment_tokens,
+        )
+
+    def num_programs(self, shape: TileShape) -> int:
+        """Return how many programs of a tiling run side by side."""
+        return num_multiprocessors(self.device) * shape.programs_per_multiprocessor
+
+    def plan(
+        self,
+        block_tables: np.ndarray,
+        seq_lens: np.ndarray,
+        cu_seqlens_q: np.ndarray,
+        *,
+        always: bool = False,
+    ) -> NodePlan:
+        """Plan a step for these buffers, on the host.
+
+        Args:
+            block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
+            seq_lens: [S] int32, tokens in the cache, the query tokens included; 0 for an empty row.
+            cu_seqlens_q: [S + 1] int32, cumulative query lengths.
+            always: share whatever is shared, even where it does not pay.
+
+        Raises:
+            InvalidArgumentError: the step has more tokens or sequences than the forest was made for.
+        """
+        tiling = self.tiling(decodes=bool(np.diff(cu_seqlens_q).max(initial=0) <= 1))
+        # A partial result of one head is written and read in float32, mostly in the L2 cache.
+        costs = Costs(partial_tokens=4 * self._group, node_tokens=64, tile_tokens=tiling.fat_tokens)
+        return NodePlan.from_block_tables(
+            block_tables,
+            seq_lens,
+            cu_seqlens_q,
+            self.block_size,
+            tiling=tiling,
+            costs=Costs(0.0, 0.0, tiling.fat_tokens) if always else costs,
+            capacity=self.capacity,
+            min_saved_tokens=0 if always else self._min_saved_tokens,
+        )
+
+    def upload(self, plan: NodePlan) -> None:
+        """Make a plan the one that kernels launched on the current stream from now on follow.
+
+        One copy, which nothing waits for. Its pinned memory is new: PyTorch reuses it when the copy is done.
+
+        Raises:
+            InvalidArgumentError: the plan does not fit the buffers.
+        """
+        if not plan.fits(self.capacity):
+            raise InvalidArgumentError(
+                f"the plan does not fit a forest of {self.capacity}; make it by plan()"
+            )
+        host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        values = {
+            "num_thin_units": [plan.thin_units.shape[0]],
+            "num_fat_units": [plan.fat_units.shape[0]],
+            "thin_units": plan.thin_units.ravel(),
+            "fat_units": plan.fat_units.ravel(),
+            "tokens": plan.tokens,
+            "slots": plan.slots,
+            "merge_begin": plan.merge_begin,
+            "leaf_begin": plan.leaf_begin,
+            "block_ids": plan.block_ids,
+        }
+        array = host.numpy()
+        # Tokens behind the plan's have no partial results.
+        array[self._fields["merge_begin"]] = plan.num_partials
+        for name, value in values.items():
+            begin = self._fields[name].start
+            array[begin : begin + len(value)] = value
+        self._data.copy_(host, non_blocking=True)
+
+    def check_step(
+        self, heads: tuple[int, int, int], num_tokens: int, num_sequences: int, tile_keys: int
+    ) -> None:
+        """Check that a step's kernels can follow the plan: they do so without looking.
+
+        Args:
+            heads: (H, KH, D) of the layer.
+            num_tokens: T, rows of q.
+            num_sequences: S, rows of the block table.
+            tile_keys: keys of a tile where the sequences' own parts are read.
+
+        Raises:
+            InvalidArgumentError: they cannot.
+        """
+        if heads != self.heads:
+            raise InvalidArgumentError(
+                f"the forest is for (H, KH, D) = {self.heads}, the layer has {heads}; make one for each"
+            )
+        if num_tokens > self.capacity.num_tokens or num_sequences > self.capacity.num_sequences:
+            raise InvalidArgumentError(
+                f"the forest is for {self.capacity.num_sequences} sequences and {self.capacity.num_tokens} "
+                f"query tokens, the step has {num_sequences} and {num_tokens}; make a larger one"
+            )
+        align_tokens = self.tiling(decodes=False).align_tokens
+        if align_tokens % tile_keys:
+            raise InvalidArgumentError(
+                f"shared nodes end at multiples of {align_tokens} keys, which tiles of "
+                f"{tile_keys} do not divide; use the same tiles for both"
+            )
+
+
+def _max_partials(max_num_seqs: int, max_num_tokens: int) -> int:
+    """Levels times segments of a decoding sequence seldom exceed 16; a prompt's token has one at least."""
+    return 16 * max_num_seqs + max_num_tokens

@@ -1,0 +1,218 @@
+"""Which shared runs of blocks a GPU reads once for all of their sequences, and how that work is cut.
+
+NumPy only. A plan changes only when sequences join or leave: shared blocks are full blocks, so while
+sequences decode, only their own parts grow, and those the device plans by itself.
+"""
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+import numpy as np
+
+from octavo.attention.plan.host_plan import concatenated_ranges
+from octavo.attention.plan.node_segments import NodeTiling, cut_segments, expand, gather_nodes
+from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes
+from octavo.errors import InvalidArgumentError
+
+# Fields of a unit's record; the first seven are those of a step's own units, see triton_plan.
+_RECORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """The most that a plan may hold.
+
+    Attributes:
+        num_tokens: query tokens of the step.
+        num_sequences: sequences of the step.
+        num_units: units of each class.
+        num_partials: partial results.
+        num_blocks: blocks of all nodes.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    num_units: int
+    num_partials: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Work over the shared nodes of a step; each sequence's own part, its leaf, is not in it.
+
+        sequence A   [ node 0: segment, segment ][ node 1 ][ leaf ...
+        sequence B   [           same           ][  same  ][ leaf ...
+        sequence C   [           same           ][ leaf ...
+
+    A unit is a tile of a node's query tokens and a segment of its keys. Every token of a unit sees every
+    key of it. Each (segment, token) gives one partial result; a token's partials, from the root down, are
+    the slots merge_begin[t] : merge_begin[t + 1].
+
+    Attributes:
+        thin_units, fat_units: [U, 8] int32 records, by falling work: 0 entry of block_ids that block 0 of
+            the sequence would have (may be negative), 1 first entry of tokens and slots, 2 number of
+            tokens, 3 first key, 4 end of the keys, 5 and 6 the same again: every token sees every key.
+        tokens: [P] int32, query tokens (rows of q).
+        slots: [P] int32, slot of each one's partial result.
+        merge_begin: [T + 1] int32.
+        leaf_begin: [S] int32, tokens of each sequence that nodes cover.
+        block_ids: [N] int32, the nodes' blocks: copies, since a member's table row may be reused.
+        kv_tokens_saved: tokens of KV not read because nodes are shared.
+    """
+
+    thin_units: np.ndarray
+    fat_units: np.ndarray
+    tokens: np.ndarray
+    slots: np.ndarray
+    merge_begin: np.ndarray
+    leaf_begin: np.ndarray
+    block_ids: np.ndarray
+    kv_tokens_saved: int
+
+    @classmethod
+    def from_block_tables(
+        cls,
+        block_tables: np.ndarray,
+        seq_lens: np.ndarray,
+        cu_seqlens_q: np.ndarray,
+        block_size: int,
+        *,
+        tiling: NodeTiling,
+        costs: Costs,
+        capacity: NodeCapacity | None = None,
+        min_saved_tokens: int = 0,
+    ) -> "NodePlan":
+        """Find the shared runs of blocks and cut them into units.
+
+        Only blocks wholly before every member's first query token are shared.
+
+        Args:
+            block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
+            seq_lens: [S] int32, tokens in the cache, the query tokens included; 0 for an empty row.
+            cu_seqlens_q: [S + 1] int32, cumulative query lengths.
+            block_size: tokens in a block.
+            tiling: how the kernel wants it.
+            costs: what sharing saves and costs.
+            capacity: what the plan must fit; the least valuable nodes are given up for it.
+            min_saved_tokens: a plan that saves fewer is empty: the kernels' launches cost more.
+
+        Raises:
+            InvalidArgumentError: the step has more tokens or sequences than the capacity.
+        """
+        seq_lens = np.asarray(seq_lens, dtype=np.int64)
+        cu_seqlens_q = np.asarray(cu_seqlens_q, dtype=np.int64)
+        if capacity is not None:
+            _check_step(seq_lens.shape[0], int(cu_seqlens_q[-1]), capacity)
+        query_lens = np.diff(cu_seqlens_q)
+        num_shareable = np.where(query_lens > 0, np.maximum(seq_lens - query_lens, 0) // block_size, 0)
+        align_blocks = lcm(block_size, tiling.align_tokens) // block_size
+        while True:
+            shared = find_shared_prefixes(
+                block_tables, num_shareable, query_lens, block_size, costs, align_blocks
+            )
+            if _saved_tokens(shared, block_size) < min_saved_tokens:
+                shared = SharedPrefixes.none()
+            plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
+            if capacity is None or plan.fits(capacity):
+                return plan
+            # Longer segments first of all, and fewer nodes.
+            costs = replace(
+                costs,
+                partial_tokens=4 * costs.partial_tokens + 1,
+                node_tokens=2 * costs.node_tokens + block_size,
+            )
+
+    @property
+    def num_units(self) -> int:
+        """Units of both classes; 0: nothing is shared, and attention without the plan is faster."""
+        return self.thin_units.shape[0] + self.fat_units.shape[0]
+
+    @property
+    def num_partials(self) -> int:
+        """Slots in all."""
+        return self.tokens.shape[0]
+
+    def fits(self, capacity: NodeCapacity) -> bool:
+        """Say whether the plan is within a capacity."""
+        return (
+            max(self.thin_units.shape[0], self.fat_units.shape[0]) <= capacity.num_units
+            and self.num_partials <= capacity.num_partials
+            and self.block_ids.shape[0] <= capacity.num_blocks
+            and self.merge_begin.shape[0] - 1 <= capacity.num_tokens
+            and self.leaf_begin.shape[0] <= capacity.num_sequences
+        )
+
+
+def _check_step(num_sequences: int, num_tokens: int, capacity: NodeCapacity) -> None:
+    if num_sequences > capacity.num_sequences or num_tokens > capacity.num_tokens:
+        raise InvalidArgumentError(
+            f"a step of {num_sequences} sequences and {num_tokens} query tokens does not fit a forest made "
+            f"for {capacity.num_sequences} and {capacity.num_tokens}; make a larger one"
+        )
+
+
+def _cut(
+    shared: SharedPrefixes,
+    block_tables: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    block_size: int,
+    tiling: NodeTiling,
+    costs: Costs,
+) -> NodePlan:
+    nodes = gather_nodes(shared, cu_seqlens_q, block_size, tiling)
+    leaf_begin = _leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size)
+    node, kv_begin, kv_end = cut_segments(nodes, tiling, costs)
+    num_tokens = nodes.num_tokens[node]
+    tokens = nodes.pool[concatenated_ranges(nodes.token_begin[node], num_tokens)]
+    first_entry = np.cumsum(num_tokens) - num_tokens
+    block_ids, first_block = _block_ids(shared, block_tables)
+    segment, tile = expand(nodes.num_tiles[node])
+    done = tile * nodes.tile_tokens[node[segment]]
+    units = np.zeros((segment.shape[0], _RECORD), dtype=np.int32)
+    units[:, 0] = first_block[node[segment]]
+    units[:, 1] = first_entry[segment] + done
+    units[:, 2] = np.minimum(nodes.tile_tokens[node[segment]], num_tokens[segment] - done)
+    units[:, 3] = units[:, 5] = kv_begin[segment]
+    units[:, 4] = units[:, 6] = kv_end[segment]
+    by_falling_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
+    units, is_thin = units[by_falling_work], nodes.is_thin[node[segment]][by_falling_work]
+    slots, merge_begin = _slots(tokens, int(cu_seqlens_q[-1]))
+    return NodePlan(
+        thin_units=units[is_thin],
+        fat_units=units[~is_thin],
+        tokens=tokens.astype(np.int32),
+        slots=slots,
+        merge_begin=merge_begin,
+        leaf_begin=leaf_begin,
+        block_ids=block_ids,
+        kv_tokens_saved=_saved_tokens(shared, block_size),
+    )
+
+
+def _saved_tokens(shared: SharedPrefixes, block_size: int) -> int:
+    num_blocks = (shared.last - shared.first) * (shared.block_end - shared.block_begin)
+    return int(num_blocks.sum()) * block_size
+
+
+def _block_ids(shared: SharedPrefixes, block_tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Copy the nodes' block ids; returns (block_ids, where block 0 of each node's sequences would be)."""
+    lengths = shared.block_end - shared.block_begin
+    node, index = expand(lengths)
+    ids = block_tables[shared.rows[shared.first[node]], shared.block_begin[node] + index]
+    return ids.astype(np.int32), np.cumsum(lengths) - lengths - shared.block_begin
+
+
+def _leaf_begin(shared: SharedPrefixes, num_sequences: int, block_size: int) -> np.ndarray:
+    leaf_begin = np.zeros(num_sequences, dtype=np.int32)
+    for first, last, end in zip(shared.first, shared.last, shared.block_end, strict=True):
+        leaf_begin[shared.rows[first : last + 1]] = end * block_size
+    return leaf_begin
+
+
+def _slots(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Number the partials token by token, each token's from the root down."""
+    slots = np.empty(tokens.shape[0], dtype=np.int32)
+    slots[np.argsort(tokens, kind="stable")] = np.arange(tokens.shape[0])
+    merge_begin = np.concatenate([[0], np.cumsum(np.bincount(tokens, minlength=num_tokens))])
+    return slots, merge_begin.astype(np.int32)

@@ -1,0 +1,1 @@
+"""The portable GPU kernels, in Triton. Importing the package imports no Triton."""

@@ -1,0 +1,167 @@
+"""What the Triton attention kernels take, made on the host.
+
+A step calls this for every layer, and where a step's kernels are short the host is what it waits for. So
+whatever does not depend on the layer is made once and found again by its plain values.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.float8 import FLOAT8
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.shapes import TileShape, padded_head_dim
+
+LOG2_E = 1.4426950408889634
+
+
+class Cache(NamedTuple):
+    """Pointers and strides (in elements) of a paged cache and its block table, as a kernel takes them."""
+
+    k: Any
+    k_block: Any
+    k_token: Any
+    k_head: Any
+    v: Any
+    v_block: Any
+    v_token: Any
+    v_head: Any
+    table: Any
+    table_row: Any
+
+
+class Queries(NamedTuple):
+    """Queries with their strides, and the contiguous results beside them."""
+
+    q: Any
+    token: Any
+    head: Any
+    positions: Any
+    out: Any
+    lse: Any
+
+
+class Score(NamedTuple):
+    """How a score is made: factor = scale * log2(e); see ScoreOptions for the rest."""
+
+    factor: Any
+    window: Any
+    softcap: Any
+    slopes: Any
+    k_scale: Any
+    v_scale: Any
+
+
+class Shape(NamedTuple):
+    """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
+
+    packed: the cache is float8, passed as pairs in int16; see triton_float8.
+    """
+
+    group: Any
+    kv_heads: Any
+    head_dim: Any
+    padded_dim: Any
+    block_size: Any
+    rows: Any
+    keys: Any
+    windowed: Any
+    capped: Any
+    biased: Any
+    scaled: Any
+    packed: Any
+
+
+class Call(NamedTuple):
+    """One call of attention: its tensors, and what every kernel that works on it takes of them.
+
+    Attributes:
+        q: [T, H, D] queries.
+        k_cache, v_cache: [N, B, KH, D].
+        options: how scores are made.
+        queries, cache, score: the same for kernels.
+    """
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    options: ScoreOptions
+    queries: Queries
+    cache: Cache
+    score: Score
+
+    def shape(self, tile: TileShape) -> Shape:
+        """Return what a kernel with such tiles is compiled for."""
+        options, (_, block_size, num_kv_heads, head_dim) = self.options, self.k_cache.shape
+        return _shape(
+            *(self.q.shape[1] // num_kv_heads, num_kv_heads),
+            *(head_dim, padded_head_dim(head_dim), block_size),
+            *(tile.rows, tile.keys),
+            *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
+            *(options.k_scale is not None, self.k_cache.dtype == FLOAT8),
+        )
+
+
+def make_call(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    block_table: Tensor,
+    options: ScoreOptions,
+    results: tuple[Tensor, Tensor],
+) -> Call:
+    """Describe a call to kernels.
+
+    Args:
+        q: [T, H, D] queries, any strides, last dimension contiguous.
+        k_cache, v_cache: [N, B, KH, D], likewise.
+        positions: [T] int32.
+        block_table: [S, max_blocks] int32.
+        options: how scores are made; what is off is passed as a constant that no kernel reads.
+        results: (out [T, H, D], lse [T, H] float32), contiguous, that the kernels write.
+    """
+    stride_token, stride_head, _ = q.stride()
+    k, v = k_cache, v_cache
+    if k.dtype == FLOAT8:
+        k, v = k.view(torch.int16), v.view(torch.int16)
+    return Call(
+        *(q, k_cache, v_cache, options),
+        Queries(q, stride_token, stride_head, positions, *results),
+        Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, block_table.stride(0)),
+        Score(
+            *(options.scale * LOG2_E, options.window or 0, options.softcap),
+            *(options.alibi_slopes, options.k_scale, options.v_scale),
+        ),
+    )
+
+
+def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous, not initialised."""
+    num_tokens, num_heads, head_dim = q.shape
+    return (
+        q.new_empty(num_tokens, num_heads, head_dim),
+        q.new_empty(num_tokens, num_heads, dtype=torch.float32),
+    )
+
+
+class _Constant(tl.constexpr):
+    __hash__ = object.__hash__
+
+
+@functools.lru_cache(maxsize=None, typed=True)
+def constant(value: int) -> tl.constexpr:
+    """Return a value as a part of an argument that kernels are compiled for: one object for each value.
+
+    To find the compiled kernel Triton hashes and compares all that it is compiled for, in every launch. A
+    constexpr does both in Python, unless it is known by its identity.
+    """
+    return _Constant(value)
+
+
+@functools.cache
+def _shape(*values: int) -> Shape:
+    return Shape(*(constant(value) for value in values))

@@ -1,0 +1,175 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
+"""Decode: a few query rows per sequence; time is the reading of the cache."""
+
+import triton
+import triton.language as tl
+
+from octavo.attention.hopper import decode as hopper_decode
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.triton.arguments import Call
+from octavo.attention.triton.step_map import ThinWork
+from octavo.attention.triton.tiles import (
+    attend_tiles,
+    clear_tokens,
+    empty_state,
+    fold_partials,
+    load_queries,
+    normalise,
+    store_results,
+    tile_rows,
+)
+from octavo.attention.triton.units import RECORD, num_key_tiles
+from octavo.gpu.device import power_of_two
+
+
+def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
+    """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
+
+    Args:
+        call: the call.
+        metadata: the step.
+        work: the step's thin work.
+        early: start while the kernel before runs, which lets this one in when queries can be read.
+    """
+    if hopper_decode.can_attend(call, work):
+        hopper_decode.attend_thin(call, metadata, work, early=early)
+        return
+    tile = work.shape
+    shape = call.shape(tile)
+    most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
+    _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
+        *(call.queries, call.cache, call.score),
+        *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
+        *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
+        *(shape, most_rows, early),
+        launch_pdl=early,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
+    )
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_rows"])
+def _attend_thin_kernel(
+    queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
+    cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Work through one run of key tiles, (unit, kv head) after (unit, kv head).
+
+        (unit, head)   |----a----|--------b--------|--c--|
+        program        |-----0-----|-----1-----|----2----|      b is in three pieces; 2 holds all of c
+
+    Who finishes the last piece of a (unit, head) merges its pieces, in their order. So the result does
+    not depend on who was last. Units without keys are no work: a padded batch has many of them.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    program = tl.program_id(0)
+    tiles_per_program = tl.load(schedule)
+    at = program * tiles_per_program
+    end = tl.minimum(at + tiles_per_program, tl.load(schedule + 1))
+    unit = tl.load(schedule + 2 + program)
+    while at < end:
+        at = _attend_piece(
+            queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
+            at, end, tiles_per_program, shape, MERGED_ROWS,
+        )  # fmt: skip
+        while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
+            unit += 1
+    num_programs = tl.num_programs(0)
+    for empty in range(program, num_sequences, num_programs):
+        record = units + empty * RECORD
+        num_tokens = tl.where(tl.load(record + 4) <= tl.load(record + 3), tl.load(record + 2), 0)
+        clear_tokens(queries, tl.load(record + 1), num_tokens, 0, 1, shape)
+    num_covered = tl.load(cu_seqlens_q + num_sequences)
+    clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
+    if EARLY and program == 0:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _attend_piece(
+    queries, cache, score, units, unit, arrivals, partial_out, partial_lse,
+    at, end, tiles_per_program, shape, MERGED_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Attend from tile `at` to the end of the run or of its (unit, kv head); returns where it stopped."""
+    record = units + unit * RECORD
+    token_begin, num_tokens = tl.load(record + 1), tl.load(record + 2)
+    kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
+    num_tiles = num_key_tiles(kv_begin, kv_end, shape.keys)
+    unit_begin = tl.load(record + 7) - num_tiles * shape.kv_heads
+    kv_head = (at - unit_begin) // num_tiles
+    head_begin = unit_begin + kv_head * num_tiles
+    first_tile = at - head_begin
+    last_tile = tl.minimum(num_tiles, end - head_begin)
+
+    token, head, valid = tile_rows(token_begin, num_tokens, kv_head, shape)
+    q = load_queries(queries, token, head, valid, shape)
+    position = tl.load(queries.positions + token, mask=valid, other=-1)
+    slope = position.to(tl.float32)
+    if shape.biased:
+        slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+    tile_begin = kv_begin // shape.keys
+    top, total, values = attend_tiles(
+        *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
+        tile_begin + first_tile, tile_begin + last_tile, kv_begin, kv_end, score, shape, True,
+    )  # fmt: skip
+    out, lse = normalise(top, total, values)
+    if (first_tile == 0) & (last_tile == num_tiles):
+        store_results(queries, token, head, valid, out, lse, shape)
+    else:
+        _store_piece(partial_out, partial_lse, _slot(at, tiles_per_program), valid, out, lse, shape)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + unit * shape.kv_heads + kv_head, 1, sem="acq_rel", scope="gpu")
+        first_program = head_begin // tiles_per_program
+        num_pieces = (head_begin + num_tiles - 1) // tiles_per_program - first_program + 1
+        if arrived == num_pieces - 1:
+            # Zero again for the next layer, whose kernel starts when this one has ended.
+            tl.store(arrivals + unit * shape.kv_heads + kv_head, 0)
+            _merge_pieces(
+                queries, partial_out, partial_lse, head_begin, first_program, num_pieces,
+                tiles_per_program, token_begin, num_tokens, kv_head, shape, MERGED_ROWS,
+            )  # fmt: skip
+    return head_begin + last_tile
+
+
+@triton.jit
+def _slot(at, tiles_per_program):
+    """Slot of the piece that starts at `at`: a program has at most one at its run's begin, and one after."""
+    return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
+
+
+@triton.jit
+def _store_piece(partial_out, partial_lse, slot, valid, out, lse, shape):
+    row = slot * shape.rows + tl.arange(0, shape.rows)
+    d = tl.arange(0, shape.padded_dim)
+    tl.store(partial_out + (row * shape.padded_dim)[:, None] + d[None, :], out, mask=valid[:, None])
+    tl.store(partial_lse + row, lse, mask=valid)
+
+
+@triton.jit
+def _merge_pieces(
+    queries, partial_out, partial_lse, head_begin, first_program, num_pieces,
+    tiles_per_program, token_begin, num_tokens, kv_head, shape, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge the pieces of one (unit, kv head) and write its rows; ROWS of the tile's rows can exist."""
+    ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
+    row = tl.arange(0, ROWS)
+    token = (token_begin + row // shape.group).to(tl.int64)
+    head = kv_head * shape.group + row % shape.group
+    valid = row < num_tokens * shape.group
+    d = tl.arange(0, shape.padded_dim)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
+    for begin in range(0, num_pieces, ABREAST):
+        piece = begin + tl.arange(0, ABREAST)
+        at = tl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
+        at_row = (_slot(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
+        mask = (piece < num_pieces)[:, None] & valid[None, :]
+        pointers = partial_out + (at_row * shape.padded_dim)[:, :, None] + d[None, None, :]
+        out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+        lse = tl.load(partial_lse + at_row, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        top, total, values = fold_partials(top, total, values, out, lse)
+    out, lse = normalise(top, total, values)
+    store_results(queries, token, head, valid, out, lse, shape)

@@ -1,0 +1,197 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
+"""Shared nodes: keys that many sequences have in common, read once for the queries of all of them.
+
+    nodes    queries gathered from many sequences  x  a segment of shared keys  ->  partial results
+    leaves   a sequence's queries  x  its own keys                              ->  another one
+    merge    a token's partial results  ->  its result
+
+Nodes with many queries are bound by the matrix units, leaves by the memory. So on Hopper and later the leaves
+begin while nodes are still under way: each kernel is launched early, and waits where it needs results
+(programmatic dependent launch). For a kernel's end to mean the end of those before it, one program waits for
+the kernel before.
+
+Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.triton.arguments import Call, make_call
+from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.triton.tiles import (
+    LN_2,
+    LOG2_E,
+    attend_tiles,
+    empty_state,
+    fold_partials,
+    load_queries,
+    normalise,
+    store_results,
+)
+from octavo.attention.triton.units import RECORD
+from octavo.gpu.device import can_overlap, power_of_two
+
+# Heads that a program of one warp merges. Four warps with 8 heads took three times as long.
+_MERGED_HEADS = 2
+
+
+def node_call(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    options: ScoreOptions,
+    forest: DeviceForest,
+) -> Call:
+    """Describe a layer's call as its nodes see it: their block ids, and partial results.
+
+    Args:
+        q: [T, H, D] queries.
+        k_cache, v_cache: [N, B, KH, D].
+        positions: [T] int32.
+        options: how scores are made; without a window.
+        forest: the plan; its partial results are overwritten.
+    """
+    results = (forest.partial_out, forest.partial_lse)
+    # A record's first field leads into the plan's own block ids.
+    return make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
+
+
+def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
+    """Attend to the shared nodes that have many query tokens, and write their partial results.
+
+    Args:
+        call: see node_call.
+        forest: the plan.
+        decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
+            (Prompts that begin alike share blocks in the very step that computes them.)
+    """
+    if hopper_prefill.can_attend_nodes(call.q, call.k_cache, call.v_cache, call.options, forest):
+        hopper_prefill.attend_nodes(call, forest, decodes=decodes)
+    else:
+        # Needs what came before it, the queries, at once.
+        tile = forest.fat_tile(decodes=decodes)
+        _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
+
+
+def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
+    """Attend to the shared nodes that have few query tokens, and write their partial results.
+
+    Comes after attend_fat_nodes: from when this may start, queries and keys are there.
+    """
+    early = can_overlap(call.q.device)
+    _launch(call, forest, forest.thin_shape, forest.thin_units, forest.num_thin_units, early=early)
+
+
+def _launch(
+    call: Call, forest: DeviceForest, tile: TileShape, units: Tensor, count: Tensor, *, early: bool
+) -> None:
+    _attend_nodes_kernel[(forest.num_programs(tile),)](
+        *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.slots),
+        *(call.q.shape[0], call.shape(tile), can_overlap(call.q.device)),
+        launch_pdl=early,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _attend_nodes_kernel(
+    queries, cache, score, units, count, tokens, slots, num_rows, shape, OVERLAPS: tl.constexpr
+):
+    """Attend the (unit, kv head)s of this program's turns; no key of a node is hidden from its queries."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    num_items = tl.load(count) * shape.kv_heads
+    row = tl.arange(0, shape.rows)
+    for turn in range(0, tl.cdiv(num_items - program, num_programs)):
+        item = program + turn * num_programs
+        record = units + item // shape.kv_heads * RECORD
+        kv_head = item % shape.kv_heads
+        entry = tl.load(record + 1) + row // shape.group
+        kv_begin, kv_end = tl.load(record + 3), tl.load(record + 4)
+        valid = row < tl.load(record + 2) * shape.group
+        token = tl.load(tokens + entry, mask=valid, other=0).to(tl.int64)
+        head = kv_head * shape.group + row % shape.group
+        # Rows that died may have left the batch.
+        exists = valid & (token < num_rows)
+        q = load_queries(queries, token, head, exists, shape)
+        position = tl.load(queries.positions + token, mask=exists, other=-1)
+        slope = position.to(tl.float32)
+        if shape.biased:
+            slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+        top, total, values = attend_tiles(
+            *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
+            kv_begin // shape.keys, kv_end // shape.keys, kv_begin, kv_end, score, shape, False,
+        )  # fmt: skip
+        out, lse = normalise(top, total, values)
+        slot = tl.load(slots + entry, mask=valid, other=0).to(tl.int64)
+        store_results(queries, slot, head, valid, out, lse, shape)
+    if OVERLAPS and program == 0:
+        tl.extra.cuda.gdc_wait()
+
+
+def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
+    """Merge the forest's partial results, nodes' and leaves', into the results.
+
+    A token without keys of its own, as rows that died have none, gets 0 and -inf.
+
+    Args:
+        results: (out [T, H, D], lse [T, H] float32), contiguous; overwritten.
+        forest: the plan, whose partial results are complete.
+    """
+    out, lse = results
+    num_tokens, num_heads, head_dim = out.shape
+    heads = min(_MERGED_HEADS, power_of_two(num_heads))
+    overlaps = can_overlap(out.device)
+    _merge_kernel[(num_tokens, -(-num_heads // heads))](
+        *(out, lse, forest.leaf_out, forest.leaf_lse, forest.partial_out, forest.partial_lse),
+        *(forest.merge_begin, num_heads, head_dim, heads, padded_head_dim(head_dim), overlaps),
+        launch_pdl=overlaps,
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr, lse_ptr, leaf_out, leaf_lse, partial_out, partial_lse, merge_begin,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's."""
+    ABREAST: tl.constexpr = 4
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    d = tl.arange(0, PADDED_DIM)
+    valid = head < NUM_HEADS
+    in_head = valid[:, None] & (d < HEAD_DIM)[None, :]
+    begin, end = tl.load(merge_begin + token), tl.load(merge_begin + token + 1)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    at = token * NUM_HEADS + head
+    own_lse = tl.load(leaf_lse + at, mask=valid, other=float("-inf"))
+    own_out = tl.load(leaf_out + (at * HEAD_DIM)[:, None] + d[None, :], mask=in_head, other=0.0)
+    top = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    values = tl.zeros([HEADS, PADDED_DIM], tl.float32)
+    for first in range(begin, end, ABREAST):
+        slot = (first + tl.arange(0, ABREAST)).to(tl.int64)
+        part = slot[:, None] * NUM_HEADS + head[None, :]
+        mask = (slot < end)[:, None] & valid[None, :]
+        lse = tl.load(partial_lse + part, mask=mask, other=float("-inf"))
+        pointers = partial_out + (part * HEAD_DIM)[:, :, None] + d[None, None, :]
+        out = tl.load(pointers, mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0)
+        top, total, values = fold_partials(top, total, values, out, lse * LOG2_E)
+    top, total, values = fold_partials(top, total, values, own_out[None, :, :], own_lse[None, :] * LOG2_E)
+    total = tl.where(own_lse == float("-inf"), 0.0, total)
+    out, lse = normalise(top, total, values)
+    out = tl.where((total > 0)[:, None], out, 0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (at * HEAD_DIM)[:, None] + d[None, :], out, mask=in_head)
+    tl.store(lse_ptr + at, lse * LN_2, mask=valid)

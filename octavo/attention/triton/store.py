@@ -1,0 +1,102 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
+"""Write new keys and values to their slots of the paged cache."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.gpu.device import power_of_two
+
+
+class Rows(NamedTuple):
+    """Pointer and strides (in elements) of [T, KH, D] sources."""
+
+    pointer: Any
+    token: Any
+    head: Any
+
+
+class Blocks(NamedTuple):
+    """Pointer and strides (in elements) of a [N, B, KH, D] cache."""
+
+    pointer: Any
+    block: Any
+    token: Any
+    head: Any
+
+
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
+
+    A negative slot writes nothing. That slots exist is not checked: it would wait for the device.
+    """
+    num_tokens, num_heads, head_dim = k.shape
+    if num_tokens == 0:
+        return
+    padded_dim = power_of_two(head_dim)
+    heads_abreast = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
+    _store_kernel[(num_tokens, -(-num_heads // heads_abreast))](
+        Rows(k, *k.stride()[:2]),
+        Rows(v, *v.stride()[:2]),
+        Blocks(k_cache, *k_cache.stride()[:3]),
+        Blocks(v_cache, *v_cache.stride()[:3]),
+        *(slot_mapping, k_scale, v_scale),
+        *(num_heads, head_dim, k_cache.shape[1], heads_abreast, padded_dim),
+    )
+
+
+@triton.jit
+def _store_kernel(
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    if slot >= 0:
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        d = tl.arange(0, PADDED_DIM)
+        mask = (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :]
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        key = tl.load(_row(k.pointer, token * k.token, head, k.head, d), mask)
+        value = tl.load(_row(v.pointer, token * v.token, head, v.head, d), mask)
+        key = scale_down(key, k_scale, head[:, None], (head < NUM_HEADS)[:, None])
+        value = scale_down(value, v_scale, head[:, None], (head < NUM_HEADS)[:, None])
+        k_at, v_at = (
+            _row(k_cache.pointer, block * k_cache.block + offset * k_cache.token, head, k_cache.head, d),
+            _row(v_cache.pointer, block * v_cache.block + offset * v_cache.token, head, v_cache.head, d),
+        )
+        tl.store(k_at, round_to(key, k_at.dtype.element_ty), mask)
+        tl.store(v_at, round_to(value, v_at.dtype.element_ty), mask)
+
+
+@triton.jit
+def scale_down(x, scale, head, is_head):
+    """Divide x [HEADS, ...] float by the scale of each head [HEADS, 1] where is_head; scale None: by 1."""
+    if scale is None:
+        return x
+    else:
+        return x.to(tl.float32) / tl.load(scale + head, mask=is_head, other=1.0)
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """Round to the cache's dtype. What float8 cannot hold becomes its largest number; NaN stays NaN."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
+def _row(pointer, offset, head, head_stride, d):
+    return pointer + offset + (head.to(tl.int64) * head_stride)[:, None] + d[None, :]

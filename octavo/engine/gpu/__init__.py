@@ -1,0 +1,1 @@
+"""How a step runs on an NVIDIA GPU: the runner, the device's rows, CUDA graphs."""

@@ -1,0 +1,276 @@
+"""From logits to tokens: penalties, filters, counter-based random numbers, log-probabilities.
+
+A request's random number depends only on (seed, output position), never on its neighbours. So equal logits
+give a seeded request equal tokens alone, in any batch and after preemption; logits are equal up to rounding,
+and to the bit with EngineConfig(deterministic=True).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.engine.request import Request
+from octavo.errors import EngineError
+from octavo.gpu.device import has_triton
+
+# (token id, log-probability, rank) of the most likely tokens and of the one in question.
+Top = list[tuple[int, float, int]]
+
+_MASK64 = 2**64 - 1
+# Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
+_NUM_CANDIDATES = 1024
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def counter_uniform(seed: int, position: int) -> float:
+    """Return a uniform number in [0, 1) that depends on (seed, position) only.
+
+    Source: splitmix64 finaliser (Steele, Lea and Flood, 2014), applied to the mixed pair.
+    """
+    # 48 bits: a product with the total mass then stays below it in float64.
+    return (mix_seed(mix_seed(seed, 0), position) >> 16) / 2**48
+
+
+def mix_seed(seed: int, stream: int) -> int:
+    """Derive an independent 64-bit seed for a stream (a completion's index, a position)."""
+    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Which tokens a request has seen, kept up to date token by token.
+
+    Attributes:
+        in_prompt: [V] bool, token occurs in the prompt.
+        in_output: [V] float32, occurrences in the output.
+        num_counted: output tokens counted so far.
+    """
+
+    in_prompt: Tensor
+    in_output: Tensor
+    num_counted: int = 0
+
+    @classmethod
+    def of_prompt(cls, request: Request, vocab_size: int, device: torch.device) -> "TokenCounts":
+        in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        in_prompt[torch.tensor(request.token_ids[: request.num_prompt_tokens], device=device)] = True
+        return cls(in_prompt, torch.zeros(vocab_size, device=device))
+
+    def update(self, request: Request) -> None:
+        new_ids = request.token_ids[request.num_prompt_tokens + self.num_counted :]
+        if new_ids:
+            ids = torch.tensor(new_ids, device=self.in_output.device)
+            self.in_output.index_add_(0, ids, torch.ones(len(new_ids), device=ids.device))
+            self.num_counted += len(new_ids)
+
+
+class SampledToken(NamedTuple):
+    """One row's outcome.
+
+    Attributes:
+        token_id: the sampled id, -1 when `error` is set.
+        top: (token id, log-probability, rank) of the most likely tokens and the sampled one, or None.
+        error: set when the row's logits were not finite.
+    """
+
+    token_id: int
+    top: Top | None = None
+    error: EngineError | None = None
+
+    @classmethod
+    def not_finite(cls) -> "SampledToken":
+        """The outcome of a row of NaNs or overflows: an error for this request alone."""
+        error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
+        return cls(-1, error=error)
+
+
+class Sampler:
+    """Samples one token per row. Holds the token counts of requests that use penalties."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._counts: dict[Request, TokenCounts] = {}
+
+    def release(self, request: Request) -> None:
+        """Forget a finished request."""
+        self._counts.pop(request, None)
+
+    def reset(self) -> None:
+        """Forget every request."""
+        self._counts.clear()
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> list[SampledToken]:
+        """Sample one token for each request.
+
+        Args:
+            logits: [R, V] float32, one row per request; may be overwritten.
+            requests: R requests.
+        """
+        logprobs = self.wanted_logprobs(logits, requests)
+        self.adjust_(logits, requests)
+        best_values, best_ids = logits.max(dim=-1)
+        token_ids = best_ids.tolist()
+        finite = best_values.isfinite().tolist()
+        random_rows = [row for row, r in enumerate(requests) if not r.params.greedy and finite[row]]
+        if random_rows:
+            drawn = _draw(
+                logits[random_rows], best_values[random_rows], [requests[row] for row in random_rows]
+            )
+            for row, token_id in zip(random_rows, drawn, strict=True):
+                token_ids[row] = token_id
+        tops = self.tops(logprobs, token_ids, requests)
+        return [
+            SampledToken(id_, top) if is_finite else SampledToken.not_finite()
+            for id_, top, is_finite in zip(token_ids, tops, finite, strict=True)
+        ]
+
+    def wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> Tensor | None:
+        """Log-probabilities of the model itself, [rows that ask, V]; None if none does.
+
+        To be taken before anything is adjusted.
+        """
+        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        return log_softmax(logits[rows]) if rows else None
+
+    def tops(
+        self, logprobs: Tensor | None, token_ids: list[int], requests: list[Request]
+    ) -> list[Top | None]:
+        """For each request what it asks of wanted_logprobs' result: see SampledToken.top."""
+        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        tops: list[Top | None] = [None] * len(requests)
+        if logprobs is not None:
+            nums = [requests[row].params.logprobs or 0 for row in rows]
+            found = top_logprobs(logprobs, [token_ids[row] for row in rows], nums)
+            for row, top in zip(rows, found, strict=True):
+                tops[row] = top
+        return tops
+
+    def adjust_(self, logits: Tensor, requests: list[Request]) -> None:
+        """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for."""
+        for row, request in enumerate(requests):
+            self._adjust(logits[row], request)
+
+    def _adjust(self, row: Tensor, request: Request) -> None:
+        """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
+        params = request.params
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), device=self.device)
+            row[ids] += torch.tensor(list(params.logit_bias.values()), device=self.device)
+        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+            self._penalise(row, request)
+        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
+            row[torch.tensor(sorted(request.stop_token_ids), device=self.device)] = -torch.inf
+
+    def _penalise(self, row: Tensor, request: Request) -> None:
+        counts = self._counts.get(request)
+        if counts is None:
+            counts = self._counts[request] = TokenCounts.of_prompt(request, self.vocab_size, self.device)
+        counts.update(request)
+        params = request.params
+        penalty = params.repetition_penalty
+        if penalty != 1:
+            seen = (counts.in_prompt | (counts.in_output > 0)) & row.isfinite()
+            # A product that overflows is no infinity: that would be an error of the model's.
+            scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
+            row.copy_(torch.where(seen, scaled, row))
+        row -= params.frequency_penalty * counts.in_output
+        row -= params.presence_penalty * (counts.in_output > 0)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return the [R, V] float32 log-probabilities of [R, V] logits; on a GPU rows depend on nothing else."""
+    if has_triton(logits):
+        from octavo.engine.sampling import triton_logprobs
+
+        return triton_logprobs.log_softmax(logits)
+    return logits.float().log_softmax(-1)
+
+
+def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[Top]:
+    """Return (id, log-probability, rank) of each row's most likely tokens, and of its own if not among them.
+
+    Args:
+        logprobs: [R, V] float32 log-probabilities.
+        token_ids: R tokens that were sampled (or stand in the prompt).
+        nums: how many of the most likely tokens each row wants.
+    """
+    best = _most_likely_ids(logprobs, max(nums))
+    values, ids = logprobs.gather(1, best).tolist(), best.tolist()
+    own = torch.tensor(token_ids, device=logprobs.device)[:, None]
+    own_values = logprobs.gather(1, own)
+    own_ranks = (logprobs > own_values).sum(1) + 1
+    tops = []
+    rows = zip(token_ids, nums, ids, values, own_values[:, 0].tolist(), own_ranks.tolist(), strict=True)
+    for token_id, num, row_ids, row_values, own_value, own_rank in rows:
+        top = list(zip(row_ids[:num], row_values[:num], range(1, num + 1), strict=True))
+        tops.append(top if token_id in row_ids[:num] else [*top, (token_id, own_value, own_rank)])
+    return tops
+
+
+def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
+    """[R, num] ids by falling log-probability, equal ones by rising id; topk breaks ties as it likes."""
+    # No log-probability is positive: without the sign its bits, an integer, grow as it falls.
+    keys = (logprobs.view(torch.int32) & 0x7FFFFFFF).long()
+    keys.bitwise_left_shift_(32).bitwise_or_(torch.arange(logprobs.shape[1], device=logprobs.device))
+    return keys.topk(num, largest=False).values & 0xFFFFFFFF
+
+
+def _draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
+    """Draw one token per row by temperature, min-p, top-k, top-p and inverse CDF.
+
+    Args:
+        logits: [R, V] float32.
+        largest: [R], each row's largest logit, finite.
+        requests: R requests, none greedy.
+    """
+    device = logits.device
+    temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
+    # Differences from the largest one overflow to -inf, which is a probability of 0; quotients would to inf.
+    logits = (logits - largest[:, None]).div_(temperatures[:, None])
+    uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]
+    probabilities = logits.softmax(-1)
+    for row, request in enumerate(requests):
+        _filter(probabilities[row], request)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None] * cumulative[:, -1:]
+    # right=True skips zero-probability tokens that stand exactly at the target.
+    return (
+        torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1).tolist()
+    )
+
+
+def _filter(probabilities: Tensor, request: Request) -> None:
+    """Zero the probabilities [V] that min-p, top-k or top-p drop, in place; untouched when none is asked."""
+    params = request.params
+    if params.min_p > 0:
+        probabilities[probabilities < params.min_p * probabilities.max()] = 0
+    if params.top_k > 0 or params.top_p < 1:
+        ids, kept = _most_likely(probabilities, params.top_k, params.top_p)
+        probabilities.zero_()
+        probabilities[ids] = kept
+
+
+def _most_likely(probabilities: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return (ids, probabilities) of the top-k tokens cut to the smallest set reaching top_p of their mass.
+
+    A full sort is only needed when the candidates looked at first do not reach top_p.
+    """
+    vocab_size = probabilities.shape[0]
+    limit = min(top_k, vocab_size) if top_k > 0 else vocab_size
+    total = probabilities.sum()
+    for num in (limit,) if top_k > 0 else (min(limit, _NUM_CANDIDATES), limit):
+        values, ids = probabilities.topk(num)
+        mass = values.sum() if top_k > 0 else total
+        before = values.cumsum(0) - values
+        # A top_p that float32 rounds to 0 keeps one token as well.
+        keep = max(1, int((before < top_p * mass).sum()))
+        if keep < num or num == limit:
+            return ids[:keep], values[:keep]
+    raise AssertionError("the full vocabulary always reaches top_p")

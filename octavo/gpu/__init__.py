@@ -1,0 +1,1 @@
+"""Facts about the GPU and how kernels are launched on it. Imports nothing of ours."""

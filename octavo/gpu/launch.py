@@ -1,0 +1,50 @@
+"""How kernels of a decode step follow one another; imported only where Triton runs.
+
+Programmatic dependent launch lets a kernel start, and load weights, while the one before it still runs:
+
+    kernel A   start_next()  ......................... done
+    kernel B     weights ...... wait_for_previous()   | reads what A wrote
+
+Every kernel launched so must wait before it reads or writes anything that another kernel may touch, and must
+wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.gpu.device import can_overlap
+
+# Benchmarks switch it off to see what it brings.
+OVERLAP = True
+# Made once: a launch copies them.
+_TOGETHER = {"OVERLAP": True, "launch_pdl": True}
+_APART = {"OVERLAP": False}
+
+
+def overlap_options(tensor: Tensor) -> dict[str, bool]:
+    """Return OVERLAP, a kernel's constexpr, and Triton's launch option that goes with it.
+
+    Args:
+        tensor: lives where the kernel will run.
+
+    Returns:
+        Keyword arguments of a launch; not to be changed.
+    """
+    return _TOGETHER if OVERLAP and can_overlap(tensor.device) else _APART
+
+
+@triton.jit
+def start_next(OVERLAP: tl.constexpr):
+    """Let the next kernel's programs in as soon as every program of this one has got here."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """Wait until the kernel before this one has ended and its writes can be seen."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()

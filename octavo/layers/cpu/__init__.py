@@ -1,0 +1,1 @@
+"""Norm and activation in C, compiled on first use."""

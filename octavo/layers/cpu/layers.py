@@ -1,0 +1,66 @@
+"""The compiled small layers, called through ctypes; without a C compiler, torch's operators serve."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.attention.cpu.compile import KernelUnavailableError, Library, load_library
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_FOLDER = Path(__file__).parent
+_LIBRARY = Library(
+    "layers", (_FOLDER / "layers.c",), (_FOLDER.parents[1] / "attention" / "cpu" / "vector.c",)
+)
+
+
+@cache
+def compiled_layers() -> "CompiledLayers | None":
+    """Return the compiled layers, or None where they cannot be compiled. Asked once per process."""
+    try:
+        return CompiledLayers(load_library(_LIBRARY))
+    except KernelUnavailableError:
+        # octavo.attention meets the same obstacle and says so.
+        return None
+
+
+class CompiledLayers:
+    """Fused layers on contiguous float32 CPU tensors."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._add_rms_norm = library.octavo_add_rms_norm
+        self._add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]
+        self._add_rms_norm.restype = None
+        self._silu_and_multiply = library.octavo_silu_and_multiply
+        self._silu_and_multiply.argtypes = [_POINTER, _POINTER, _INT, _INT, ctypes.c_int]
+        self._silu_and_multiply.restype = None
+
+    def add_rms_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """Add delta to hidden [T, n] in place, if given, and return the normed sum, a new [T, n]."""
+        out = torch.empty_like(hidden)
+        self._add_rms_norm(
+            hidden.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            *hidden.shape,
+            eps,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up, a new [T, n], of [T, 2 n] = [gate | up]."""
+        rows, double = gate_up.shape
+        out = torch.empty(rows, double // 2)
+        self._silu_and_multiply(
+            gate_up.data_ptr(), out.data_ptr(), rows, double // 2, torch.get_num_threads()
+        )
+        return out
+
+
+def takes(tensor: Tensor) -> bool:
+    """True for what the compiled layers work on: [T, n] contiguous float32 on a CPU."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()

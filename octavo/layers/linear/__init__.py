@@ -1,0 +1,1 @@
+"""Linear layers: one chooser, and the GEMMs it chooses from."""

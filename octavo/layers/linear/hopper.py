@@ -1,0 +1,108 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+# The kernel language is not typed.
+"""Products of some rows with weights on Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+
+Beyond the few rows of triton_linear the matrix units do the arithmetic, and still reading the weights and
+starting up are what a product costs. So one warp asks for weights as soon as the program starts, while the
+kernel before this one still runs, and only then waits for the rows of x that kernel writes:
+
+    kernel before   ................ done
+    copies             w0 w1 w2 ...  | x0 x1 x2 ...
+    products                         |    0  1  2 ...   epilogue
+
+A program multiplies a tile of rows by a tile of weights over all of K, in one order. A row's result depends
+on its own values and on the tiling, never on what the other rows hold.
+"""
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.launch import overlap_options
+from octavo.layers.linear.hopper_kernel import Result, Shape, linear_kernel
+from octavo.layers.linear.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, takes
+from octavo.layers.linear.skinny import check_vector, make_result
+
+
+def hopper_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: HopperTiling | None = None,
+) -> Tensor:
+    """Return epilogue(x W^T + bias); sums are float32.
+
+    The kernel may read weight while the kernel launched before it still runs: that one must not write it.
+
+    Args:
+        x: [M, K] bfloat16 or float16, M >= 1, K a multiple of 64; last dimension contiguous, first element
+            and rows at multiples of 16 bytes.
+        weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N; N a multiple of 16.
+        bias: [N] contiguous, or None.
+        activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
+        residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
+            result is added to it; not together with an activation.
+        tiling: default: choose_hopper_tiling.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype, stride or tiling does not fit.
+    """
+    _check(x, weight, bias)
+    halves = 1 if activation is None else 2
+    (num_rows, size), num_columns = x.shape, weight.shape[0] // halves
+    out = make_result(x, weight.shape[0], activation, residual)
+    if tiling is None:
+        tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
+    num_tiles = -(-size // tiling.depth)
+    if not min(2, num_tiles) <= tiling.row_stages <= tiling.weight_stages:
+        raise InvalidArgumentError(
+            f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
+        )
+    shape = Shape(
+        tiling.rows,
+        halves,
+        tiling.columns,
+        tiling.depth // ATOM,
+        tiling.weight_stages,
+        tiling.row_stages,
+        activation,
+        residual is not None,
+    )
+    linear_kernel[(-(-num_columns // tiling.columns), -(-num_rows // tiling.rows))](
+        _matrix(x, [shape.rows, ATOM]),
+        _matrix(weight.view(halves, num_columns, size), [halves, tiling.columns, ATOM]),
+        Result(out, out.stride(0), num_columns, bias),
+        num_rows,
+        num_tiles,
+        Shape(*map(gl.constexpr, shape)),
+        num_warps=4,
+        # The copying warp cedes most of its share to the others.
+        maxnreg=80 if halves * tiling.columns <= 64 else 128,
+        launch_pdl=overlap_options(x)["OVERLAP"],
+    )
+    return out
+
+
+def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
+    """Describe a tensor to the copy engine; what lies outside of it reads as zero."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(tile))
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if not takes(x, weight):
+        raise InvalidArgumentError(
+            "x [M, K] and weight [N, K] must be bfloat16 or float16, the weight contiguous, x with a "
+            "contiguous last dimension, M >= 1, K a multiple of 64, N of 16, addresses and strides of 16 "
+            f"bytes; got {list(x.shape)} {x.dtype} with strides {list(x.stride())}, "
+            f"{list(weight.shape)} {weight.dtype} with strides {list(weight.stride())}"
+        )
+    if bias is not None:
+        check_vector("bias", bias, weight.shape[0])

@@ -1,0 +1,202 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
+# The kernel language is not typed.
+"""The kernel of hopper_linear: one warp copies, a warpgroup multiplies."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.layers.linear.hopper_tiling import ATOM, GROUP_ROWS
+from octavo.layers.triton.activation import activate
+
+# Columns of a tile in shared memory, rows of a warpgroup's product.
+_ATOM = gl.constexpr(ATOM)
+_GROUP = gl.constexpr(GROUP_ROWS)
+
+
+class Shape(NamedTuple):
+    """Tiling and epilogue, all constants of the kernel.
+
+    Attributes:
+        rows: of x in a tile.
+        halves: 2 with an activation, where columns of gate and up come in pairs, else 1.
+        columns: of the result per program.
+        atoms: tiles of ATOM columns per stage.
+        weight_stages: buffers for weights.
+        row_stages: buffers for rows.
+        activation: name or None.
+        adds: whether the result is added to what is there.
+    """
+
+    rows: Any
+    halves: Any
+    columns: Any
+    atoms: Any
+    weight_stages: Any
+    row_stages: Any
+    activation: Any
+    adds: Any
+
+
+class _Pipe(NamedTuple):
+    """Buffers in shared memory and barriers: 'filled' by the copy engine, a stage of rows 'free' again.
+
+    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows.
+    """
+
+    rows: Any
+    weights: Any
+    rows_filled: Any
+    weights_filled: Any
+    free: Any
+
+
+class Result(NamedTuple):
+    """Where results go: row r begins at out + r * stride. bias may be None."""
+
+    out: Any
+    stride: Any
+    num_columns: Any
+    bias: Any
+
+
+@gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
+def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
+    """Grid: (ceil(columns of the result / columns of a tile), ceil(M / rows of a tile))."""
+    # Every program is resident by the time the next kernel's come in, and those wait for this kernel's end.
+    gdc_launch_dependents()
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    ATOMS: gl.constexpr = shape.atoms
+    # A product reads 64 rows from where a tile begins: beyond its own lie those of the next tiles, or these
+    # spare ones. They make rows of the result that are not stored.
+    ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
+    pipe = _Pipe(
+        gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, _ATOM], x_matrix.layout),
+        gl.allocate_shared_memory(
+            weight_matrix.dtype,
+            [shape.weight_stages * ATOMS, shape.halves, shape.columns, _ATOM],
+            weight_matrix.layout,
+        ),
+        gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.weight_stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
+    )
+    for stage in gl.static_range(shape.weight_stages):
+        mbarrier.init(pipe.weights_filled.index(stage), count=1)
+        if stage < shape.row_stages:
+            mbarrier.init(pipe.rows_filled.index(stage), count=1)
+            mbarrier.init(pipe.free.index(stage), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, result, num_rows, num_tiles, shape)),
+            (_fetch, (x_matrix, weight_matrix, pipe, num_tiles, shape)),
+        ],
+        [1],
+        [24],
+    )
+
+
+@gluon.jit
+def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
+    """Copy weights as far as they fit, then, once the kernel before has ended, rows and further weights."""
+    for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
+        _fetch_weights(weight_matrix, pipe, tile, shape)
+    gdc_wait()
+    row = gl.program_id(1) * shape.rows
+    for tile in range(0, num_tiles):
+        stage = tile % shape.row_stages
+        mbarrier.wait(pipe.free.index(stage), (tile // shape.row_stages + 1) & 1)
+        filled = pipe.rows_filled.index(stage)
+        mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms)
+        for atom in gl.static_range(shape.atoms):
+            at = [row, (tile * shape.atoms + atom) * _ATOM]
+            buffer = pipe.rows.index(stage * shape.atoms + atom)
+            tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
+        # The tile whose rows made room has left its weights' buffer too.
+        ahead = tile - shape.row_stages + shape.weight_stages
+        if (tile >= shape.row_stages) & (ahead < num_tiles):
+            _fetch_weights(weight_matrix, pipe, ahead, shape)
+
+
+@gluon.jit
+def _fetch_weights(weight_matrix, pipe, tile, shape):
+    """Copy one stage of weights."""
+    stage = tile % shape.weight_stages
+    filled = pipe.weights_filled.index(stage)
+    mbarrier.expect(filled, weight_matrix.block_type.nbytes * shape.atoms)
+    for atom in gl.static_range(shape.atoms):
+        at = [0, gl.program_id(0) * shape.columns, (tile * shape.atoms + atom) * _ATOM]
+        buffer = pipe.weights.index(stage * shape.atoms + atom)
+        tma.async_copy_global_to_shared(weight_matrix, at, filled, buffer)
+
+
+@gluon.jit
+def _multiply(pipe, result, num_rows, num_tiles, shape):
+    """Make and store the results."""
+    WIDTH: gl.constexpr = shape.halves * shape.columns
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.columns, 16])
+    gdc_wait()
+    index = gl.arange(0, _GROUP, layout=gl.SliceLayout(1, OUT))
+    row = gl.program_id(1) * shape.rows + index
+    column = gl.program_id(0) * shape.columns + gl.arange(0, shape.columns, layout=gl.SliceLayout(0, OUT))
+    has_row = (index < shape.rows) & (row < num_rows)
+    inside = has_row[:, None] & (column < result.num_columns)[None, :]
+    out_at = result.out + row.to(gl.int64)[:, None] * result.stride + column[None, :]
+    # Asked for now, needed after the products.
+    if shape.adds:
+        old = gl.load(out_at, mask=inside, other=0.0)
+    bias = result.bias
+    if bias is not None:
+        has_column = column < result.num_columns
+        bias = gl.load(result.bias + column, mask=has_column, other=0.0)
+        if shape.halves == 2:
+            up_bias = gl.load(result.bias + result.num_columns + column, mask=has_column, other=0.0)
+
+    sums = _sum_tiles(pipe, num_tiles, shape, LAYOUT)
+    if shape.halves == 2:
+        gate, up = sums.reshape([_GROUP, 2, shape.columns]).permute([0, 2, 1]).split()
+        gate, up = gl.convert_layout(gate, OUT), gl.convert_layout(up, OUT)
+        if bias is not None:
+            gate += bias.to(gl.float32)[None, :]
+            up += up_bias.to(gl.float32)[None, :]
+        sums = activate(gate, shape.activation) * up
+    elif bias is not None:
+        sums += bias.to(gl.float32)[None, :]
+    if shape.adds:
+        sums += old.to(gl.float32)
+    gl.store(out_at, sums.to(result.out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
+    """Products of the rows and the weights [64, WIDTH], over all of K."""
+    WIDTH: gl.constexpr = shape.halves * shape.columns
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    sums = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
+    for tile in range(0, num_tiles):
+        row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
+        mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
+        mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
+        for atom in gl.static_range(shape.atoms):
+            x = pipe.rows.index(row_stage * shape.atoms + atom)
+            weight = pipe.weights.index(weight_stage * shape.atoms + atom)
+            x = x._reinterpret(x.dtype, [_GROUP, _ATOM], TILE)
+            weight = weight._reinterpret(weight.dtype, [WIDTH, _ATOM], TILE)
+            sums = warpgroup_mma(x, weight.permute((1, 0)), sums, is_async=True)
+        # The products of the tile before are done; those of this one go on.
+        sums = warpgroup_mma_wait(shape.atoms, deps=(sums,))
+        before = gl.maximum(tile - 1, 0) % shape.row_stages
+        mbarrier.arrive(pipe.free.index(before), count=1, pred=tile > 0)
+    return warpgroup_mma_wait(0, deps=(sums,))

@@ -1,0 +1,230 @@
+"""Products of a few rows with weights, y = epilogue(prologue(x) W^T); imported only where Triton runs.
+
+With few rows a product costs what reading the weights costs, plus a launch, so norms, activations and the
+residual sum ride along:
+
+    prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
+    epilogue   + bias; gated activation of [gate | up]; or sum into the residual stream, in place
+
+A program reads its rows of the weight once and multiplies each with all rows of x on the vector units, in
+float32. A row's result depends on its own values, on the tiling and on how many rows there are, rounded up
+to a power of two, never on what the other rows hold.
+"""
+
+# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError, suggest
+from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
+from octavo.layers.triton.activation import NAMES, activate
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """Return epilogue(prologue(x) W^T + bias); sums are float32.
+
+    The kernel may read weight, bias and norm_weight while the kernel launched before it still runs: that one
+    must not write them.
+
+    Args:
+        x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension
+            contiguous.
+        weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N.
+        bias: [N] contiguous, or None.
+        norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight is multiplied; None: x is.
+        eps: added to the mean square of a row of x.
+        activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
+        residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
+            result is added to it; not together with an activation.
+        tiling: default: choose_tiling.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+
+    Source of the norm: Zhang and Sennrich 2019.
+    """
+    _check(x, weight, bias, norm_weight)
+    num_rows = x.shape[0]
+    num_weight_rows, size = weight.shape
+    out = make_result(x, num_weight_rows, activation, residual)
+    if tiling is None:
+        tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
+    # Constants by position: keywords cost the host more.
+    _skinny_linear_kernel[(-(-num_weight_rows // tiling.columns),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        weight if norm_weight is None else norm_weight,
+        out,
+        *(num_rows, num_weight_rows, x.stride(0), out.stride(0), eps),
+        *(size, power_of_two(num_rows), tiling.columns, tiling.depth),
+        *(norm_weight is not None, bias is not None, activation, residual is not None),
+        num_warps=tiling.num_warps,
+        **overlap_options(x),
+    )
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None) -> None:
+    x_shape, weight_shape = x.shape, weight.shape
+    if len(x_shape) != 2 or not 1 <= x_shape[0] <= MAX_ROWS or x.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"x must be [M, K] with 1 <= M <= {MAX_ROWS} and a contiguous last dimension, "
+            f"got shape {list(x_shape)}, strides {list(x.stride())}"
+        )
+    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
+        raise InvalidArgumentError(
+            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
+        )
+    if bias is not None:
+        check_vector("bias", bias, weight_shape[0])
+    if norm_weight is not None:
+        check_vector("norm_weight", norm_weight, weight_shape[1])
+    if not weight.is_contiguous():
+        raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")
+
+
+def check_vector(name: str, vector: Tensor, size: int) -> None:
+    """Refuse a vector that a product cannot read.
+
+    Raises:
+        InvalidArgumentError: it is not contiguous [size].
+    """
+    if vector.shape != (size,) or not vector.is_contiguous():
+        raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
+
+
+def make_result(x: Tensor, num_weight_rows: int, activation: str | None, residual: Tensor | None) -> Tensor:
+    """Return where a product of x [M, K] and a weight of N rows puts its results.
+
+    Returns:
+        residual, or a new contiguous [M, N], with an activation [M, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: the activation is unknown or cannot be, or the residual does not fit.
+    """
+    num_rows, num_columns = x.shape[0], num_weight_rows
+    if activation is not None:
+        num_columns = _gated_columns(num_columns, activation, residual)
+    if residual is None:
+        return x.new_empty(num_rows, num_columns)
+    if residual.shape != (num_rows, num_columns) or residual.dtype != x.dtype or residual.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
+            f"dimension, got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
+        )
+    return residual
+
+
+def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -> int:
+    if activation not in NAMES:
+        raise InvalidArgumentError(
+            f"the activation must be one of {', '.join(NAMES)}, got {activation!r}"
+            f"{suggest(activation, NAMES)}"
+        )
+    if num_columns % 2 or residual is not None:
+        raise InvalidArgumentError(
+            f"an activation needs an even number of columns and no residual, got {num_columns} columns, "
+            f"{'no' if residual is None else 'a'} residual"
+        )
+    return num_columns // 2
+
+
+@triton.jit
+def _fold(values, LENGTH: tl.constexpr):
+    """Add up groups of LENGTH along the last dimension: [R, C, D] to [R, C, D / LENGTH]."""
+    # A shape is constexpr only as long as it has no name.
+    return tl.sum(
+        tl.reshape(values, [values.shape[0], values.shape[1], values.shape[2] // LENGTH, LENGTH]), axis=3
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
+def _skinny_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_weight_ptr,
+    out_ptr,
+    num_rows,
+    num_weight_rows,
+    stride_x,
+    stride_out,
+    eps,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Grid: (ceil(num_weight_rows / COLUMNS),).
+
+    With an activation gate and up columns alternate in a program. The weights of the next iteration are
+    loaded one ahead, those of the first before x may be read.
+    """
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // HALVES
+    index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, DEPTH)[None, None, :]
+    # Rows and columns past the end repeat the last one and are not stored.
+    x_row = tl.minimum(row, num_rows - 1).to(tl.int64)
+    weight_row = tl.minimum(index // HALVES, num_columns - 1) + index % HALVES * num_columns
+    x_at = x_ptr + x_row[:, None, None] * stride_x + k
+    weight_at = weight_ptr + weight_row.to(tl.int64)[None, :, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    wait_for_previous(OVERLAP)
+
+    sums = tl.zeros([ROWS, COLUMNS, DEPTH // VECTOR], tl.float32)
+    squares = tl.zeros([ROWS, 1, DEPTH // VECTOR], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_k = start + DEPTH + k
+        next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
+        is_inside = start + k < SIZE
+        x = tl.load(x_at + start, mask=is_inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += _fold(x * x, VECTOR)
+            x *= tl.load(norm_weight_ptr + start + k, mask=is_inside, other=0.0).to(tl.float32)
+        sums += _fold(weight.to(tl.float32) * x, VECTOR)
+        weight = next_weight
+
+    out = tl.sum(sums, axis=2)
+    if NORM:
+        out *= tl.rsqrt(tl.sum(squares, axis=2) / SIZE + eps)
+    if BIAS:
+        out += tl.load(bias_ptr + weight_row).to(tl.float32)[None, :]
+    column = index
+    if ACTIVATION is not None:
+        gate, up = tl.split(tl.reshape(out, [ROWS, COLUMNS // 2, 2]))
+        out = activate(gate, ACTIVATION) * up
+        column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[:, None] * stride_out + column[None, :]
+    if ADD:
+        out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

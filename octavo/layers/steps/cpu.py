@@ -1,0 +1,115 @@
+"""One decoder step's attention on a CPU with everything that is the same for all layers prepared once.
+
+A layer then costs three calls into C: rotate, store, attend. Called layer by layer through the checked
+entry points, the same work costs several times as many operators, whose bookkeeping is the larger part of
+a small step: each layer's weights flush the interpreter's working set out of the CPU's caches.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.attention.cache import KVCache
+from octavo.attention.checks import bad_slot, check_capacity, check_plan
+from octavo.attention.cpu.kernel import AttendCall, StoreCall, check_status, kernel_library, plan_struct
+from octavo.attention.interface import choose_impl
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.torch_paged import host_plan
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.rotary import Rotary
+
+
+def can_prepare(kv_cache: KVCache, impl: str) -> bool:
+    """True when `impl` means the compiled kernels for this cache and its layout is the engine's."""
+    data = kv_cache.data
+    return data.is_contiguous() and choose_impl(impl, data.device.type, data.dtype) == "c"
+
+
+class CpuStep:
+    """Attention of one step, for any of its layers.
+
+    Only for caches that `can_prepare` accepts. A call's results are overwritten by nothing: each output is
+    new; the partial results' buffers are shared by the layers.
+    """
+
+    def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
+        """Check the step and prepare it.
+
+        Args:
+            kv_cache: all layers.
+            metadata: the step's T tokens.
+            num_heads: H, query heads.
+
+        Raises:
+            InvalidArgumentError: the plan or the block table does not fit the step.
+        """
+        data = kv_cache.data
+        _, _, num_blocks, num_kv_heads, block_size, head_dim = data.shape
+        num_tokens = metadata.positions.shape[0]
+        self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self._num_slots = num_blocks * block_size
+        self._threads = torch.get_num_threads()
+        self._data = data
+        self._layer_bytes = data.stride(0) * 4
+        self._value_bytes = data.stride(1) * 4
+        width = (num_heads + 2 * num_kv_heads) * head_dim
+        self._out_shape = (num_tokens, num_heads * head_dim)
+        plan = host_plan(num_tokens, block_size, metadata)
+        check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
+        check_plan(plan, num_tokens, block_size, metadata)
+        assert plan.num_tokens == num_tokens, "the plan leaves tokens out"
+        self._plan = plan_struct(plan)
+        self._max_rows = plan.max_item_tokens * (num_heads // num_kv_heads)
+        slots = metadata.slot_mapping.to(torch.int64).contiguous()
+        table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
+        partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
+        lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
+        # The structures hold addresses only: these objects must live as long as they do.
+        self._alive = (plan, slots, table, positions, partial_out, lse, partial_lse)
+        cache_strides = (data.stride(2), data.stride(4), data.stride(3))
+        self._store = StoreCall(
+            *(0, 0, 0, 0, slots.data_ptr()),
+            *(width, head_dim, width, head_dim, *cache_strides, *cache_strides),
+            *(num_tokens, num_kv_heads, head_dim, self._num_slots, block_size),
+        )
+        self._attend = AttendCall(
+            *(0, 0, 0, table.data_ptr(), positions.data_ptr(), None),
+            *(0, lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
+            *(width, head_dim, *cache_strides, *cache_strides, table.stride(0)),
+            *(num_blocks, block_size, num_heads, num_kv_heads, head_dim),
+        )
+        self._width = width
+        self._library = kernel_library()
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """See AttentionStep."""
+        return rope(positions)
+
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
+        """See AttentionStep; float32, q and k are overwritten.
+
+        Raises:
+            InvalidArgumentError: a slot or a block does not exist.
+        """
+        library, threads, store, call = self._library, self._threads, self._store, self._attend
+        out = torch.empty(self._out_shape)
+        num_tokens = self._out_shape[0]
+        base = qkv.data_ptr()
+        num_rotated = self._num_heads + self._num_kv_heads
+        if options.qk_norm is not None:
+            options.qk_norm.apply_(qkv.view(num_tokens, -1, self._head_dim)[:, :num_rotated])
+        library.octavo_rotate(
+            base, rotations.data_ptr(), num_tokens, num_rotated, self._head_dim, self._width, threads
+        )
+        keys = self._data.data_ptr() + options.layer * self._layer_bytes
+        store.k = base + self._num_heads * self._head_dim * 4
+        store.v = base + num_rotated * self._head_dim * 4
+        store.k_cache = call.k = keys
+        store.v_cache = call.v = keys + self._value_bytes
+        bad_token = library.octavo_store(store, threads)
+        if bad_token >= 0:
+            raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)
+        call.q, call.out = base, out.data_ptr()
+        call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
+        status = library.octavo_attend(self._plan, call, self._max_rows, threads)
+        check_status(status, self._num_slots)
+        return out

@@ -1,0 +1,56 @@
+"""Attention of a prompt that is alone in its step, with nothing in the cache before it: by cuDNN."""
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from octavo.gpu.device import nvidia_generation
+from octavo.layers.layer_options import LayerOptions
+
+# Measured on an H200: with fewer tokens the paged kernel is as fast.
+MIN_TOKENS = 4096
+
+
+def can_attend_dense(qkv: Tensor, options: LayerOptions, *, num_heads: int, num_kv_heads: int) -> bool:
+    """Say whether cuDNN takes a layer's heads; the paged kernels take all.
+
+    Args:
+        qkv: [T, (H + 2 KH) * D] of the step.
+        options: the layer.
+        num_heads: H.
+        num_kv_heads: KH.
+    """
+    if nvidia_generation(qkv.device) < 9 or qkv.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
+        return False
+    # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
+    q, k, v = _heads(qkv, num_heads, num_kv_heads)
+    return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+
+
+def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:
+    """Attend causally.
+
+    Args:
+        qkv: [T, (H + 2 KH) * D] normed and rotated: q heads, k heads, v heads.
+        num_heads: H.
+        num_kv_heads: KH.
+        scale: factor of q.k.
+
+    Returns:
+        A new [T, H * D].
+    """
+    q, k, v = _heads(qkv, num_heads, num_kv_heads)
+    backend = SDPBackend.CUDNN_ATTENTION if qkv.is_cuda else SDPBackend.MATH
+    with sdpa_kernel(backend):
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+def _heads(qkv: Tensor, num_heads: int, num_kv_heads: int) -> list[Tensor]:
+    """Views [1, heads, T, D] of q, k and v."""
+    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1)).transpose(0, 1)
+    return [part.unsqueeze(0) for part in heads.split((num_heads, num_kv_heads, num_kv_heads))]

@@ -1,0 +1,71 @@
+"""Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, a few to read it."""
+
+from torch import Tensor
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.float8 import FLOAT8
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.paged import attend_with_map, plan_step
+from octavo.attention.triton.step_map import StepMap
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.rotary import Rotary
+from octavo.layers.steps.dense import MIN_TOKENS, attend_dense, can_attend_dense
+from octavo.layers.triton.rotary import rotate_and_store
+from octavo.layers.triton.rotations import rotation_table
+
+
+class TritonStep:
+    """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
+
+    Task maps are made by the first layer that needs them and used by the others. Layers without a window
+    read only once what the forest of the metadata shares; the others read it per sequence. A long fresh
+    prompt alone in its step needs no map: its layers go to dense_attention where that can.
+    """
+
+    def __init__(
+        self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, deterministic: bool = False
+    ) -> None:
+        """Keep the step; `num_heads` is H, `deterministic` as for plan_step."""
+        self._deterministic = deterministic
+        # A float8 cache holds rounded keys and values: those of later steps see no others.
+        is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
+        self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= MIN_TOKENS
+        self._kv_cache = kv_cache
+        self._metadata = metadata
+        self._num_heads = num_heads
+        self._maps: dict[int | None, StepMap] = {}
+
+    def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
+        """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
+        return rotation_table(positions, rope.inverse_frequencies, rope.attention_factor)
+
+    def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
+        """See AttentionStep."""
+        k_cache, v_cache = self._kv_cache.layer(options.layer)
+        qk_norm, window = options.qk_norm, options.window
+        k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
+        heads = {"num_heads": self._num_heads, "num_kv_heads": k_cache.shape[2]}
+        is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
+        q = rotate_and_store(
+            qkv,
+            None,
+            self._metadata.slot_mapping,
+            *rotations,
+            k_cache,
+            v_cache,
+            num_heads=self._num_heads,
+            norm_weight=None if qk_norm is None else qk_norm.weight,
+            eps=0.0 if qk_norm is None else qk_norm.eps,
+            keep_k=is_dense,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+        if is_dense:
+            return attend_dense(qkv, **heads, scale=options.scale)
+        if window not in self._maps:
+            self._maps[window] = plan_step(
+                q, k_cache, self._metadata, window, deterministic=self._deterministic
+            )
+        scores = ScoreOptions(options.scale, window, options.softcap, k_scale=k_scale, v_scale=v_scale)
+        out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
+        return out.flatten(1)

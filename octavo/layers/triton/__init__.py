@@ -1,0 +1,1 @@
+"""Norm, rotary embedding and activation as Triton kernels. Importing the package imports no Triton."""

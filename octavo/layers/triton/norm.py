@@ -1,0 +1,149 @@
+"""Root-mean-square norms on a GPU, one launch each; imported only where Triton runs.
+
+One program per row keeps the whole row in registers: each input is read once, each result written once.
+"""
+
+# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from functools import cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+
+_MAX_ROW = 65536
+# Values per warp: 8 per thread, one 16-byte access in half precision.
+_VALUES_PER_WARP = 256
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+    """Return x / rms(x) * (weight + weight_offset), computed in float32.
+
+    Args:
+        x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
+        weight: [C] contiguous, any floating dtype.
+        eps: added to the mean square.
+        weight_offset: 1 for models that store weight - 1.
+
+    Returns:
+        A new contiguous [T, C], dtype of x.
+
+    Raises:
+        InvalidArgumentError: a shape or stride does not fit.
+
+    Source: Zhang and Sennrich 2019.
+    """
+    _check_rows(x, weight)
+    return _launch(x, None, weight, eps, weight_offset)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+) -> Tensor:
+    """Add x to the residual stream and return the norm of the sum.
+
+    The norm is taken of the sum as it is stored, rounded to its dtype: the same as adding first and
+    normalising afterwards.
+
+    Args:
+        x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
+        residual: [T, C], likewise, dtype of x; becomes residual + x.
+        weight: [C] contiguous, any floating dtype.
+        eps: added to the mean square.
+        weight_offset: 1 for models that store weight - 1.
+
+    Returns:
+        A new contiguous [T, C], dtype of x: residual / rms(residual) * (weight + weight_offset).
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+    """
+    _check_rows(x, weight)
+    if residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
+        raise InvalidArgumentError(
+            f"residual must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
+            f"got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
+        )
+    return _launch(x, residual, weight, eps, weight_offset)
+
+
+def _check_rows(x: Tensor, weight: Tensor) -> None:
+    size = weight.numel()
+    if x.ndim != 2 or x.shape[1] != size or x.stride(1) != 1 or not weight.is_contiguous():
+        raise InvalidArgumentError(
+            f"x must be [T, {size}] for a contiguous weight of {size}, its last dimension contiguous; "
+            f"got shape {list(x.shape)}, strides {list(x.stride())}"
+        )
+    if size > _MAX_ROW:
+        raise InvalidArgumentError(f"rows must hold at most {_MAX_ROW} values, got {size}")
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
+    num_rows, size = x.shape
+    out = x.new_empty(num_rows, size)
+    if num_rows == 0:
+        return out
+    block, num_warps = _tile(size)
+    stream = x if residual is None else residual
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        stream,
+        weight,
+        out,
+        x.stride(0),
+        stream.stride(0),
+        size,
+        eps,
+        weight_offset,
+        ADD=residual is not None,
+        BLOCK=block,
+        num_warps=num_warps,
+        **overlap_options(x),
+    )
+    return out
+
+
+@cache
+def _tile(size: int) -> tuple[int, int]:
+    """Return (values, warps) of a program for rows of a size."""
+    block = power_of_two(size)
+    return block, min(16, max(1, block // _VALUES_PER_WARP))
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    stride_x,
+    stride_residual,
+    size,
+    eps,
+    weight_offset,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Grid: (T,). Without ADD the residual is not touched."""
+    start_next(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    wait_for_previous(OVERLAP)
+    x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        residual_at = residual_ptr + row * stride_residual + column
+        total = x + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+        stored = total.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_at, stored, mask=inside)
+        x = stored.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32) + weight_offset
+    out = x * inverse_rms * weight
+    tl.store(out_ptr + row * size + column, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,254 @@
+"""GGUF metadata in the terms of a config.json."""
+
+import reprlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from octavo.errors import FileFormatError, UnsupportedModelError, suggest
+from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.gguf import GGUFFile
+from octavo.models.formats.gguf_names import ROPE_FACTORS, GGUFArchitecture, find_architecture
+
+# Keys under "<architecture>." that are read below.
+_READ_KEYS = frozenset(
+    {
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scale_linear",
+    }
+)
+# Keys that say what the tensors say already, or nothing about the network.
+_IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
+# Keys that are supported with one value only.
+_NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "pooling_type": (0,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+# Has one value per layer.
+_LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
+# Sizes that may be given per layer.
+_SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
+_GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
+_OWN_KEYS: Mapping[str, frozenset[str]] = {
+    "gemma2": _GEMMA_KEYS | {"attn_logit_softcapping"},
+    "gemma3": _GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
+}
+# The 27B of each family, known by its layers, scales attention by hidden_size / heads, not by head_dim.
+_WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
+_DEFAULT_THETA = 10_000.0
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
+    """Express a GGUF file's metadata as a config.json.
+
+    Divisors of the rotary frequencies (the tensor rope_freqs, of llama 3 models) become
+    `"rope_scaling": {"rope_type": "factors", "factors": [...]}`. There is no "dtype": quantised files have
+    none of their own.
+
+    Args:
+        file: the file; its tensors decide the vocabulary's size, biases and whether embeddings are tied.
+
+    Raises:
+        UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
+        FileFormatError: a needed key is missing or of the wrong type.
+    """
+    architecture = find_architecture(file.metadata, file.path.name)
+    fields = ArchitectureFields(file, architecture)
+    num_heads = fields.integer("attention.head_count")
+    hidden_size = fields.integer("embedding_length")
+    head_dim = _head_dim(fields, max(1, hidden_size // num_heads))
+    config: dict[str, object] = {
+        "architectures": [architecture.hf_name],
+        "model_type": architecture.model_type,
+        "vocab_size": _vocab_size(file),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.integer("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": fields.number("rope.freq_base", _DEFAULT_THETA),
+        "rope_scaling": _rope_scaling(fields, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "sliding_window": None,
+        "hidden_act": "silu",
+        **_token_ids(fields),
+    }
+    return config | _gemma_fields(fields, config) if architecture.is_gemma else config
+
+
+class ArchitectureFields(ConfigFields):
+    """The metadata under "<architecture>.", all of whose keys are known.
+
+    Attributes:
+        file: whose metadata it is.
+        architecture: of the file.
+    """
+
+    def __init__(self, file: GGUFFile, architecture: GGUFArchitecture) -> None:
+        """Check the keys.
+
+        Raises:
+            UnsupportedModelError: a key that changes the network is not supported.
+            FileFormatError: an array stands where a single value belongs.
+        """
+        prefix = f"{architecture.name}."
+        own = _checked_values(file, prefix)
+        super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
+        self.file = file
+        self.architecture = architecture
+        known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys()
+        known |= _OWN_KEYS.get(architecture.name, frozenset())
+        for key in own:
+            if key not in known:
+                raise UnsupportedModelError(
+                    f"{self.where}: key {key!r} is not supported{suggest(key, known)}"
+                )
+        self.require_neutral(_NEUTRAL_KEYS)
+        if _checked_values(file, "split.").get("count", 1) not in (0, 1):
+            raise UnsupportedModelError(f"{file.path.name} is one of several parts; merge them into one file")
+
+
+def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
+    """Single values under a prefix, by the rest of their key; arrays only where they have a meaning."""
+    values = {
+        key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    for key in _SIZES_PER_LAYER & values.keys():
+        values[key] = _uniform(values[key])
+    for key, value in values.items():
+        if isinstance(value, np.ndarray | list) and key not in _LISTED_KEYS:
+            raise FileFormatError(
+                f"{file.path.name}: expected {prefix}{key} to be a single value, got an array of {len(value)}"
+            )
+    return values
+
+
+def _uniform(value: object) -> object:
+    """Equal sizes of all layers stand for one; unequal ones stay, to be refused."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
+        return int(value[0])
+    return value
+
+
+def _head_dim(fields: ArchitectureFields, default: int) -> int:
+    head_dim = fields.integer("attention.key_length", default)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.integer(key, head_dim) != head_dim:
+            raise UnsupportedModelError(
+                f"{fields.where}: {key} = {fields.get(key)} differs from the head dimension {head_dim}; "
+                "partial rotary embeddings and values of another size than keys are not supported"
+            )
+    return head_dim
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise FileFormatError(f"{file.path.name}: expected a tensor token_embd.weight of two dimensions")
+    return embedding.shape[0]
+
+
+def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
+    """BOS, and every id that ends a text; null where there is none, as families have defaults."""
+    file = fields.file
+    bos, *ends = (_token_id(file, f"tokenizer.ggml.{key}") for key in ("bos_token_id", *_END_KEYS))
+    return {"bos_token_id": bos, "eos_token_id": sorted({end for end in ends if end is not None}) or None}
+
+
+def _token_id(file: GGUFFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise FileFormatError(f"{file.path.name}: expected {key} to be a token id, got {reprlib.repr(value)}")
+    return value
+
+
+def _rope_scaling(fields: ArchitectureFields, head_dim: int) -> dict[str, object] | None:
+    kind = fields.get("rope.scaling.type", "linear" if fields.get("rope.scale_linear") else "none")
+    if ROPE_FACTORS in fields.file.tensors:
+        if kind != "none":
+            raise UnsupportedModelError(f"{fields.where}: {ROPE_FACTORS} together with rope scaling {kind!r}")
+        return {"rope_type": "factors", "factors": _rope_factors(fields.file, head_dim)}
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(
+            f"{fields.where}: rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn"
+        )
+    if kind == "linear" and fields.get("rope.scaling.factor") is None:
+        return {"rope_type": kind, "factor": fields.number("rope.scale_linear")}
+    scaling: dict[str, object] = {"rope_type": kind, "factor": fields.number("rope.scaling.factor")}
+    if kind == "yarn":
+        context = fields.integer("context_length")
+        original = fields.integer("rope.scaling.original_context_length", context)
+        scaling["original_max_position_embeddings"] = original
+    return scaling
+
+
+def _rope_factors(file: GGUFFile, head_dim: int) -> list[float]:
+    info = file.tensors[ROPE_FACTORS]
+    if info.type.name != "F32" or info.shape != (head_dim // 2,):
+        raise FileFormatError(
+            f"{file.path.name}: expected {ROPE_FACTORS} to be F32 of [{head_dim // 2}], "
+            f"got {info.type.name} of {list(info.shape)}"
+        )
+    factors = file.raw(ROPE_FACTORS).view("<f4").tolist()
+    file.close()
+    return factors
+
+
+def _gemma_fields(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
+    name = fields.architecture.name
+    hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    is_wide = fields.integer("block_count") == _WIDE_LAYERS[name]
+    extra: dict[str, object] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"],
+    }
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.get(key) is not None:
+            extra[key] = fields.number(key)
+    if name == "gemma2":
+        return extra | {"sliding_window": fields.integer("attention.sliding_window", 4096)}
+    if fields.get("attention.sliding_window") is not None:
+        extra["sliding_window"] = fields.integer("attention.sliding_window")
+        extra |= _sliding_layers(fields)
+    return extra | {"rope_local_base_freq": fields.number("rope.freq_base_swa", _DEFAULT_THETA)}
+
+
+def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
+    """Which layers slide: all but every n-th, or as listed."""
+    pattern = fields.get("attention.sliding_window_pattern")
+    num_layers = fields.integer("block_count")
+    if isinstance(pattern, np.ndarray | list):
+        if not isinstance(pattern, np.ndarray) or pattern.dtype.kind != "b" or len(pattern) != num_layers:
+            raise FileFormatError(
+                f"{fields.where}: expected attention.sliding_window_pattern to be a number, or true or "
+                f"false for each of {num_layers} layers; got an array of {len(pattern)}"
+            )
+        names = ("full_attention", "sliding_attention")
+        return {"layer_types": [names[bool(slides)] for slides in pattern]}
+    return {"sliding_window_pattern": fields.integer("attention.sliding_window_pattern", 6)}

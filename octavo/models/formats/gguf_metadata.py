@@ -1,0 +1,96 @@
+"""The key-value pairs at the head of a GGUF file."""
+
+from collections.abc import Mapping
+from struct import Struct
+from types import MappingProxyType
+
+import numpy as np
+
+from octavo.models.formats.gguf_cursor import UINT32, UINT64, Cursor
+
+MAX_PAIRS = 2**16
+MAX_ARRAY_LENGTH = 2**24
+# Every inner array is an object of its own, far larger than its 12 bytes in the file.
+MAX_OUTER_LENGTH = 2**16
+
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+# By the id that files store. Source: the GGUF specification.
+_NUMBERS: Mapping[int, tuple[Struct, np.dtype]] = MappingProxyType(
+    {
+        type_id: (Struct(layout), np.dtype(layout))
+        for type_id, layout in {
+            0: "<B",
+            1: "<b",
+            2: "<H",
+            3: "<h",
+            4: "<I",
+            5: "<i",
+            6: "<f",
+            10: "<Q",
+            11: "<q",
+            12: "<d",
+        }.items()
+    }
+)
+_BYTE, _BYTES = _NUMBERS[0]
+
+
+def read_metadata(cursor: Cursor, num_pairs: int) -> dict[str, object]:
+    """Read key-value pairs.
+
+    Args:
+        cursor: at the first key; moved behind the last value.
+        num_pairs: how many there are, at most MAX_PAIRS.
+
+    Returns:
+        Values by key: int, float, bool or str; arrays of strings as list[str], arrays of numbers as NumPy
+        arrays, arrays of arrays as lists of those.
+
+    Raises:
+        FileFormatError: a key occurs twice, a type is unknown, a bound is exceeded or the file ends early.
+    """
+    metadata: dict[str, object] = {}
+    for index in range(num_pairs):
+        key = cursor.string(f"metadata key {index}")
+        if not key or key in metadata:
+            raise cursor.error(f"metadata key {index}", "a new name", key)
+        metadata[key] = _read_value(cursor, cursor.integer(UINT32, f"the type of {key}", 2**32), key)
+    return metadata
+
+
+def _read_value(cursor: Cursor, type_id: int, what: str) -> object:
+    if type_id in _NUMBERS:
+        return cursor.number(_NUMBERS[type_id][0], what)
+    if type_id == _STRING:
+        return cursor.string(what)
+    if type_id == _BOOL:
+        return bool(_require_bool(cursor, int(cursor.number(_BYTE, what)), what))
+    if type_id == _ARRAY:
+        return _read_array(cursor, what, is_inner=False)
+    raise cursor.error(f"the type of {what}", "a value type from 0 to 12", type_id)
+
+
+def _read_array(cursor: Cursor, what: str, *, is_inner: bool) -> object:
+    type_id = cursor.integer(UINT32, f"the element type of {what}", 2**32)
+    count = cursor.integer(UINT64, f"the length of {what}", MAX_ARRAY_LENGTH)
+    if type_id in _NUMBERS:
+        return cursor.numbers(count, _NUMBERS[type_id][1], what)
+    if type_id == _STRING:
+        return cursor.strings(count, what)
+    if type_id == _BOOL:
+        values = cursor.numbers(count, _BYTES, what)
+        _require_bool(cursor, int(values.max(initial=0)), what)
+        return values.astype(np.bool_)
+    if type_id != _ARRAY:
+        raise cursor.error(f"the element type of {what}", "a value type from 0 to 12", type_id)
+    if is_inner:
+        raise cursor.error(what, "an array nested at most two deep", "three or more")
+    if count > MAX_OUTER_LENGTH:
+        raise cursor.error(f"the length of {what}", f"at most {MAX_OUTER_LENGTH} arrays", count)
+    return [_read_array(cursor, what, is_inner=True) for _ in range(count)]
+
+
+def _require_bool(cursor: Cursor, value: int, what: str) -> int:
+    if value > 1:
+        raise cursor.error(what, "0 (false) or 1 (true)", value)
+    return value

@@ -1,0 +1,170 @@
+"""GGUF tensors as a WeightSource: dequantised, and in Hugging Face's names, order and conventions."""
+
+from collections.abc import Set
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.errors import FileFormatError, WeightsError
+from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
+from octavo.models.formats.gguf_config import ArchitectureFields
+from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
+from octavo.models.formats.gguf_names import ROPE_FACTORS, find_architecture, hugging_face_name
+from octavo.models.weights import missing_tensor, slice_bounds
+
+# Numbers decoded at once: 1 MiB of float32, which stays in a core's cache.
+_CHUNK_ELEMENTS = 2**18
+
+
+class GGUFWeights:
+    """The tensors of a GGUF file.
+
+    Only the blocks that hold the requested part are decoded, chunk by chunk: no second copy of a tensor is
+    ever in memory, except for queries and keys, whose rows are reordered.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        """Translate the tensors' names.
+
+        Args:
+            file: an open file; closed by `close`.
+
+        Raises:
+            FileFormatError: metadata that is needed is missing or malformed.
+            UnsupportedModelError: the architecture, a tensor or an element type is not supported.
+            WeightsError: a tensor has more dimensions than any weight has.
+        """
+        where = file.path.name
+        self._file = file
+        self._architecture = find_architecture(file.metadata, where)
+        self._infos: dict[str, GGUFTensorInfo] = {}
+        for info in file.tensors.values():
+            if info.name != ROPE_FACTORS:
+                self._check(info)
+                self._infos[hugging_face_name(info.name, self._architecture, where)] = info
+        self._num_heads = self._head_counts()
+
+    def names(self) -> Set[str]:
+        """Return the Hugging Face names of all tensors but rope_freqs, which is in the config."""
+        return self._infos.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; see WeightSource."""
+        return self._info(name).shape
+
+    def read(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
+    ) -> Tensor:
+        """Read and dequantise a tensor or a part of it; see WeightSource.
+
+        Rows of queries and keys are decoded in whole heads, columns in whole blocks, then trimmed.
+        """
+        info = self._info(name)
+        num_heads = self._num_heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        if num_heads:
+            return self._read_heads(info, num_heads, rows, columns, dtype)
+        if name.endswith("norm.weight") and self._architecture.norm_offset:
+            stored = _read_part(self._file, info, rows, columns, torch.float32)
+            return stored.sub_(self._architecture.norm_offset).to(dtype)
+        return _read_part(self._file, info, rows, columns, dtype)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _check(self, info: GGUFTensorInfo) -> None:
+        require_decodable(info.type.name, f"{self._file.path.name}: {info.name}")
+        if len(info.shape) > 2:
+            raise WeightsError(
+                f"{self._file.path.name}: expected {info.name} to have at most 2 dimensions, "
+                f"got {list(info.shape)}"
+            )
+
+    def _info(self, name: str) -> GGUFTensorInfo:
+        if name not in self._infos:
+            raise missing_tensor(self._file.path.name, name, self._infos)
+        return self._infos[name]
+
+    def _head_counts(self) -> dict[str, int]:
+        """Heads of each projection whose rows are interleaved; empty where none are."""
+        if not self._architecture.interleaves_heads:
+            return {}
+        fields = ArchitectureFields(self._file, self._architecture)
+        num_heads = fields.integer("attention.head_count")
+        num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
+        return {"q_proj": num_heads, "k_proj": num_kv_heads}
+
+    def _read_heads(
+        self,
+        info: GGUFTensorInfo,
+        num_heads: int,
+        rows: slice | None,
+        columns: slice | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Read rows of heads and undo the converter's order.
+
+        of a head, in the file:      0, D/2, 1, D/2 + 1, ...
+        as Hugging Face has them:    0, 1, ..., D/2, D/2 + 1, ...
+        """
+        head_dim = self._head_dim(info, num_heads)
+        start, stop = slice_bounds(rows, info.shape[0])
+        first = start // head_dim * head_dim
+        last = -(-stop // head_dim) * head_dim
+        stored = _read_part(self._file, info, slice(first, last), columns, dtype)
+        pairs = stored.view(-1, head_dim // 2, 2, *stored.shape[1:])
+        return pairs.transpose(1, 2).reshape(stored.shape)[start - first : stop - first]
+
+    def _head_dim(self, info: GGUFTensorInfo, num_heads: int) -> int:
+        head_dim, rest = divmod(info.shape[0], num_heads)
+        if rest or head_dim % 2:
+            raise FileFormatError(
+                f"{self._file.path.name}: expected {info.name} to have {num_heads} heads of an even "
+                f"dimension, got {info.shape[0]} rows"
+            )
+        return head_dim
+
+
+def _read_part(
+    file: GGUFFile, info: GGUFTensorInfo, rows: slice | None, columns: slice | None, dtype: torch.dtype
+) -> Tensor:
+    """Decode a part of a tensor in the file's own order."""
+    if len(info.shape) == 1:
+        assert columns is None, f"{info.name} has no columns"
+        return _read_matrix(file, info, (0, 1), slice_bounds(rows, info.shape[0]), dtype)[0]
+    num_rows, num_columns = info.shape
+    return _read_matrix(file, info, slice_bounds(rows, num_rows), slice_bounds(columns, num_columns), dtype)
+
+
+def _read_matrix(
+    file: GGUFFile,
+    info: GGUFTensorInfo,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Decode rows [start, stop) and columns [start, stop) of a tensor seen as a matrix.
+
+    blocks of a row     [        |        |        |        ]
+    columns                          [ start .. stop )
+    decoded                      [        |        ]  then trimmed
+    """
+    kind = info.type
+    num_matrix_rows = 1 if len(info.shape) == 1 else info.shape[0]
+    row_bytes = info.nbytes // num_matrix_rows
+    first_block, last_block = columns[0] // kind.block_size, -(-columns[1] // kind.block_size)
+    trimmed = slice(columns[0] - first_block * kind.block_size, columns[1] - first_block * kind.block_size)
+    chunk_rows = max(1, _CHUNK_ELEMENTS // (row_bytes // kind.block_bytes * kind.block_size))
+    chunk_rows = min(chunk_rows, rows[1] - rows[0])
+    out = torch.empty(rows[1] - rows[0], columns[1] - columns[0], dtype=dtype)
+    stored = np.empty((chunk_rows, row_bytes // kind.block_bytes, kind.block_bytes), np.uint8)
+    decoded = np.empty((chunk_rows, last_block - first_block, kind.block_size), np.float32)
+    for row in range(rows[0], rows[1], max(1, chunk_rows)):
+        num_rows = min(chunk_rows, rows[1] - row)
+        file.read_into(info.name, row * row_bytes, stored[:num_rows].reshape(-1))
+        blocks = stored[:num_rows, first_block:last_block].reshape(-1, kind.block_bytes)
+        decode_blocks(kind.name, blocks, decoded[:num_rows].reshape(-1, kind.block_size))
+        values = torch.from_numpy(decoded[:num_rows].reshape(num_rows, -1))
+        out[row - rows[0] : row - rows[0] + num_rows] = values[:, trimmed]
+    return out
