@@ -18,7 +18,8 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         PromptError: they are neither.
     """
-    if isinstance(prompts, str | Mapping):
+    # Bytes are no prompt, as whoever reads them will say; but they are one thing, not a list of integers.
+    if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
         return [cast(Prompt, prompts)]
     if not isinstance(prompts, Sequence):
         raise PromptError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
@@ -33,10 +34,15 @@ def as_params_list(
     """Return parameters for each prompt.
 
     Raises:
-        InvalidArgumentError: there are not as many as prompts.
+        InvalidArgumentError: they are neither, or there are not as many as prompts.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_SAMPLING] * num_prompts
+    if not isinstance(params, Sequence):
+        raise InvalidArgumentError(
+            f"params must be SamplingParams or a list of them, got {type(params).__name__}; "
+            "SamplingParams.from_dict reads a mapping"
+        )
     params_list = list(params)
     if len(params_list) != num_prompts:
         raise InvalidArgumentError(
@@ -54,10 +60,27 @@ def as_conversations(
     Raises:
         PromptError: they are neither, or there is no message.
     """
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
+    if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Sequence):
         raise PromptError(f"messages must be a list of messages, got {type(messages).__name__}")
     if not messages:
         raise PromptError("messages must hold at least one message, got none")
     if isinstance(messages[0], Mapping):
         return [cast(Sequence[Message], messages)]
     return list(cast(Sequence[Sequence[Message]], messages))
+
+
+def as_continuation_list(
+    continuations: Sequence[str | Sequence[int]],
+) -> list[str | Sequence[int]]:
+    """Return continuations in a list.
+
+    Raises:
+        PromptError: they are one string, or no list.
+    """
+    if isinstance(continuations, str):
+        raise PromptError("continuations must be a list of texts or token id lists, got one string")
+    if not isinstance(continuations, Sequence) or isinstance(continuations, bytes | bytearray | memoryview):
+        raise PromptError(
+            f"continuations must be a list of texts or token id lists, got {type(continuations).__name__}"
+        )
+    return list(continuations)

@@ -150,8 +150,12 @@ class PromptReader:
         return self._checked_ids(content)
 
     def _checked_ids(self, content: object) -> TokenIds:
-        if not isinstance(content, Iterable):
-            raise PromptError(f"a prompt must be a string or token ids, got {type(content).__name__}")
+        # Bytes would be read as small integers, which are tokens that have nothing to do with them.
+        if not isinstance(content, Iterable) or isinstance(content, bytes | bytearray | memoryview | Mapping):
+            raise PromptError(
+                f"a prompt must be a string or a list of token ids, got {type(content).__name__}"
+                f"{'; decode it first' if isinstance(content, bytes | bytearray) else ''}"
+            )
         listed = list(content)
         if not _are_ints(listed):
             listed = [_as_integer(token_id) for token_id in listed]
@@ -201,6 +205,7 @@ def _as_integer(token_id: object) -> int:
 
 
 def _unwrap(prompt: object) -> object:
+    """The text or the token ids in a prompt."""
     if not isinstance(prompt, Mapping):
         return prompt
     valid = ("prompt", "prompt_token_ids")
@@ -209,4 +214,8 @@ def _unwrap(prompt: object) -> object:
             raise PromptError(f"unknown prompt field {name!r}{suggest(str(name), valid)}")
     if len(prompt) != 1:
         raise PromptError(f"a prompt needs exactly one of {' or '.join(valid)}, got {sorted(prompt)}")
-    return next(iter(prompt.values()))
+    name, content = next(iter(prompt.items()))
+    if (name == "prompt") != isinstance(content, str):
+        expected = "a string" if name == "prompt" else "a list of token ids"
+        raise PromptError(f"{name} must be {expected}, got {type(content).__name__}")
+    return content
