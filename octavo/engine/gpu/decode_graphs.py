@@ -152,9 +152,9 @@ class DecodeGraphs:
             block_table=self._table[:size],
             max_query_len=1,
             max_seq_len=self._max_model_len,
-            forest=forest,
+            work=forest,
         )
-        hidden = self._decoder.forward(input_ids, positions, self._kv_cache, metadata)
+        hidden = self._decoder.forward(input_ids, self._kv_cache, metadata)
         return self._decoder.compute_logits(hidden)
 
     def _sample(self, logits: Tensor, rows: Tensor, *, filters: bool) -> Tensor:

@@ -137,8 +137,8 @@ class MixedGraphs:
             block_table=self._table,
             max_query_len=size,
             max_seq_len=self._max_model_len,
-            forest=self._forest if variant.shares else None,
+            work=self._forest if variant.shares else None,
             is_fresh=variant.is_fresh,
         )
-        hidden = self._decoder.forward(input_ids[:size], positions[:size], self._kv_cache, metadata)
+        hidden = self._decoder.forward(input_ids[:size], self._kv_cache, metadata)
         self._hidden[:size].copy_(hidden)
