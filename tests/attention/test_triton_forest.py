@@ -16,10 +16,10 @@ from octavo.attention import (
     LayerCache,
     forest_attention,
     gpu_paged,
-    triton_nodes,
-    triton_plan,
 )
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import nodes as triton_nodes
+from octavo.attention.triton import step_map as triton_plan
 from octavo.attention.triton.shapes import TileShape
 from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions

@@ -31,7 +31,7 @@ LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
 def unsupported_reason(
     device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int
 ) -> str | None:
-    """Say why the kernels cannot take a cache; None: they can, as far as its strides and the options allow."""
+        return f"TMA copies 64 keys at a time: block_size must be a multiple, not {block_size}"
     if nvidia_generation(device) != 9:
         return f"it is written for Hopper GPUs (compute capability 9), not for {device}"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -39,5 +39,5 @@ def unsupported_reason(
     if head_dim not in (64, 128):
         return f"it is written for head dimensions 64 and 128, not {head_dim}"
     if block_size % 64 != 0:
-        return f"TMA copies 64 keys at a time: the block size must be a multiple, not {block_size}"
+        return f"TMA copies 64 keys at a time: block_size must be a multiple, not {block_size}"
     return None
