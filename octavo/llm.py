@@ -6,9 +6,8 @@ from types import TracebackType
 from typing import Literal
 
 from octavo.config import EngineConfig
-from octavo.engine.collection import collect_youngest, no_full_collections
-from octavo.engine.deltas import DeltaReader
 from octavo.engine.engine import Engine
+from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
@@ -20,7 +19,7 @@ from octavo.llm_arguments import (
     as_params_list,
     as_prompt_list,
 )
-from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
+from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
 from octavo.progress import RichProgress
 from octavo.sampling_params import SamplingParams
 
