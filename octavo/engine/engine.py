@@ -20,7 +20,7 @@ each unfinished request computes the tokens of its output again. Nothing that a 
 import logging
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from octavo.config import EngineConfig
@@ -116,6 +116,7 @@ class Engine:
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_output_tokens = 0
+        self._host_options: Counter[str] = Counter()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -158,6 +159,7 @@ class Engine:
         requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
+        self._count_host_options(requests[0])
         self._in_doubt = False
         return output
 
@@ -215,6 +217,7 @@ class Engine:
             num_computed_tokens=self._num_computed_tokens,
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
+            host_options=dict(self._host_options),
             kv=self.manager.stats(),
         )
 
@@ -279,6 +282,12 @@ class Engine:
             )
             for index in range(params.n)
         ]
+
+    def _count_host_options(self, request: Request) -> None:
+        for name in request.host_options:
+            if name not in self._host_options and self.runner.runs_ahead:
+                logger.debug("%s: steps with a request that asks for it wait for the host", name)
+            self._host_options[name] += 1
 
     def _can_run_ahead(self) -> bool:
         return self.runner.runs_ahead and all(r.can_run_ahead for r in self.scheduler.running)

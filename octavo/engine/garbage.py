@@ -4,9 +4,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# gc.set_threshold's numbers: how many new container objects start a collection of the youngest generation, how
-# many of those start one of the middle generation, how many of those start a full one. By default (700, 10, 10).
-# The first two make collections rare while prompts are read; the last is so large that a full one never starts.
+# gc.set_threshold's numbers: how many new container objects start a collection of the youngest generation,
+# how many of those one of the middle generation, how many of those a full one; (700, 10, 10) by default. The
+# first two make collections rare while prompts are read, the last is so large that no full one ever starts.
 _THRESHOLDS = (100_000, 100, 1_000_000)
 
 

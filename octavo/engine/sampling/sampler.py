@@ -22,6 +22,7 @@ Top = list[tuple[int, float, int]]
 _MASK64 = 2**64 - 1
 # Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
 _NUM_CANDIDATES = 1024
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -155,17 +156,20 @@ class Sampler:
     def adjust_(self, logits: Tensor, requests: list[Request]) -> None:
         """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for."""
         for row, request in enumerate(requests):
-            self._adjust(logits[row], request)
+            if request.host_options:
+                self._adjust(logits[row], request)
 
     def _adjust(self, row: Tensor, request: Request) -> None:
         """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
-        params = request.params
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=self.device)
-            row[ids] += torch.tensor(list(params.logit_bias.values()), device=self.device)
-        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        asked = request.host_options
+        if "logit_bias" in asked:
+            bias = request.params.logit_bias or {}
+            ids = torch.tensor(list(bias), device=self.device)
+            row[ids] += torch.tensor(list(bias.values()), device=self.device)
+        if any(name in asked for name in _PENALTIES):
             self._penalise(row, request)
-        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
+        is_short = "min_tokens" in asked and request.num_output_tokens < request.params.min_tokens
+        if is_short and request.stop_token_ids:
             row[torch.tensor(sorted(request.stop_token_ids), device=self.device)] = -torch.inf
 
     def _penalise(self, row: Tensor, request: Request) -> None:
