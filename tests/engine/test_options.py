@@ -28,8 +28,8 @@ def test_every_sampling_parameter_is_in_the_table() -> None:
 def test_columns_stand_in_the_kernels_order_and_hold_their_neutral_values() -> None:
     assert [option.path for option in COLUMNS] == [Path.DRAW] * 3 + [Path.FILTER] * len(FILTERS)
     for option in OPTIONS:
-        assert (option.dtype is None) == (option.path is Path.HOST)
-        if option.dtype is not None:
+        assert (option.dtype is np.void) == (option.path is Path.HOST)
+        if option.path is not Path.HOST:
             assert np.array(option.neutral, option.dtype) == option.neutral
 
 

@@ -12,7 +12,7 @@ Imports no torch: requests are built from it.
 
 import enum
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,14 +50,14 @@ class Option(NamedTuple):
         path: what it needs.
         neutral: the value that asks for nothing.
         read: takes the value off a request.
-        dtype: of the column on the device; None exactly on Path.HOST.
+        dtype: of the column on the device; void on Path.HOST: there is none.
     """
 
     name: str
     path: Path
-    neutral: object
-    read: Callable[[SampledRequest], object]
-    dtype: type[np.generic] | None = None
+    neutral: float | None
+    read: Callable[[SampledRequest], Any]
+    dtype: type[np.generic] = np.void
 
 
 def _temperature(request: SampledRequest) -> float:
@@ -88,7 +88,7 @@ OPTIONS = (
     Option("min_tokens", Path.HOST, 0, lambda r: r.params.min_tokens),
 )
 
-COLUMNS = tuple(option for option in OPTIONS if option.dtype is not None)
+COLUMNS = tuple(option for option in OPTIONS if option.path is not Path.HOST)
 """Options that kernels read: SamplingRows has a column of each."""
 
 FILTERS = tuple(option for option in OPTIONS if option.path is Path.FILTER)
