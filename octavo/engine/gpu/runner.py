@@ -70,16 +70,7 @@ class GpuRunner:
         self._rows = DeviceRows(self._inputs.tables, device)
         self._forest = None
         if share_prefixes:
-            self._forest = DeviceForest(
-                max_num_seqs=max_num_seqs,
-                max_num_tokens=max(max_num_seqs, max_num_tokens),
-                num_heads=decoder.num_heads,
-                num_kv_heads=decoder.num_kv_heads,
-                head_dim=decoder.config.head_dim,
-                block_size=kv_cache.block_size,
-                dtype=kv_cache.data.dtype,
-                device=device,
-            )
+            self._forest = _forest_of(decoder, kv_cache, max_num_seqs, max(max_num_seqs, max_num_tokens))
         network = CapturedNetwork(decoder, kv_cache, self._forest, max_model_len, device)
         self.decode_graphs = DecodeGraphs(network, self._rows)
         self.mixed_graphs = MixedGraphs(network, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens)
@@ -201,3 +192,16 @@ class GpuRunner:
         self._rows.put(rows, requests, ids, ends)
         tops = self._sampler.tops(logprobs, [] if logprobs is None else ids.tolist(), requests)
         return ids.where(is_finite, -1), tops
+
+
+def _forest_of(decoder: Decoder, kv_cache: KVCache, max_num_seqs: int, max_num_tokens: int) -> DeviceForest:
+    return DeviceForest(
+        max_num_seqs=max_num_seqs,
+        max_num_tokens=max_num_tokens,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.config.head_dim,
+        block_size=kv_cache.block_size,
+        dtype=kv_cache.data.dtype,
+        device=kv_cache.data.device,
+    )
