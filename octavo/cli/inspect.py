@@ -48,6 +48,7 @@ def _memory(plan: ExecutionPlan) -> list[tuple[str, str]]:
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),
         ("activations and buffers", gib(plan.working_bytes)),
+        ("block tables and bookkeeping, on the host", gib(plan.host_bytes)),
         ("memory in all", gib(plan.total_bytes)),
         ("tokens that fit", f"{plan.num_kv_tokens:,}"),
         (f"sequences of {plan.max_model_len:,} tokens that fit", f"{plan.max_full_sequences:.1f}"),

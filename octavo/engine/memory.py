@@ -1,7 +1,7 @@
 """How much memory a model takes and how many KV blocks fit: decided before anything is loaded."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.working_memory import working_bytes
+from octavo.engine.working_memory import cpu_working_bytes, gpu_working_bytes, host_bytes
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
 
@@ -37,7 +37,8 @@ class ExecutionPlan:
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
-        working_bytes: most memory that steps need beside both, on a GPU; 0 on a CPU, where it is not planned.
+        working_bytes: most memory that steps need beside both.
+        host_bytes: memory of block tables and bookkeeping, on the host.
         free_bytes: memory free on the device before loading.
     """
 
@@ -53,6 +54,7 @@ class ExecutionPlan:
     block_size: int
     num_blocks: int
     working_bytes: int
+    host_bytes: int
     free_bytes: int
 
     @property
@@ -66,8 +68,14 @@ class ExecutionPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Device memory that the engine will have taken at its busiest."""
-        return self.weight_bytes + self.kv_bytes + self.working_bytes
+        """Memory of the device that the engine will have taken at its busiest; a CPU's is the host's."""
+        on_device = self.weight_bytes + self.kv_bytes + self.working_bytes
+        return on_device + (self.host_bytes if self.device.type == "cpu" else 0)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of a sequence of max_model_len."""
+        return -(-self.max_model_len // self.block_size)
 
     @property
     def max_full_sequences(self) -> float:
@@ -80,57 +88,41 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
-        OutOfMemoryError: the weights, or not even one KV block, do not fit.
+        OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
+    plan = _plan_without_blocks(config, model)
+    plan = replace(plan, working_bytes=_working_bytes(config, model, plan))
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = min(_num_blocks(config, plan), plan.max_num_seqs * plan.max_blocks)
+    plan = replace(plan, num_blocks=num_blocks, host_bytes=_host_bytes(config, plan, num_blocks))
+    _check_memory(plan)
+    return plan
+
+
+def _plan_without_blocks(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
+    """All that does not depend on how much memory is free."""
     device = _device(config.device)
     dtype = _dtype(config, model, device)
+    kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
-    weight_bytes = _weight_bytes(config, model, dtype)
-    kv_dtype = _kv_dtype(config, device, dtype)
-    token_bytes = kv_bytes_per_token(model, kv_dtype.itemsize)
-    max_model_len = _max_model_len(config, model)
-    free_bytes = free_memory_bytes(device)
-    block_size = config.block_size or _DEFAULT_BLOCK_SIZE[device.type]
-    max_num_seqs = config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type]
-    max_num_tokens = config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type]
-    working = 0
-    if device.type == "cuda":
-        working = working_bytes(
-            model,
-            itemsize=dtype.itemsize,
-            max_num_tokens=max_num_tokens,
-            max_num_seqs=max_num_seqs,
-            share_prefixes=config.share_prefixes,
-            deterministic=config.deterministic,
-        )
-    cache_bytes = free_bytes - weight_bytes - working
-    plan = ExecutionPlan(
+    return ExecutionPlan(
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_tokens,
+        max_model_len=_max_model_len(config, model),
+        max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
+        max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=token_bytes,
-        block_size=block_size,
-        num_blocks=config.num_blocks
-        or min(
-            _num_blocks(config, device, block_size, token_bytes, cache_bytes),
-            max_num_seqs * -(-max_model_len // block_size),
-        ),
-        working_bytes=working,
-        free_bytes=free_bytes,
+        weight_bytes=_weight_bytes(config, model, dtype),
+        kv_bytes_per_token=kv_bytes_per_token(model, kv_dtype.itemsize),
+        block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
+        num_blocks=0,
+        working_bytes=0,
+        host_bytes=0,
+        free_bytes=free_memory_bytes(device),
     )
-    if plan.total_bytes > free_bytes:
-        raise OutOfMemoryError(
-            f"weights ({gib(weight_bytes)}), KV cache ({gib(plan.kv_bytes)}) and activations "
-            f"({gib(working)}) do not fit the {gib(free_bytes)} free on {device}; lower num_blocks, "
-            "memory_fraction, max_num_batched_tokens or max_num_seqs, or use a smaller model"
-        )
-    return plan
 
 
 def gib(num_bytes: float) -> str:
@@ -201,11 +193,11 @@ def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torc
 
 
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    if config.kv_cache_dtype == "auto":
-        return dtype
-    # Refuses attention implementations that cannot read it, before anything is loaded.
-    choose_impl(config.attention_impl, device.type, FLOAT8)
-    return FLOAT8
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FLOAT8
+    if config.attention_impl != "auto":
+        # Refuses one that cannot run here, or not over such a cache.
+        choose_impl(config.attention_impl, device.type, kv_dtype)
+    return kv_dtype
 
 
 def _weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -230,20 +222,71 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(
-    config: EngineConfig,
-    device: torch.device,
-    block_size: int,
-    token_bytes: int,
-    free_bytes: int,
-) -> int:
-    budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device.type]))
-    if device.type == "cpu" and config.memory_fraction is None:
-        budget = min(budget, _CPU_DEFAULT_KV_BYTES)
-    num_blocks = budget // (block_size * token_bytes)
-    if num_blocks < 1:
-        raise OutOfMemoryError(
-            f"no KV block fits: {gib(max(0, free_bytes))} stay free on {device} after the weights, "
-            f"a block takes {gib(block_size * token_bytes)}"
+def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan) -> int:
+    """Most memory that steps need beside weights and KV cache."""
+    max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
+    if plan.device.type == "cuda":
+        return gpu_working_bytes(
+            model,
+            itemsize=plan.dtype.itemsize,
+            max_num_tokens=max_num_tokens,
+            max_num_seqs=max_num_seqs,
+            max_blocks=plan.max_blocks,
+            share_prefixes=config.share_prefixes,
+            deterministic=config.deterministic,
         )
-    return num_blocks
+    # Nothing is allocated before a step needs it: a budget beyond all tokens there can be costs nothing.
+    num_blocks = config.num_blocks or _num_blocks(config, plan)
+    return cpu_working_bytes(
+        model,
+        itemsize=plan.dtype.itemsize,
+        max_num_tokens=min(max_num_tokens, max_num_seqs * plan.max_model_len, num_blocks * plan.block_size),
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def _host_bytes(config: EngineConfig, plan: ExecutionPlan, num_blocks: int) -> int:
+    return host_bytes(
+        max_num_seqs=plan.max_num_seqs,
+        max_blocks=plan.max_blocks,
+        num_blocks=num_blocks,
+        caches_prefixes=config.enable_prefix_caching,
+    )
+
+
+def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
+    """Blocks that memory_fraction allows of what the plan leaves free."""
+    device_type = plan.device.type
+    free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
+    block_bytes = plan.block_size * plan.kv_bytes_per_token
+    if device_type == "cpu":
+        free_bytes -= _host_bytes(config, plan, 0)
+        block_bytes += _host_bytes(config, plan, 1) - _host_bytes(config, plan, 0)
+    budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device_type]))
+    if device_type == "cpu" and config.memory_fraction is None:
+        budget = min(budget, _CPU_DEFAULT_KV_BYTES)
+    if budget < block_bytes:
+        raise OutOfMemoryError(
+            f"no KV block of {gib(block_bytes)} fits: of {gib(plan.free_bytes)} free on {plan.device}, "
+            f"weights take {gib(plan.weight_bytes)}, activations and buffers {gib(plan.working_bytes)}, and "
+            f"{gib(max(0, budget))} of the rest is for the KV cache; lower block_size, max_num_seqs, "
+            "max_num_batched_tokens or max_model_len, raise memory_fraction, or use a smaller model"
+        )
+    return budget // block_bytes
+
+
+def _check_memory(plan: ExecutionPlan) -> None:
+    """Refuse what does not fit, before anything is allocated: a kernel would end the process instead."""
+    if plan.total_bytes > plan.free_bytes:
+        raise OutOfMemoryError(
+            f"weights ({gib(plan.weight_bytes)}), KV cache ({gib(plan.kv_bytes)}), activations and buffers "
+            f"({gib(plan.working_bytes)}) and block tables ({gib(plan.host_bytes)}) do not fit the "
+            f"{gib(plan.free_bytes)} free on {plan.device}; lower num_blocks, memory_fraction, "
+            "block_size, max_num_batched_tokens, max_num_seqs or max_model_len, or use a smaller model"
+        )
+    free_bytes = free_memory_bytes(torch.device("cpu"))
+    if plan.device.type != "cpu" and plan.host_bytes > free_bytes:
+        raise OutOfMemoryError(
+            f"block tables and bookkeeping ({gib(plan.host_bytes)}) do not fit the {gib(free_bytes)} free on "
+            "the host; lower max_num_seqs, max_model_len or num_blocks, or raise block_size"
+        )

@@ -1,29 +1,67 @@
-"""How much memory a GPU needs beside weights and KV cache: told from shapes, before anything is loaded."""
+"""How much memory is needed beside weights and KV cache: told from shapes, before anything is loaded."""
 
 from octavo.attention import DeviceForest
 from octavo.models import ModelConfig
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
 _WORKSPACE_BYTES = 2 * 32 * 2**20
-_FLOAT32 = 4
+_FLOAT32 = _INT32 = 4
+# On a CPU, where freed memory is used again but not given back, by how much steps exceed their activations.
+_CPU_SLACK = 3
+# Bookkeeping of a block whose contents can be found again, and of one that is only handed out.
+_CACHED_BLOCK_BYTES, _BLOCK_BYTES = 800, 64
+# Lists with an entry for each row of a block table.
+_ROW_BYTES = 128
 
 
-def working_bytes(
-    model: ModelConfig,
-    *,
-    itemsize: int,
-    max_num_tokens: int,
-    max_num_seqs: int,
-    share_prefixes: bool,
-    deterministic: bool,
-) -> int:
-    """Return the most that steps hold at one time, in bytes: activations, logits, forest, workspaces.
+def host_bytes(*, max_num_seqs: int, max_blocks: int, num_blocks: int, caches_prefixes: bool) -> int:
+    """Return the bytes of block tables and of the blocks' bookkeeping, which are on the host.
+
+    Args:
+        max_num_seqs: rows of the tables.
+        max_blocks: columns of the tables: blocks of the longest sequence.
+        num_blocks: blocks of the KV cache.
+        caches_prefixes: whether blocks are registered to be found again.
+    """
+    # A step gathers its rows of the table into another one.
+    tables = max_num_seqs * (2 * _INT32 * max_blocks + _ROW_BYTES)
+    return tables + num_blocks * (_CACHED_BLOCK_BYTES if caches_prefixes else _BLOCK_BYTES)
+
+
+def cpu_working_bytes(model: ModelConfig, *, itemsize: int, max_num_tokens: int, max_num_seqs: int) -> int:
+    """Return the most that steps on a CPU hold at one time, in bytes: activations and logits.
 
     Args:
         model: the network.
         itemsize: bytes of a number of an activation.
         max_num_tokens: most tokens of a step.
         max_num_seqs: most sequences of a step.
+    """
+    activations = _CPU_SLACK * max_num_tokens * _bytes_per_token(model, itemsize)
+    # Float32 logits; log-probabilities, if all requests want them, of a copy; and slack.
+    return activations + 4 * _FLOAT32 * min(max_num_seqs, max_num_tokens) * model.vocab_size
+
+
+def gpu_working_bytes(
+    model: ModelConfig,
+    *,
+    itemsize: int,
+    max_num_tokens: int,
+    max_num_seqs: int,
+    max_blocks: int,
+    share_prefixes: bool,
+    deterministic: bool,
+) -> int:
+    """Return the most that steps on a GPU hold at one time, in bytes.
+
+    Activations, logits, block tables, forest and workspaces.
+
+    Args:
+        model: the network.
+        itemsize: bytes of a number of an activation.
+        max_num_tokens: most tokens of a step.
+        max_num_seqs: most sequences of a step.
+        max_blocks: blocks of the longest sequence.
         share_prefixes: whether there is a forest, if not deterministic.
         deterministic: logits are float32, and there is no forest.
     """
@@ -32,10 +70,12 @@ def working_bytes(
     total = _WORKSPACE_BYTES + max_num_tokens * token_bytes
     # An eager step's logits, and those in the graphs' pool, which all graphs share.
     total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if deterministic else itemsize)
+    # Tables of the device's rows, and those that both kinds of graphs read.
+    total += 3 * _INT32 * max_num_seqs * max_blocks
     if share_prefixes and not deterministic:
         total += DeviceForest.nbytes(
             max_num_seqs=max_num_seqs,
-            max_num_tokens=max_num_tokens,
+            max_num_tokens=max(max_num_seqs, max_num_tokens),
             num_heads=model.num_heads,
             head_dim=model.head_dim,
         )

@@ -36,7 +36,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_errors_are_one_line_with_exit_code_2(
     capsys: pytest.CaptureFixture[str], tiny: str, tmp_path: Path
 ) -> None:
-    assert "block_size must be a positive integer, got 0" in fails(
+    assert "block_size must be a positive integer below 2**31, got 0" in fails(
         capsys, "generate", "a", "--block-size", "0"
     )
     assert "Did you mean" in fails(capsys, "generate", "a", "--blok-size", "4")

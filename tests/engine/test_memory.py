@@ -1,18 +1,26 @@
-"""How many sequences a step may have: said by the user, or decided by the device."""
+"""What is planned before anything is loaded: sizes, by the user or by the device, and what fits."""
+
+import itertools
 
 import pytest
 import torch
 from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
+from octavo.attention.interface import choose_impl
 from octavo.engine.memory import ExecutionPlan, plan_execution
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig
 
 
 def make_plan(**options: object) -> ExecutionPlan:
     config = EngineConfig.from_dict({"model": "tiny", "device": "cpu"} | options)
     return plan_execution(config, ModelConfig.from_hf(TINY_LLAMA))
+
+
+def pretend_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**36, 2**36))
 
 
 def test_a_cpu_runs_256_sequences_at_once() -> None:
@@ -23,8 +31,7 @@ def test_a_cpu_runs_256_sequences_at_once() -> None:
 
 
 def test_a_gpu_runs_512_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**36, 2**36))
+    pretend_a_gpu(monkeypatch)
     plan = make_plan(device="cuda")
     assert plan.max_num_seqs == 512
     assert make_plan(device="cuda", max_num_seqs=256).working_bytes < plan.working_bytes
@@ -41,3 +48,114 @@ def test_as_many_as_the_user_says(number: int) -> None:
 def test_refuses_what_is_no_number_of_sequences(number: object) -> None:
     with pytest.raises(ConfigError, match="max_num_seqs must be a positive integer"):
         EngineConfig.from_dict({"model": "tiny", "max_num_seqs": number})
+
+
+MOST = 2**31 - 1
+SIZES: dict[str, list[int | None]] = {
+    "max_num_seqs": [None, 1, 10**5, MOST],
+    "max_num_batched_tokens": [None, 1, MOST],
+    "max_model_len": [None, 1],
+    "block_size": [None, 1, MOST],
+    "num_blocks": [None, 1, 10**8, MOST],
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of 64 GiB, where 10^8 blocks take 80 GB of bookkeeping."""
+    pretend_a_gpu(monkeypatch)
+    monkeypatch.setattr("octavo.engine.memory._available_system_bytes", lambda: 2**36)
+    monkeypatch.setattr("octavo.engine.memory._free_cgroup_bytes", lambda: 2**63)
+    num_fitting = 0
+    for values in itertools.product(*SIZES.values()):
+        sizes = {name: value for name, value in zip(SIZES, values, strict=True) if value is not None}
+        try:
+            plan = make_plan(device=device, **sizes)
+        except OutOfMemoryError:
+            assert max(sizes.values()) > 1
+            continue
+        num_fitting += 1
+        assert plan.total_bytes <= 2**36
+        table_bytes = 4 * plan.max_num_seqs * plan.max_blocks
+        assert plan.host_bytes >= table_bytes + 48 * plan.num_blocks
+        assert plan.host_bytes <= 2**36
+        assert device == "cpu" or plan.working_bytes >= 3 * table_bytes
+    assert num_fitting > 20
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"max_num_seqs": MOST},
+        {"max_num_seqs": MOST, "max_model_len": 1},
+        {"max_num_seqs": 2 * 10**8, "max_num_batched_tokens": MOST, "max_model_len": 1, "num_blocks": 1},
+        {"num_blocks": MOST},
+        {"num_blocks": 10**8, "block_size": 1},
+        {"block_size": MOST},
+        {"block_size": MOST, "num_blocks": MOST},
+        {"max_num_seqs": MOST, "num_blocks": 1, "block_size": MOST},
+    ],
+    ids=str,
+)
+def test_sizes_beyond_the_memory_name_what_to_lower(
+    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.memory._available_system_bytes", lambda: 2**34)
+    with pytest.raises(OutOfMemoryError, match=f"lower .*{next(iter(sizes))}"):
+        make_plan(**sizes)
+
+
+def test_a_token_budget_beyond_all_tokens_there_can_be_costs_nothing() -> None:
+    few = {"max_num_seqs": 4, "max_model_len": 64, "num_blocks": 16}
+    plan = make_plan(max_num_batched_tokens=MOST, **few)
+    assert plan.working_bytes == make_plan(max_num_batched_tokens=256, **few).working_bytes
+    assert plan.working_bytes > make_plan(max_num_batched_tokens=16, **few).working_bytes
+
+
+def test_tables_of_a_gpus_host_are_checked_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_a_gpu(monkeypatch)
+    monkeypatch.setattr("octavo.engine.memory._available_system_bytes", lambda: 2**20)
+    with pytest.raises(OutOfMemoryError, match="free on the host; lower max_num_seqs"):
+        make_plan(device="cuda", max_num_seqs=4096)
+
+
+def test_all_free_memory_but_what_steps_need_is_the_caches() -> None:
+    plan = make_plan(memory_fraction=1.0, max_num_seqs=10**5)
+    assert plan.working_bytes > 0
+    assert plan.total_bytes <= plan.free_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention_impl": "c", "dtype": "bfloat16"}, "bfloat16"),
+        ({"attention_impl": "c", "dtype": "float16"}, "float16"),
+        ({"attention_impl": "c", "kv_cache_dtype": "fp8"}, "float8"),
+        ({"attention_impl": "triton"}, "NVIDIA GPUs, not for cpu"),
+        (
+            {"attention_impl": "triton", "dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+            "NVIDIA GPUs, not for cpu",
+        ),
+    ],
+    ids=str,
+)
+def test_an_attention_that_cannot_run_here_is_refused_before_anything_is_loaded(
+    options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f'attention impl "{options["attention_impl"]}" cannot run.*{reason}'
+    ):
+        make_plan(**options)
+
+
+def test_the_triton_attention_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_a_gpu(monkeypatch)
+    choose_impl.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="the package triton is not installed"):
+        make_plan(device="cuda", attention_impl="triton")
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "torch", "c"])
+def test_an_attention_that_can_run_here_is_not_refused(impl: str) -> None:
+    assert make_plan(attention_impl=impl, dtype="float32").dtype == torch.float32

@@ -49,7 +49,7 @@ class Library:
 ATTENTION = Library(
     "attention",
     (_FOLDER / "kernel.c", _FOLDER / "store.c"),
-    (_FOLDER / "tile.c", _FOLDER / "vector.c"),
+    (_FOLDER / "plan.c", _FOLDER / "tile.c", _FOLDER / "vector.c"),
 )
 
 

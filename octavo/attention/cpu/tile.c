@@ -27,6 +27,7 @@ typedef struct {
     const float *alibi;                        // [H], or NULL
     float *out, *lse, *partial_out, *partial_lse;
     int64_t q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, table_row;
+    int64_t num_tokens, num_rows, num_columns; // of q, and of the table
     int64_t num_blocks, block_size, num_heads, num_kv_heads, head_dim;
     int64_t window;                            // 0: none
     float scale, softcap;                      // softcap 0: none

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.attention.plan.host_plan import concatenated_ranges
+from octavo.attention.plan.host_segments import concatenated_ranges
 from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes
 
 # A node with few tokens is read by so many thin tiles before a fat one is cheaper.

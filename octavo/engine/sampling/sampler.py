@@ -24,6 +24,8 @@ _MASK64 = 2**64 - 1
 _NUM_CANDIDATES = 1024
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST = torch.finfo(torch.float32).max
+# On a CPU more rows are taken one part after the other, so that their copies stay small.
+_ROWS_AT_ONCE = 16
 
 
 def counter_uniform(seed: int, position: int) -> float:
@@ -120,11 +122,10 @@ class Sampler:
         token_ids = best_ids.tolist()
         finite = best_values.isfinite().tolist()
         random_rows = [row for row, r in enumerate(requests) if not r.params.greedy and finite[row]]
-        if random_rows:
-            drawn = _draw(
-                logits[random_rows], best_values[random_rows], [requests[row] for row in random_rows]
-            )
-            for row, token_id in zip(random_rows, drawn, strict=True):
+        for start in range(0, len(random_rows), _ROWS_AT_ONCE):
+            rows = random_rows[start : start + _ROWS_AT_ONCE]
+            drawn = _draw(logits[rows], best_values[rows], [requests[row] for row in rows])
+            for row, token_id in zip(rows, drawn, strict=True):
                 token_ids[row] = token_id
         tops = self.tops(logprobs, token_ids, requests)
         return [
@@ -205,6 +206,9 @@ def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]
         token_ids: R tokens that were sampled (or stand in the prompt).
         nums: how many of the most likely tokens each row wants.
     """
+    if len(nums) > _ROWS_AT_ONCE and not logprobs.is_cuda:
+        parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(nums), _ROWS_AT_ONCE))
+        return [top for part in parts for top in top_logprobs(logprobs[part], token_ids[part], nums[part])]
     best = _most_likely_ids(logprobs, max(nums))
     values, ids = logprobs.gather(1, best).tolist(), best.tolist()
     own = torch.tensor(token_ids, device=logprobs.device)[:, None]

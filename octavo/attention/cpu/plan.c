@@ -1,0 +1,87 @@
+// A plan and a call, looked at before they are followed. Past check_call no index leads out of an array, each
+// output is written once, and nothing divides by 0. It takes as long as the lists are: items, pairs, blocks.
+// Included by kernel.c, not compiled by itself.
+
+#include <stdlib.h>
+
+// From BAD_ROW on in the order of Plan's arrays; kernel.py says what was expected.
+enum {
+    OK, NO_MEMORY, BAD_SIZES, BAD_SCORES, BAD_BLOCK,
+    BAD_ROW, BAD_BEGIN, BAD_END, BAD_TOKEN_BEGIN, BAD_TOKEN, BAD_SLOT, BAD_ORDER, BAD_MERGE, UNWRITTEN
+};
+
+// The arrays of ForestPlan, in its order.
+typedef struct {
+    const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;
+    int64_t num_items, num_pairs, num_tokens, num_partials;
+} Plan;
+
+// What is wrong: where it lies in its array (block table: row * columns + column), and what is there.
+typedef struct {
+    int64_t index, value;
+} Fault;
+
+static int fail(Fault *fault, int status, int64_t index, int64_t value) {
+    *fault = (Fault){index, value};
+    return status;
+}
+
+// begins[0 .. count] rises from 0 to end.
+static int check_begins(const int32_t *begins, int64_t count, int64_t end, int status, Fault *fault) {
+    if (begins[0] != 0) return fail(fault, status, 0, begins[0]);
+    for (int64_t i = 0; i < count; i++)
+        if (begins[i + 1] < begins[i]) return fail(fault, status, i + 1, begins[i + 1]);
+    return begins[count] == end ? OK : fail(fault, status, count, begins[count]);
+}
+
+// Every item is done once, and reads blocks that exist. seen: [I] zeros.
+static int check_items(const Plan *p, const Call *c, uint8_t *seen, Fault *fault) {
+    int64_t capacity = c->num_columns * c->block_size;
+    for (int64_t i = 0; i < p->num_items; i++) {
+        int64_t item = p->order[i], row = p->table_row[i], begin = p->kv_begin[i], end = p->kv_end[i];
+        if (item < 0 || item >= p->num_items || seen[item]++) return fail(fault, BAD_ORDER, i, item);
+        if (row < 0 || row >= c->num_rows) return fail(fault, BAD_ROW, i, row);
+        if (begin < 0 || begin > end) return fail(fault, BAD_BEGIN, i, begin);
+        if (end > capacity) return fail(fault, BAD_END, i, end);
+        if (begin == end) continue;
+        const int32_t *table = c->table + row * c->table_row;
+        for (int64_t block = begin / c->block_size; block <= (end - 1) / c->block_size; block++)
+            if (table[block] < 0 || table[block] >= c->num_blocks)
+                return fail(fault, BAD_BLOCK, row * c->num_columns + block, table[block]);
+    }
+    return OK;
+}
+
+// Every pair has a place of its own, a slot of its token's or, alone, the token's output, and all places are
+// taken. seen: [num_partials + T] zeros.
+static int check_pairs(const Plan *p, uint8_t *seen, Fault *fault) {
+    int64_t num_places = p->num_partials;
+    for (int64_t i = 0; i < p->num_pairs; i++) {
+        int64_t token = p->tokens[i], slot = p->slots[i];
+        if (token < 0 || token >= p->num_tokens) return fail(fault, BAD_TOKEN, i, token);
+        int64_t begin = p->merge_begin[token], end = p->merge_begin[token + 1];
+        bool is_its_own = slot == -1 ? begin == end : slot >= begin && slot < end;
+        if (!is_its_own || seen[slot < 0 ? p->num_partials + token : slot]++)
+            return fail(fault, BAD_SLOT, i, slot);
+    }
+    for (int64_t t = 0; t < p->num_tokens; t++) num_places += p->merge_begin[t] == p->merge_begin[t + 1];
+    return p->num_pairs == num_places ? OK : fail(fault, UNWRITTEN, p->num_pairs, num_places);
+}
+
+static int check_call(const Plan *p, const Call *c, Fault *fault) {
+    if (c->block_size < 1 || c->head_dim < 1 || c->num_kv_heads < 1 || c->num_heads < 1 ||
+        c->num_heads % c->num_kv_heads || p->num_tokens > c->num_tokens)
+        return fail(fault, BAD_SIZES, 0, 0);
+    if (!isfinite(c->scale) || !isfinite(c->softcap) || c->softcap < 0 || c->window < 0 ||
+        c->window > INT32_MAX)
+        return fail(fault, BAD_SCORES, 0, 0);
+    int status = check_begins(p->token_begin, p->num_items, p->num_pairs, BAD_TOKEN_BEGIN, fault);
+    if (status == OK) status = check_begins(p->merge_begin, p->num_tokens, p->num_partials, BAD_MERGE, fault);
+    if (status != OK) return status;
+    uint8_t *seen = calloc((size_t)(p->num_items + p->num_partials + p->num_tokens + 1), 1);
+    if (!seen) return NO_MEMORY;
+    status = check_items(p, c, seen, fault);
+    if (status == OK) status = check_pairs(p, seen + p->num_items, fault);
+    free(seen);
+    return status;
+}
