@@ -27,8 +27,8 @@ OnError = Literal["raise", "return"]
 
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# Prompts of a list that are read before a device begins with them. It gets a step again when there are twice
-# as many, and so on, since a step costs the host as much as dozens of prompts.
+# A device starts to work once this many prompts of a list are read, and gets another step at twice as many,
+# and so on: launching a step takes the host as long as reading dozens of prompts.
 _FIRST_PROMPTS = 64
 
 
@@ -230,7 +230,7 @@ class LLM:
             for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                 outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
                 if number == step_at and self.engine.runner.runs_ahead:
-                    # So that the device has something to do while the others are read.
+                    # The device works while the other prompts are read.
                     self._shared.step()
                     step_at *= 2
             collect_youngest()
@@ -247,9 +247,9 @@ class LLM:
 
 
 class CompletionStream(Iterator[CompletionDelta]):
-    """What steps add to one request, as it comes. A `with` block closes it.
+    """Iterates over what steps add to one request. A `with` block closes it.
 
-    A delta holds all that is new since the last one: a token, or more where other calls ran steps meanwhile.
+    A delta holds all that is new since the last one: one token, or more if other calls ran steps meanwhile.
     """
 
     def __init__(self, shared: SharedEngine, caller: Caller, output: RequestOutput) -> None:

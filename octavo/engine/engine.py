@@ -217,12 +217,12 @@ class Engine:
         )
 
     def _begin(self) -> None:
-        """Say that a change is under way; whoever calls this says when it is done."""
+        """Note that a change is under way. The caller sets `_in_doubt` to False when all of it is done."""
         self.settle()
         self._in_doubt = True
 
     def _start_over(self) -> None:
-        """Make all state but the outputs anew. May be broken off, and is then begun again."""
+        """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
         logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
         self._in_flight.clear()
         self.runner.reset()
@@ -339,9 +339,9 @@ class Engine:
             self._retire(request)
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
-        """The step computed nothing that can be trusted: its requests end, all others start over.
+        """End a failed step's requests with an error; all others start over.
 
-        So do those of steps launched after it, which may have read what it should have written.
+        Nothing that the step computed can be trusted, nor what steps launched after it may have read.
         """
         logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
         failure = (

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: one launch replays a whole step, from the rows' tokens to their next ones."""
+"""CUDA graphs of decode steps: one launch replays a step, from the tokens in the rows to the next ones."""
 
 from dataclasses import dataclass
 
@@ -22,11 +22,11 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a graph does.
+    """What one graph runs.
 
     Attributes:
-        size: places of its batch.
-        samples: it samples and moves the rows on; else it ends with the logits.
+        size: sequences of its batch, padding included.
+        samples: the graph samples and moves the rows on; else it ends with the logits.
         filters: some row asks for top-k, top-p or min-p.
         shares: rows have prefixes in common.
     """
@@ -40,7 +40,8 @@ class Variant:
 class DecodeGraphs(StepGraphs[Variant, Tensor]):
     """Runs steps in which every sequence has one new token.
 
-    All graphs read the same buffers. Places beyond the batch are dead: row -1, sequence length 0, slot -1.
+    All graphs read the same buffers. A batch is padded to its graph's size; padding is dead: row -1, sequence
+    length 0, slot -1.
     """
 
     warms_up = True
@@ -65,7 +66,7 @@ class DecodeGraphs(StepGraphs[Variant, Tensor]):
         self._outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=network.device)
 
     def set_batch(self, rows: list[int]) -> None:
-        """Say which rows the next steps run."""
+        """Send the rows that the next steps run to the device."""
         padded = np.full(self._size_for(len(rows)), -1, dtype=np.int32)
         padded[: len(rows)] = rows
         self._rows[: len(padded)].copy_(to_device(padded, self._network.device))
@@ -93,7 +94,7 @@ class DecodeGraphs(StepGraphs[Variant, Tensor]):
         return next(size for size in self._sizes if size >= num_seqs)
 
     def _warm_up(self, variant: Variant) -> None:
-        """Launch a variant's kernels for a batch of dead places: no row and no cache slot changes."""
+        """Launch a variant's kernels for a batch that is all padding: no row and no cache slot changes."""
         batch = self._rows.clone()
         self._rows.fill_(-1)
         self._run(variant)

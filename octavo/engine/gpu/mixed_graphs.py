@@ -1,6 +1,6 @@
-"""CUDA graphs of steps with prompts under way: one launch replays the network over all their tokens.
+"""CUDA graphs of mixed steps, with prompts under way: one launch replays the network over all their tokens.
 
-Launched one by one, the few hundred kernels of such a step cost the host more time than the device.
+Launching the few hundred kernels of such a step one by one takes the host longer than the device runs them.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def padded_size(num_tokens: int, max_num_tokens: int) -> int:
 
 
 class MixedVariant(NamedTuple):
-    """What a graph does.
+    """What one graph runs.
 
     Attributes:
         size: tokens, padded.

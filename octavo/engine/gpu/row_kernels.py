@@ -1,4 +1,7 @@
-"""Between the rows of a device's state and the arrays of a decode step; imported only where Triton runs."""
+"""Kernels that gather a decode step's inputs from the rows of the device's state, and move the rows on.
+
+Imported only where Triton runs.
+"""
 
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -76,7 +79,7 @@ def advance_rows(
 def gather_parameters(
     rows: Tensor, positions: Tensor, columns: Sequence[Tensor], *, filters: bool
 ) -> tuple[Tensor, ...]:
-    """Gather what sampling needs to know of sequences that live in rows of a larger state.
+    """Gather the sampling options of sequences that live in rows of a larger state.
 
     Args:
         rows: [S] int32 or int64, row of each sequence; -1: none, a dead place of the step; it gets row 0's.

@@ -1,4 +1,4 @@
-"""What a GPU knows of the running requests, one row each: a decode step needs nothing else from the host."""
+"""The running requests' state on a GPU, a row each: a decode step needs nothing else from the host."""
 
 from collections.abc import Sequence
 
@@ -59,7 +59,7 @@ class DeviceRows:
         self.sampling = SamplingRows(num_rows, device)
         self._device = device
         self._tables = tables
-        # What the device will hold once it has done all it was told: whose row, and its position.
+        # The rows as they will be once the device has run all launched work: their requests and positions.
         self._requests: list[Request | None] = [None] * num_rows
         self._positions = [0] * num_rows
         self._written: list[tuple[int, int, int]] = []
@@ -71,7 +71,7 @@ class DeviceRows:
 
         Args:
             logits: [S, V] bfloat16, float16 or float32.
-            rows: [S] int32 or int64, row of each sequence; -1: a dead place, whose token nobody looks at.
+            rows: [S] int32 or int64, row of each sequence; -1: padding, whose token nobody reads.
             positions: [S] int32, position of the token each row of logits was computed from.
             filters: some row asks for top-k, top-p or min-p.
 
@@ -87,11 +87,11 @@ class DeviceRows:
         return sample_tokens(logits, temperatures, seeds, steps, chosen)
 
     def holds(self, request: Request, position: int) -> bool:
-        """True when a request's row will feed the token at this position next."""
+        """Return True when the token at this position, which a request feeds next, is in its row."""
         return self._requests[request.row] is request and self._positions[request.row] == position
 
     def update_tables(self, requests: Sequence[Request]) -> bool:
-        """Bring the host's tables up to date; True when blocks changed that the device may have had."""
+        """Bring the host's tables up to date; True when a row was written anew, not only grown at its end."""
         rewritten = False
         for request in requests:
             begin, end = self._tables.update(request.row, request.blocks.block_ids)
