@@ -117,13 +117,17 @@ class DeviceRows:
         self.table.view(-1).index_copy_(0, both[0], both[1].int())
 
     def rows_of(self, requests: Sequence[Request]) -> Tensor:
-        """Return the requests' rows, [S] int64; their sampling parameters are there."""
-        rows = to_device(np.array([request.row for request in requests]), self._device)
-        if any(self._requests[request.row] is not request for request in requests):
-            self.sampling.write(rows, requests)
-            for request in requests:
+        """Return the requests' rows, [S] int64, after writing the options of requests that are new there."""
+        rows = self._indexes(requests)
+        new = [request for request in requests if self._requests[request.row] is not request]
+        if new:
+            self.sampling.write(rows if len(new) == len(requests) else self._indexes(new), new)
+            for request in new:
                 self._requests[request.row] = request
         return rows
+
+    def _indexes(self, requests: Sequence[Request]) -> Tensor:
+        return to_device(np.array([request.row for request in requests]), self._device)
 
     def put(self, rows: Tensor, requests: Sequence[Request], tokens: Tensor, ends: Sequence[int]) -> None:
         """Give rows the tokens that were sampled for them.
