@@ -25,9 +25,9 @@ from octavo.attention.interface import choose_impl
 from octavo.errors import InvalidArgumentError
 from octavo.layers.attention import OperatorStep
 from octavo.layers.cpu.layers import compiled_layers
+from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
-from octavo.layers.steps.cpu import CpuStep
 
 BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
 NOWHERE = (-1, -(2**31), 2**31 - 1)
