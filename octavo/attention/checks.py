@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
-from octavo.attention.plan.host_plan import ForestPlan
 from octavo.errors import InvalidArgumentError
 
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)

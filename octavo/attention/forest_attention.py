@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.interface import choose_impl, paged_attention
 from octavo.attention.lengths import check_lengths
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.host_segments import concatenated_ranges
 
 

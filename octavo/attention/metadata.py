@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.attention.lengths import check_lengths
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.lengths import check_lengths
 from octavo.errors import InvalidArgumentError
 
 _INTEGERS = (torch.int32, torch.int64)

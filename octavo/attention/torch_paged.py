@@ -9,10 +9,10 @@ from torch import Tensor
 
 from octavo.attention.checks import check_blocks, check_plan, check_slots
 from octavo.attention.float8 import read_rows, write_rows
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
-from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.host_segments import concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
