@@ -91,10 +91,10 @@ def make_arguments(shape: Shape) -> Arguments:
         block_table=table,
         max_query_len=shape.query_len,
         max_seq_len=shape.seq_len,
-        plan=plan,
+        work=plan,
     )
     q = torch.randn(shape.num_sequences * shape.query_len, shape.heads, shape.head_dim)
-    return q, *cache.layer(0), metadata
+    return q, cache.layer(0), metadata
 
 
 def median_s(function: Callable[[], object], repeats: int) -> float:

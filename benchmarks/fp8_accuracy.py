@@ -89,9 +89,7 @@ def all_logits(llm: LLM, token_ids: list[int]) -> Tensor:
         max_seq_len=num_tokens,
     )
     with torch.inference_mode():
-        hidden = runner.decoder.forward(
-            torch.tensor(token_ids, device=device), positions, runner.kv_cache, metadata
-        )
+        hidden = runner.decoder.forward(torch.tensor(token_ids, device=device), runner.kv_cache, metadata)
         logits = runner.decoder.compute_logits(hidden).float().cpu()
     llm.reset_prefix_cache()
     return logits

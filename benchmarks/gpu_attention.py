@@ -22,8 +22,8 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8, read_rows
+from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.paged import attend_with_map, plan_step
 
 Attend = Callable[[], Tensor]
 
@@ -123,7 +123,7 @@ def make_batch(workload: Workload, block_size: int) -> Batch:
         max_query_len=workload.query_len,
         max_seq_len=workload.seq_len,
     )
-    return Batch(workload, q, *cache.layer(0), metadata)
+    return Batch(workload, q, cache.layer(0), metadata)
 
 
 def to_float8(batch: Batch) -> Batch:
@@ -133,7 +133,7 @@ def to_float8(batch: Batch) -> Batch:
 
 def octavo_attention(batch: Batch) -> Attend:
     """Return a call of Octavo's kernels with a task map made beforehand, as layers share it."""
-    step_map = plan_step(batch.q, batch.k_cache, batch.metadata)
+    step_map = plan_step(batch.q, batch.cache, batch.metadata)
     tensors = (batch.q, batch.k_cache, batch.v_cache)
     return lambda: attend_with_map(*tensors, batch.metadata, batch.options, step_map)[0]
 

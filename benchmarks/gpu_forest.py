@@ -31,9 +31,9 @@ from gpu_attention import (
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.attention.gpu_paged import attend_with_map
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.nodes import attend_fat_nodes, attend_thin_nodes, node_call
-from octavo.attention.triton.paged import attend_with_map
 from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import plan_step
 
@@ -172,7 +172,7 @@ def octavo_flat(batch: Batch, leaf: TileShape | None = None) -> Attend:
         block_size=BLOCK_SIZE,
         thin=leaf,
     )
-    return lambda layer: attend_with_map(batch.q, *batch.cache.layer(layer), metadata, options, step_map)[0]
+    return lambda layer: attend_with_map(batch.q, batch.cache.layer(layer), metadata, options, step_map)[0]
 
 
 def make_forest(batch: Batch, **tiling: object) -> DeviceForest:
@@ -201,7 +201,7 @@ def _host_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def octavo_forest(batch: Batch, leaf: TileShape | None = None, **tiling: object) -> Attend:
     """Return a call of the kernels with shared blocks read once."""
     forest = make_forest(batch, **tiling)
-    return octavo_flat(replace(batch, metadata=replace(batch.metadata, forest=forest)), leaf)
+    return octavo_flat(replace(batch, metadata=replace(batch.metadata, work=forest)), leaf)
 
 
 def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:

@@ -14,15 +14,8 @@ from itertools import product
 import torch
 from gpu_forest import GOALS, HEAD_DIM, Workload, check, make_batch, octavo_forest, seconds_per_layer
 
-from octavo.attention.triton.shapes import (
-    HOPPER_DECODE_SHAPE,
-    HOPPER_FEW_LEAVES_SHAPE,
-    HOPPER_LEAF_SHAPE,
-    HOPPER_NODE_SHAPE,
-    TileShape,
-    fat_shape,
-    thin_shape,
-)
+from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
+from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 
 GROWING = (Workload("256 x (4096 + 256) 16/8", ((1, 4096), (256, 256)), 16, 8),)
 
@@ -32,7 +25,7 @@ def node_tilings() -> Iterator[tuple[str, TileShape | None, int]]:
     base = fat_shape(2, HEAD_DIM, torch.bfloat16)
     shapes = (
         None,
-        HOPPER_NODE_SHAPE,
+        NODE_SHAPE,
         replace(base, rows=128, num_warps=8, num_stages=2, programs_per_multiprocessor=2, max_registers=128),
         replace(base, rows=128, num_warps=8, num_stages=3, programs_per_multiprocessor=1, max_registers=None),
         replace(base, rows=64, num_warps=4, num_stages=2, programs_per_multiprocessor=2, max_registers=None),
@@ -46,7 +39,7 @@ def node_tilings() -> Iterator[tuple[str, TileShape | None, int]]:
 
 def leaf_tilings() -> Iterator[tuple[str, TileShape]]:
     """Yield (name, tiling) to try for the sequences' own parts; first those of the Hopper kernel."""
-    for shape in (HOPPER_LEAF_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_DECODE_SHAPE):
+    for shape in (LEAF_SHAPE, FEW_LEAVES_SHAPE, DECODE_SHAPE):
         yield f"Hopper, {_describe(shape)}", shape
     base = thin_shape(2, HEAD_DIM, torch.bfloat16)
     yield _describe(base), base

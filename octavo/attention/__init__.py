@@ -1,13 +1,9 @@
 """Paged attention: how a block is read and written. Knows nothing of requests; usable alone."""
 
-from octavo.attention.cache import KVCache
+from octavo.attention.cache import KVCache, LayerCache
+from octavo.attention.choice import available_impls
 from octavo.attention.forest_attention import forest_attention
-from octavo.attention.interface import (
-    available_impls,
-    paged_attention,
-    paged_attention_with_lse,
-    store_kv,
-)
+from octavo.attention.interface import paged_attention, paged_attention_with_lse, store_kv
 from octavo.attention.merge import merge
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
@@ -18,6 +14,7 @@ __all__ = [
     "DeviceForest",
     "ForestPlan",
     "KVCache",
+    "LayerCache",
     "available_impls",
     "forest_attention",
     "merge",

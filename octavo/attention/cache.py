@@ -10,6 +10,24 @@ from octavo.errors import OutOfMemoryError
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values, as every operator takes them.
+
+    Attributes:
+        k: [N, B, KH, D] keys, any strides, last dimension contiguous.
+        v: [N, B, KH, D] values, likewise.
+        k_scale: [KH] contiguous float32, what 1.0 in a float8 (float8_e4m3fn) cache of keys stands for; None:
+            1.
+        v_scale: [KH], likewise of values; both or neither.
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of all layers in one allocation.
 
@@ -24,12 +42,7 @@ class KVCache:
 
     data: Tensor
     scales: Tensor | None = None
-    _views: dict[int, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _scale_views: dict[int, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _layers: dict[int, LayerCache] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def allocate(
@@ -62,23 +75,14 @@ class KVCache:
         scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, device=device)
         return cls(data, scales[..., :num_kv_heads])
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return one layer's (k_cache, v_cache), each a [N, B, KH, D] view, the same ones in every call."""
-        views = self._views.get(index)
-        if views is None:
+    def layer(self, index: int) -> LayerCache:
+        """Return one layer's views, the same ones in every call."""
+        layer = self._layers.get(index)
+        if layer is None:
             k, v = self.data[index]
-            views = self._views[index] = k.transpose(1, 2), v.transpose(1, 2)
-        return views
-
-    def layer_scales(self, index: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return one layer's (k_scale, v_scale), each [KH] float32, or (None, None)."""
-        if self.scales is None:
-            return None, None
-        views = self._scale_views.get(index)
-        if views is None:
-            k_scale, v_scale = self.scales[index]
-            views = self._scale_views[index] = k_scale, v_scale
-        return views
+            scales = () if self.scales is None else self.scales[index]
+            layer = self._layers[index] = LayerCache(k.transpose(1, 2), v.transpose(1, 2), *scales)
+        return layer
 
     @property
     def num_blocks(self) -> int:

@@ -3,53 +3,51 @@
 import torch
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.errors import InvalidArgumentError
 
 _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Check the arguments of store_kv.
 
     Raises:
         InvalidArgumentError: a shape, dtype or device does not fit.
     """
-    _check_caches(k_cache, v_cache)
-    expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *k_cache.shape[2:])
+    _check_cache(cache)
+    expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *cache.k.shape[2:])
     for name, tensor in (("k", k), ("v", v)):
         if tuple(tensor.shape) != expected:
             raise InvalidArgumentError(
                 f"{name} must be [T, KH, D] = {list(expected)} to fit slot_mapping and cache; "
                 f"got {list(tensor.shape)}"
             )
-        _check_like(name, tensor, k_cache)
+        _check_like(name, tensor, cache.k)
     if slot_mapping.dtype not in (torch.int32, torch.int64):
         raise InvalidArgumentError(f"slot_mapping must be int32 or int64; got {slot_mapping.dtype}")
-    _check_device("slot_mapping", slot_mapping, k_cache)
+    _check_device("slot_mapping", slot_mapping, cache.k)
 
 
-def check_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
-) -> None:
+def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions) -> None:
     """Check the arguments of paged_attention.
 
     Raises:
         InvalidArgumentError: a shape, dtype or device does not fit.
     """
-    _check_caches(k_cache, v_cache)
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    _check_cache(cache)
+    num_kv_heads, head_dim = cache.k.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
         raise InvalidArgumentError(
             f"q must be [T, H, {head_dim}] with H a multiple of the cache's {num_kv_heads} kv heads; "
             f"got {list(q.shape)}"
         )
-    _check_like("q", q, k_cache)
-    check_scales(k_cache, options.k_scale, options.v_scale)
+    _check_like("q", q, cache.k)
     slopes = options.alibi_slopes
     if slopes is not None:
         if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
@@ -58,28 +56,7 @@ def check_attention(
                 f"got {list(slopes.shape)} {slopes.dtype}"
             )
         _check_device("alibi_slopes", slopes, q)
-    _check_metadata(q, k_cache.shape[1], metadata)
-
-
-def check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    """Check the scales of a cache, of which there are two or none.
-
-    Raises:
-        InvalidArgumentError: one is missing, a shape, dtype or device does not fit, or the cache has none.
-    """
-    if k_scale is None and v_scale is None:
-        return
-    if k_cache.dtype != FLOAT8:
-        raise InvalidArgumentError(f"k_scale and v_scale are for float8 caches, this one is {k_cache.dtype}")
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is None:
-            raise InvalidArgumentError(f"{name} is missing; give both scales or neither")
-        if scale.shape != k_cache.shape[2:3] or scale.dtype != torch.float32 or not scale.is_contiguous():
-            raise InvalidArgumentError(
-                f"{name} must be contiguous [{k_cache.shape[2]}] float32, one per kv head; "
-                f"got {list(scale.shape)} {scale.dtype}"
-            )
-        _check_device(name, scale, k_cache)
+    _check_metadata(q, cache.k.shape[1], metadata)
 
 
 def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
@@ -157,7 +134,12 @@ def check_blocks(block_table: Tensor, rows: Tensor, columns: Tensor, num_blocks:
         raise bad_block(int(rows[first]), int(columns[first]), int(ids[first]), num_blocks)
 
 
-def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
+def _check_cache(cache: LayerCache) -> None:
+    if not isinstance(cache, LayerCache):
+        raise InvalidArgumentError(
+            f"the cache must be a LayerCache, such as KVCache.layer(index) gives; got {type(cache).__name__}"
+        )
+    k_cache, v_cache = cache.k, cache.v
     if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
         raise InvalidArgumentError(
             f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype; got "
@@ -170,6 +152,23 @@ def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
         )
     if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise InvalidArgumentError("the last dimension of k_cache and v_cache must be contiguous (stride 1)")
+    if cache.k_scale is not None or cache.v_scale is not None:
+        _check_scales(cache)
+
+
+def _check_scales(cache: LayerCache) -> None:
+    if cache.k.dtype != FLOAT8:
+        raise InvalidArgumentError(f"k_scale and v_scale are for float8 caches, this one is {cache.k.dtype}")
+    num_kv_heads = cache.k.shape[2]
+    for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
+        if scale is None:
+            raise InvalidArgumentError(f"{name} is missing; give both scales or neither")
+        if scale.shape != (num_kv_heads,) or scale.dtype != torch.float32 or not scale.is_contiguous():
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [{num_kv_heads}] float32, one per kv head; "
+                f"got {list(scale.shape)} {scale.dtype}"
+            )
+        _check_device(name, scale, cache.k)
 
 
 def _check_like(name: str, tensor: Tensor, cache: Tensor) -> None:

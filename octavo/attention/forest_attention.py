@@ -6,45 +6,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.interface import choose_impl, paged_attention
+from octavo.attention.cache import LayerCache
+from octavo.attention.choice import choose_impl
+from octavo.attention.interface import paged_attention
 from octavo.attention.lengths import check_lengths
 from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.plan.device_forest import DeviceForest
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.host_segments import concatenated_ranges
 
 
 def forest_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     block_tables: np.ndarray,
     seq_lens: np.ndarray,
     cu_seqlens_q: np.ndarray,
     *,
     scale: float,
     softcap: float = 0.0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Attend each query token to its sequence's keys; blocks that sequences share are read once.
 
-    The queries are the last tokens of their sequences. Who attends layer by layer makes the metadata once
-    and calls paged_attention; this entry makes it anew.
+    The queries are the last tokens of their sequences. Each call plans its own work. A model with many layers
+    makes AttentionMetadata once per step and calls paged_attention in each layer instead.
 
     Args:
         q: [T, H, D] queries, any strides, last dimension contiguous. In the dtype of the cache; float32,
             bfloat16 or float16 for a float8 (float8_e4m3fn) one.
-        k_cache: [N, B, KH, D] keys, any strides, last dimension contiguous.
-        v_cache: [N, B, KH, D] values, likewise.
+        cache: one layer's, such as KVCache.layer gives.
         block_tables: [S, max_blocks] int32 on the host; equal leading ids are what sequences share.
         seq_lens: [S] int32 on the host, tokens in the cache, the query tokens included.
         cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
         scale: factor of q.k, usually 1 / sqrt(D).
         softcap: scores become softcap * tanh(score / softcap); 0: off.
-        k_scale: [KH] contiguous float32 of a float8 cache, by which its keys are multiplied; None: 1.
-        v_scale: [KH], likewise of values; both or neither.
         impl: "auto" or one of available_impls().
 
     Returns:
@@ -65,31 +61,24 @@ def forest_attention(
         max_seq_len=int(seq_lens.max(initial=0)),
     )
     arrays = (block_tables, seq_lens, cu_seqlens_q)
-    if choose_impl(impl, q.device.type, k_cache.dtype) == "triton":
-        metadata = replace(metadata, forest=_device_forest(q, k_cache, arrays))
+    if choose_impl(impl, q.device.type, cache.k.dtype) == "triton":
+        work = _device_forest(q, cache, arrays)
     else:
-        metadata = replace(metadata, plan=ForestPlan.from_block_tables(*arrays, k_cache.shape[1]))
-    return paged_attention(
-        *(q, k_cache, v_cache, metadata),
-        scale=scale,
-        softcap=softcap,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        impl=impl,
-    )
+        work = ForestPlan.from_block_tables(*arrays, cache.k.shape[1])
+    return paged_attention(q, cache, replace(metadata, work=work), scale=scale, softcap=softcap, impl=impl)
 
 
 def _device_forest(
-    q: Tensor, k_cache: Tensor, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    q: Tensor, cache: LayerCache, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> DeviceForest | None:
     forest = DeviceForest(
         max_num_seqs=arrays[1].shape[0],
         max_num_tokens=q.shape[0],
         num_heads=q.shape[1],
-        num_kv_heads=k_cache.shape[2],
+        num_kv_heads=cache.k.shape[2],
         head_dim=q.shape[2],
-        block_size=k_cache.shape[1],
-        dtype=k_cache.dtype,
+        block_size=cache.k.shape[1],
+        dtype=cache.k.dtype,
         device=q.device,
     )
     plan = forest.plan(*arrays)

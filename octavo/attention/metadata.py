@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.attention.lengths import check_lengths
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.lengths import check_lengths
 from octavo.errors import InvalidArgumentError
 
 _INTEGERS = (torch.int32, torch.int64)
@@ -34,10 +34,9 @@ class AttentionMetadata:
             are never read.
         max_query_len: longest query, in tokens.
         max_seq_len: longest seq_len, in tokens.
-        plan: work list over the prefix forest (host arrays), or None: each sequence by itself. GPU kernels do
-            not use it.
-        forest: shared prefixes for GPU kernels (device arrays), whose plan must be of this batch, or None.
-            Others do not use it: what is shared changes the time a step takes, not its results.
+        work: what the sequences of this batch share: a ForestPlan (host arrays) for CPU kernels and PyTorch,
+            a DeviceForest (device arrays) for GPU kernels; None: each sequence by itself. It changes the
+            time a step takes, not its results; kernels pass over the kind that is not theirs.
         is_fresh: there is one sequence, no token of it is in the cache yet, and token 0 is its first; tokens
             behind its last belong to none.
     """
@@ -49,8 +48,7 @@ class AttentionMetadata:
     block_table: Tensor
     max_query_len: int
     max_seq_len: int
-    plan: ForestPlan | None = None
-    forest: DeviceForest | None = None
+    work: ForestPlan | DeviceForest | None = None
     is_fresh: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +73,16 @@ class AttentionMetadata:
                 f"got {self.cu_seqlens_q.shape[0]}"
             )
         self.check_lengths()
+
+    @property
+    def plan(self) -> ForestPlan | None:
+        """The work, if host kernels can follow it."""
+        return self.work if isinstance(self.work, ForestPlan) else None
+
+    @property
+    def forest(self) -> DeviceForest | None:
+        """The work, if GPU kernels can follow it."""
+        return self.work if isinstance(self.work, DeviceForest) else None
 
     def check_lengths(self) -> None:
         """Look at the lengths themselves where that does not wait for a device; done when one is made.

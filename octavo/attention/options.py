@@ -24,16 +24,12 @@ class ScoreOptions:
         window: a token sees its last `window` keys, itself included; None: all.
         softcap: bound of the scores before the bias; 0: none.
         alibi_slopes: [H] float32 slope of each query head's linear bias; None: no bias.
-        k_scale: [KH] float32, what 1.0 in a float8 cache of keys stands for; None: 1.
-        v_scale: [KH] float32, likewise of values; both or neither.
     """
 
     scale: float
     window: int | None = None
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and not (is_integer(self.window) and self.window >= 1):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_slots
 from octavo.attention.float8 import read_rows, write_rows
 from octavo.attention.lengths import check_capacity
@@ -10,26 +11,19 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
-    block_size = k_cache.shape[1]
-    check_slots(slot_mapping, k_cache.shape[0] * block_size)
+    num_blocks, block_size = cache.k.shape[:2]
+    check_slots(slot_mapping, num_blocks * block_size)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
-            write_rows(k_cache, (slot // block_size, slot % block_size), k[token], k_scale)
-            write_rows(v_cache, (slot // block_size, slot % block_size), v[token], v_scale)
+            index = (slot // block_size, slot % block_size)
+            write_rows(cache.k, index, k[token], cache.k_scale)
+            write_rows(cache.v, index, v[token], cache.v_scale)
 
 
 def paged_attention_with_lse(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Attend sequence by sequence over dense copies of their keys and values; ignores the plan.
 
@@ -44,9 +38,9 @@ def paged_attention_with_lse(
         tokens = slice(bounds[s], bounds[s + 1])
         if tokens.start == tokens.stop:
             continue
-        block_ids = _block_ids(metadata.block_table, s, seq_len, k_cache)
-        keys = _gather(k_cache, block_ids, seq_len, dtype, options.k_scale)
-        values = _gather(v_cache, block_ids, seq_len, dtype, options.v_scale)
+        block_ids = _block_ids(metadata.block_table, s, seq_len, cache.k)
+        keys = _gather(cache.k, block_ids, seq_len, dtype, cache.k_scale)
+        values = _gather(cache.v, block_ids, seq_len, dtype, cache.v_scale)
         out[tokens], lse[tokens] = _attend(q[tokens], keys, values, metadata.positions[tokens], options)
     return out, lse
 

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_plan, check_slots
 from octavo.attention.float8 import read_rows, write_rows
-from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.host_segments import concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
@@ -20,23 +21,15 @@ _TILE_KEYS = 64
 _CHUNK_SCORES = 4 << 20
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv."""
-    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
+    num_blocks, block_size = cache.k.shape[:2]
+    check_slots(slot_mapping, num_blocks * block_size)
     tokens = torch.nonzero(slot_mapping >= 0).squeeze(1)
     slots = slot_mapping[tokens].long()
-    block_size = k_cache.shape[1]
     index = (slots // block_size, slots % block_size)
-    write_rows(k_cache, index, k[tokens], k_scale)
-    write_rows(v_cache, index, v[tokens], v_scale)
+    write_rows(cache.k, index, k[tokens], cache.k_scale)
+    write_rows(cache.v, index, v[tokens], cache.v_scale)
 
 
 def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> ForestPlan:
@@ -56,7 +49,7 @@ def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadat
 
 
 def paged_attention_with_lse(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Attend tile by tile of the plan; see octavo.attention.paged_attention_with_lse.
 
@@ -65,12 +58,12 @@ def paged_attention_with_lse(
     the order and number of pieces do not matter and memory stays bounded.
     """
     state = _RunningSoftmax(q)
-    plan = host_plan(q.shape[0], k_cache.shape[1], metadata)
-    _check_segments(plan, metadata.block_table, k_cache)
-    for tokens, rows, kv_begin, kv_end in _batches(plan, q, k_cache):
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata)
+    _check_segments(plan, metadata.block_table, cache.k)
+    for tokens, rows, kv_begin, kv_end in _batches(plan, q, cache.k):
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
         if pieces.rows.shape[0] > 0:
-            _fold(state, pieces, k_cache, v_cache, metadata.block_table, options)
+            _fold(state, pieces, cache, metadata.block_table, options)
     return state.result()
 
 
@@ -204,19 +197,17 @@ def _see(
 def _fold(
     state: _RunningSoftmax,
     pieces: _Pieces,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     block_table: Tensor,
     options: ScoreOptions,
 ) -> None:
     """Attend each piece's tokens to its keys and fold the result into the tokens' running softmax."""
-    block_size = k_cache.shape[1]
+    _, block_size, num_kv_heads, head_dim = cache.k.shape
     block_ids = block_table[pieces.rows.unsqueeze(1), pieces.keys_at // block_size].long()
     offsets = pieces.keys_at % block_size
-    keys = read_rows(k_cache, (block_ids, offsets), state.q.dtype, options.k_scale)
-    values = read_rows(v_cache, (block_ids, offsets), state.q.dtype, options.v_scale)
+    keys = read_rows(cache.k, (block_ids, offsets), state.q.dtype, cache.k_scale)
+    values = read_rows(cache.v, (block_ids, offsets), state.q.dtype, cache.v_scale)
     num_pieces, width = pieces.tokens.shape
-    num_kv_heads, head_dim = k_cache.shape[2:]
     # [X, KH, n * G, D]: the query heads of one kv head become rows of one product.
     q = state.q[pieces.tokens].view(num_pieces, width, num_kv_heads, -1, head_dim)
     q = q.transpose(1, 2).reshape(num_pieces, num_kv_heads, -1, head_dim)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
-from octavo.attention.interface import choose_impl
+from octavo.attention.choice import choose_impl
 from octavo.cli.options import PrefixBenchOptions
 from octavo.errors import ConfigError
 
@@ -140,7 +140,7 @@ def _measure_point(sweep: Sweep, q: Tensor, numbers: Tensor, shared_len: int) ->
     flat, forest = _metadata(sweep, make_block_tables(sweep, batch_size, shared_len))
 
     def attend(metadata: AttentionMetadata, layer: int) -> Tensor:
-        return paged_attention(q, *cache.layer(layer), metadata, scale=sweep.head_dim**-0.5)
+        return paged_attention(q, cache.layer(layer), metadata, scale=sweep.head_dim**-0.5)
 
     def seconds(metadata: AttentionMetadata) -> float:
         num_layers = cache.data.shape[0]
@@ -198,8 +198,8 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
     )
     step = (block_tables, seq_lens, cu_seqlens_q, sweep.block_size)
     if sweep.impl != "triton":
-        flat = replace(plain, plan=ForestPlan.flat(seq_lens, cu_seqlens_q))
-        return flat, replace(plain, plan=ForestPlan.from_block_tables(*step))
+        flat = replace(plain, work=ForestPlan.flat(seq_lens, cu_seqlens_q))
+        return flat, replace(plain, work=ForestPlan.from_block_tables(*step))
     forest = DeviceForest(
         max_num_seqs=batch_size,
         num_heads=sweep.num_heads,
@@ -211,7 +211,7 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
     )
     plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
     forest.upload(plan)
-    return plain, replace(plain, forest=forest if plan.num_units else None)
+    return plain, replace(plain, work=forest if plan.num_units else None)
 
 
 def median_seconds(call: Callable[[], None], device: torch.device, repeat: int = 9) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from octavo.attention import KVCache
-from octavo.attention.interface import choose_impl
+from octavo.attention.choice import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.model_runner import ModelRunner

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
-from octavo.attention.interface import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.working_memory import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError

@@ -77,7 +77,7 @@ class ModelRunner:
     def _forward(self, step_input: StepInput) -> Tensor:
         metadata = step_input.metadata(self._plan(step_input), self._device)
         input_ids = to_device(step_input.input_ids, self._device)
-        return self.decoder.forward(input_ids, metadata.positions, self.kv_cache, metadata)
+        return self.decoder.forward(input_ids, self.kv_cache, metadata)
 
     def _plan(self, step_input: StepInput) -> ForestPlan:
         if not self.share_prefixes:

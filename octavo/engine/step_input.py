@@ -51,7 +51,7 @@ class StepInput:
             block_table=to_device(self.block_table, device),
             max_query_len=int(np.diff(self.cu_seqlens_q).max()),
             max_seq_len=int(self.seq_lens.max()),
-            plan=plan,
+            work=plan,
         )
 
 

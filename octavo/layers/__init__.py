@@ -1,7 +1,7 @@
 """The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
 
 from octavo.layers.activation import ACTIVATIONS
-from octavo.layers.attention import AttentionLayer, AttentionStep, make_step
+from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
@@ -10,6 +10,8 @@ from octavo.layers.linear.plain import make_invariant_linear, make_linear
 from octavo.layers.norm import HeadRMSNorm, RMSNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_
+from octavo.layers.steps.choice import make_step
+from octavo.layers.steps.operators import AttentionStep
 
 __all__ = [
     "ACTIVATIONS",

@@ -86,14 +86,11 @@ class Decoder:
         """Of the residual stream."""
         return self.embed_tokens.dtype
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """Run a step; to be called under torch.inference_mode.
 
         Args:
             input_ids: [T] int32 or int64.
-            positions: [T] int32 or int64, position of each token in its sequence.
             kv_cache: of config.num_layers layers and num_kv_heads kv heads; this step's tokens are written.
             metadata: the step's ragged batch.
 
@@ -108,7 +105,7 @@ class Decoder:
             impl=self.attention_impl,
             deterministic=self.deterministic,
         )
-        rotations = [step.rotations(rope, positions) for rope in self.ropes]
+        rotations = [step.rotations(rope, metadata.positions) for rope in self.ropes]
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)

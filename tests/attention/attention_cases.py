@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from octavo.attention import AttentionMetadata, ForestPlan, KVCache, paged_attention_with_lse, store_kv
+from octavo.attention import (
+    AttentionMetadata,
+    ForestPlan,
+    KVCache,
+    LayerCache,
+    paged_attention_with_lse,
+    store_kv,
+)
 from octavo.attention.plan.prefix_forest import Costs
 
 KERNELS = ("reference", "torch", "c")
@@ -21,10 +28,15 @@ class Case:
     v_cache: torch.Tensor
     metadata: AttentionMetadata
 
-    def run(self, impl, plan=None, **options):
-        metadata = replace(self.metadata, plan=plan)
+    @property
+    def cache(self):
+        return LayerCache(self.k_cache, self.v_cache)
+
+    def run(self, impl, plan=None, k_scale=None, v_scale=None, **options):
+        cache = LayerCache(self.k_cache, self.v_cache, k_scale, v_scale)
+        metadata = replace(self.metadata, work=plan)
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
-        return paged_attention_with_lse(self.q, self.k_cache, self.v_cache, metadata, impl=impl, **options)
+        return paged_attention_with_lse(self.q, cache, metadata, impl=impl, **options)
 
     def oracle(self, **options):
         return dense_oracle(self, **options)
@@ -65,7 +77,8 @@ def make_case(
         dtype=dtype,
     )
     cache.data.fill_(torch.nan)
-    k_cache, v_cache = cache.layer(0)
+    layer = cache.layer(0)
+    k_cache, v_cache = layer.k, layer.v
     for row, seq_len in zip(table, seq_lens, strict=True):
         slots = (
             row.long()[torch.arange(seq_len) // block_size] * block_size + torch.arange(seq_len) % block_size
@@ -73,7 +86,7 @@ def make_case(
         # Shared blocks are written again by each sharer, the first time only.
         fresh = k_cache[slots // block_size, slots % block_size, 0, 0].isnan()
         k, v = torch.randn(2, seq_len, kv_heads, head_dim, generator=generator).to(dtype)
-        store_kv(k, v, k_cache, v_cache, torch.where(fresh, slots, -1), impl="torch")
+        store_kv(k, v, layer, torch.where(fresh, slots, -1), impl="torch")
     positions = [torch.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)]
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     num_tokens = int(cu_seqlens_q[-1])
@@ -94,7 +107,7 @@ def make_float8_case(seq_lens, query_lens, *, kv_heads=2, **shape):
     """make_case with a float8 cache; returns it and (k_scale, v_scale) [KH] to read it with."""
     case = make_case(seq_lens, query_lens, kv_heads=kv_heads, **shape)
     # Keeps [N, KH, B, D] in memory; what nobody wrote stays NaN.
-    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (case.k_cache, case.v_cache))
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (case.cache))
     scales = torch.linspace(0.5, 1.5, 2 * kv_heads).view(2, kv_heads)
     return replace(case, k_cache=k_cache, v_cache=v_cache), (scales[0], scales[1])
 

@@ -21,16 +21,16 @@ from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.hopper.pieces import Run
 from octavo.attention.hopper.pipe import Places
+from octavo.attention.hopper.shapes import (
+    BESIDE_SHAPE,
+    DECODE_SHAPE,
+    FEW_LEAVES_SHAPE,
+    LEAF_SHAPE,
+    NODE_SHAPE,
+    PROMPT_SHAPE,
+)
 from octavo.attention.hopper.tiles import Gather
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
-from octavo.attention.triton.shapes import (
-    HOPPER_BESIDE_SHAPE,
-    HOPPER_DECODE_SHAPE,
-    HOPPER_FEW_LEAVES_SHAPE,
-    HOPPER_LEAF_SHAPE,
-    HOPPER_NODE_SHAPE,
-    HOPPER_PROMPT_SHAPE,
-)
 
 HEAD_DIM, GROUP, KV_HEADS, BLOCK_SIZE = 128, 2, 8, 128
 SCORE = Score("fp32", 0, 0.0, None, None, None)
@@ -103,13 +103,13 @@ def compile_nodes(tile, gather):
 def main() -> None:
     gather = Gather("*i32", "*i32", "i32", "*i32")
     figures = {
-        "decode": compile_decode(HOPPER_DECODE_SHAPE),
-        "leaves": compile_decode(HOPPER_LEAF_SHAPE),
-        "few leaves": compile_decode(HOPPER_FEW_LEAVES_SHAPE),
-        "nodes beside": compile_nodes(HOPPER_BESIDE_SHAPE, gather),
-        "nodes": compile_nodes(HOPPER_NODE_SHAPE, gather),
-        "prompts": compile_nodes(HOPPER_PROMPT_SHAPE, None),
-        "prompts, short blocks": compile_nodes(HOPPER_NODE_SHAPE, None),
+        "decode": compile_decode(DECODE_SHAPE),
+        "leaves": compile_decode(LEAF_SHAPE),
+        "few leaves": compile_decode(FEW_LEAVES_SHAPE),
+        "nodes beside": compile_nodes(BESIDE_SHAPE, gather),
+        "nodes": compile_nodes(NODE_SHAPE, gather),
+        "prompts": compile_nodes(PROMPT_SHAPE, None),
+        "prompts, short blocks": compile_nodes(NODE_SHAPE, None),
     }
     json.dump(figures, sys.stdout)
 

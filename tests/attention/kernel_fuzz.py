@@ -25,9 +25,9 @@ from octavo.attention.interface import choose_impl
 from octavo.errors import InvalidArgumentError
 from octavo.layers.attention import OperatorStep
 from octavo.layers.cpu.layers import compiled_layers
-from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
+from octavo.layers.steps.cpu import CpuStep
 
 BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
 NOWHERE = (-1, -(2**31), 2**31 - 1)
@@ -167,13 +167,13 @@ def check_store(pick):
     fused = torch.randn(slots.shape[0], 3 * kv_heads, head_dim)
     k, v = fused[:, kv_heads : 2 * kv_heads], fused[:, 2 * kv_heads :]
     for cache, impl in zip(caches, ("c", "reference"), strict=True):
-        store_kv(k, v, *cache.layer(0), slots, impl=impl)
+        store_kv(k, v, cache.layer(0), slots, impl=impl)
     assert torch.equal(caches[0].data, caches[1].data)
     if slots.shape[0]:
         slots[pick.randrange(slots.shape[0])] = pick.choice((-2, num_slots, 2**31 - 1, -(2**31)))
-        refused(store_kv, k + 1, v + 1, *caches[0].layer(0), slots, impl="c")
+        refused(store_kv, k + 1, v + 1, caches[0].layer(0), slots, impl="c")
         assert torch.equal(caches[0].data, caches[1].data)
-    refused(store_kv, k[:, 1:], v, *caches[0].layer(0), slots, impl="c")
+    refused(store_kv, k[:, 1:], v, caches[0].layer(0), slots, impl="c")
 
 
 def check_step(pick):
@@ -183,7 +183,7 @@ def check_step(pick):
     seq_lens = [pick.randint(1, 90) for _ in range(pick.randint(1, 4))]
     query_lens = [pick.randint(1, min(n, 40)) for n in seq_lens]
     case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    metadata = replace(case.metadata, slot_mapping=_slots(case), plan=case.forest())
+    metadata = replace(case.metadata, slot_mapping=_slots(case), work=case.forest())
     qkv = torch.randn(case.q.shape[0], (heads + 2 * kv_heads) * head_dim)
     options = LayerOptions(1, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
     both = torch.stack([case.k_cache, case.v_cache]).transpose(2, 3)

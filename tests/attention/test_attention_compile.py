@@ -120,11 +120,11 @@ from octavo.errors import ConfigError
 cache = KVCache.allocate(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=1, head_dim=8)
 k = torch.ones(1, 1, 8)
 for _ in range(3):
-    store_kv(k, k, *cache.layer(0), torch.tensor([5]))
-assert torch.equal(cache.layer(0)[0][1, 1], k[0])
+    store_kv(k, k, cache.layer(0), torch.tensor([5]))
+assert torch.equal(cache.layer(0).k[1, 1], k[0])
 print(available_impls("cpu", torch.float32)["c"])
 try:
-    store_kv(k, k, *cache.layer(0), torch.tensor([5]), impl="c")
+    store_kv(k, k, cache.layer(0), torch.tensor([5]), impl="c")
 except ConfigError as error:
     print(error)
 """

@@ -11,7 +11,14 @@ import torch
 from attention_cases import ALWAYS_SHARE, KERNELS, assert_accurate, make_case
 from plan_damage import ARRAYS, edited, edits, mixed_up, with_arrays
 
-from octavo.attention import AttentionMetadata, ForestPlan, forest_attention, paged_attention, store_kv
+from octavo.attention import (
+    AttentionMetadata,
+    ForestPlan,
+    LayerCache,
+    forest_attention,
+    paged_attention,
+    store_kv,
+)
 from octavo.errors import InvalidArgumentError
 
 
@@ -136,7 +143,7 @@ def test_lengths_that_cannot_be_are_refused_everywhere(seq_lens, cu_seqlens_q, m
         lambda: replace(case.metadata, **changes),
         lambda: ForestPlan.flat(*lengths),
         lambda: ForestPlan.from_block_tables(table, *lengths, 16),
-        lambda: forest_attention(case.q, case.k_cache, case.v_cache, table, *lengths, scale=0.25),
+        lambda: forest_attention(case.q, case.cache, table, *lengths, scale=0.25),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             refuse()
@@ -149,7 +156,7 @@ def test_lengths_that_change_later_are_refused(impl, name, index, value):
     case = make_case([70, 40], [1, 2])
     getattr(case.metadata, name)[index] = value
     with pytest.raises(InvalidArgumentError, match=r"must count the sequence's|may not fall"):
-        paged_attention(case.q, case.k_cache, case.v_cache, case.metadata, scale=1.0, impl=impl)
+        paged_attention(case.q, case.cache, case.metadata, scale=1.0, impl=impl)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -286,9 +293,9 @@ def test_caches_of_nothing_are_refused(impl, shape):
     cache, q, k = torch.zeros(shape), torch.zeros(1, 4, shape[3]), torch.zeros(1, *shape[2:])
     message = "a cache's blocks must have at least one token, kv head and dimension"
     with pytest.raises(InvalidArgumentError, match=message):
-        paged_attention(q, cache, cache, metadata, scale=1.0, impl=impl)
+        paged_attention(q, LayerCache(cache, cache), metadata, scale=1.0, impl=impl)
     with pytest.raises(InvalidArgumentError, match=message):
-        store_kv(k, k, cache, cache, torch.tensor([0]), impl=impl)
+        store_kv(k, k, LayerCache(cache, cache), torch.tensor([0]), impl=impl)
 
 
 def test_metadata_is_made_of_tensors_of_the_right_kind():

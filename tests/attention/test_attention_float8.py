@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import make_case, make_float8_case
 
-from octavo.attention import KVCache, available_impls, paged_attention, store_kv
+from octavo.attention import KVCache, LayerCache, available_impls, paged_attention, store_kv
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import ConfigError, InvalidArgumentError
 
@@ -48,13 +48,13 @@ def test_without_scales_a_number_is_itself(impl):
 def test_store_scales_rounds_and_saturates(impl, dtype):
     cache = new_cache()
     cache.data.view(torch.uint8).fill_(1)
-    k_cache, v_cache = cache.layer(1)
+    k_cache, v_cache = cache.layer(1).k, cache.layer(1).v
     k, v = torch.randn(2, 3, 3, 6).to(dtype)
     k[0, 0, :3] = torch.tensor([1000.0, -torch.inf, torch.nan])
     v[0] *= 10000
     k_scale, v_scale = torch.tensor([[0.5, 1.0, 3.0], [2.0, 0.1, 1.0]])
     slots = torch.tensor([19, -1, 6])
-    store_kv(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale, impl=impl)
+    store_kv(k, v, LayerCache(k_cache, v_cache, k_scale, v_scale), slots, impl=impl)
     for rows, stored, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         for token, slot in [(0, 19), (2, 6)]:
             expected = (rows[token].float() / scale[:, None]).clamp(-448, 448).to(FLOAT8).float()
@@ -66,16 +66,17 @@ def test_store_scales_rounds_and_saturates(impl, dtype):
 
 def test_a_float8_cache_has_scales_of_one_and_others_have_none():
     cache = new_cache()
-    k_scale, v_scale = cache.layer_scales(1)
+    k_scale, v_scale = cache.layer(1).k_scale, cache.layer(1).v_scale
     assert torch.equal(k_scale, torch.ones(3))
     assert torch.equal(v_scale, torch.ones(3))
     assert (k_scale.data_ptr() - cache.scales.data_ptr()) % 16 == 0
     assert (v_scale.data_ptr() - k_scale.data_ptr()) % 16 == 0
-    assert cache.layer_scales(1)[0] is k_scale
-    assert KVCache.allocate(**SIZES).layer_scales(1) == (None, None)
+    assert cache.layer(1) is cache.layer(1)
+    plain = KVCache.allocate(**SIZES).layer(1)
+    assert plain.k_scale is plain.v_scale is None
     cache.scales[1, 1] = 4.0
-    assert cache.layer_scales(1)[1].tolist() == [4.0] * 3
-    assert cache.layer_scales(1)[0].tolist() == [1.0] * 3
+    assert cache.layer(1).v_scale.tolist() == [4.0] * 3
+    assert cache.layer(1).k_scale.tolist() == [1.0] * 3
 
 
 def test_copies_blocks():
@@ -110,10 +111,9 @@ def test_auto_takes_torch_and_the_compiled_kernels_refuse():
 def test_wrong_arguments_are_refused(changes, message):
     case, _ = make_float8_case([40], [2])
     arguments = {"q": case.q, "k_scale": torch.ones(2), "v_scale": torch.ones(2), **changes}
+    cache = LayerCache(case.k_cache, case.v_cache, arguments["k_scale"], arguments["v_scale"])
     with pytest.raises(InvalidArgumentError, match=message):
-        paged_attention(
-            k_cache=case.k_cache, v_cache=case.v_cache, metadata=case.metadata, scale=1.0, **arguments
-        )
+        paged_attention(arguments["q"], cache, case.metadata, scale=1.0)
 
 
 def test_scales_without_a_float8_cache_are_refused():
@@ -123,5 +123,5 @@ def test_scales_without_a_float8_cache_are_refused():
     k = torch.zeros(1, 2, 16)
     with pytest.raises(InvalidArgumentError, match="are for float8 caches"):
         store_kv(
-            k, k, case.k_cache, case.v_cache, torch.tensor([0]), k_scale=torch.ones(2), v_scale=torch.ones(2)
+            k, k, LayerCache(case.k_cache, case.v_cache, torch.ones(2), torch.ones(2)), torch.tensor([0])
         )

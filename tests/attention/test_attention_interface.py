@@ -11,6 +11,7 @@ from octavo.attention import (
     AttentionMetadata,
     ForestPlan,
     KVCache,
+    LayerCache,
     available_impls,
     paged_attention,
     paged_attention_with_lse,
@@ -53,7 +54,8 @@ def test_an_impl_asked_for_by_name_never_falls_back():
 
 
 def call(case, **changes):
-    arguments = {"q": case.q, "k_cache": case.k_cache, "v_cache": case.v_cache, "metadata": case.metadata}
+    caches = {name: changes.pop(name, getattr(case, name)) for name in ("k_cache", "v_cache")}
+    arguments = {"q": case.q, "cache": LayerCache(*caches.values()), "metadata": case.metadata}
     return paged_attention(**{**arguments, "scale": 1.0, **changes})
 
 
@@ -67,6 +69,7 @@ def call(case, **changes):
         ({"q": torch.zeros(3, 4, 16, device="meta")}, "q is on meta"),
         ({"v_cache": torch.zeros(2, 16, 2, 8)}, "of one shape and dtype"),
         ({"k_cache": torch.zeros(16, 2, 16)}, "of one shape and dtype"),
+        ({"cache": torch.zeros(16, 2, 16)}, "must be a LayerCache, such as KVCache.layer.* got Tensor"),
         ({"window": 0}, "window must be at least 1"),
         ({"softcap": -1.0}, "softcap must be"),
         ({"softcap": float("nan")}, "softcap must be"),
@@ -142,7 +145,7 @@ def test_a_block_that_does_not_exist_is_refused(impl, block_id):
 def test_wrong_store_arguments_are_refused(k, slots, message):
     case = make_case([20], [1])
     with pytest.raises(InvalidArgumentError, match=message):
-        store_kv(k, k, case.k_cache, case.v_cache, slots)
+        store_kv(k, k, case.cache, slots)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -155,7 +158,7 @@ def test_the_room_works_alone(impl):
     q, k, v = torch.randn(3, 11, 2, 8, generator=generator)
     cache = KVCache.allocate(num_layers=1, num_blocks=5, block_size=4, num_kv_heads=2, head_dim=8)
     cache.data.fill_(torch.nan)
-    k_cache, v_cache = cache.layer(0)
+    layer = cache.layer(0)
     blocks = torch.tensor([[3, 0, 4]], dtype=torch.int32)
     outs = []
     for p in range(11):
@@ -167,12 +170,12 @@ def test_the_room_works_alone(impl):
             block_table=blocks,
             max_query_len=1,
             max_seq_len=p + 1,
-            plan=ForestPlan.from_block_tables(blocks.numpy(), [p + 1], [0, 1], 4),
+            work=ForestPlan.from_block_tables(blocks.numpy(), [p + 1], [0, 1], 4),
         )
         now = slice(p, p + 1)
-        store_kv(k[now], v[now], k_cache, v_cache, metadata.slot_mapping, impl=impl)
+        store_kv(k[now], v[now], layer, metadata.slot_mapping, impl=impl)
         k[now], v[now] = torch.nan, torch.nan
-        outs.append(paged_attention_with_lse(q[now], k_cache, v_cache, metadata, scale=8**-0.5, impl=impl)[0])
+        outs.append(paged_attention_with_lse(q[now], layer, metadata, scale=8**-0.5, impl=impl)[0])
     k, v = torch.randn(3, 11, 2, 8, generator=torch.Generator().manual_seed(1))[1:]
     dense = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True

@@ -123,8 +123,8 @@ def test_strided_queries_and_caches(impl):
     expected = case.run("reference")[0]
     fused = torch.full((case.q.shape[0], 8, 16), torch.nan)
     fused[:, :4] = case.q
-    interleaved = torch.stack([case.k_cache, case.v_cache], dim=3)
-    case.q, case.k_cache, case.v_cache = fused[:, :4], interleaved[:, :, :, 0], interleaved[:, :, :, 1]
+    interleaved = torch.stack([case.cache], dim=3)
+    case.q, case.cache = fused[:, :4], interleaved[:, :, :, 0], interleaved[:, :, :, 1]
     assert not case.k_cache.is_contiguous()
     torch.testing.assert_close(case.run(impl)[0], expected)
 
@@ -161,7 +161,7 @@ def test_blocks_that_left_the_window_are_not_read(impl):
 
 def test_paged_attention_is_the_first_result(impl):
     case = make_case([30], [2])
-    out = paged_attention(case.q, case.k_cache, case.v_cache, case.metadata, scale=0.25, impl=impl)
+    out = paged_attention(case.q, case.cache, case.metadata, scale=0.25, impl=impl)
     assert torch.equal(out, case.run(impl, scale=0.25)[0])
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from octavo.attention.triton.shapes import (
-    HOPPER_BESIDE_SHAPE,
-    HOPPER_DECODE_SHAPE,
-    HOPPER_FEW_LEAVES_SHAPE,
-    HOPPER_LEAF_SHAPE,
-    HOPPER_NODE_SHAPE,
-    HOPPER_PROMPT_SHAPE,
+from octavo.attention.hopper.shapes import (
+    BESIDE_SHAPE,
+    DECODE_SHAPE,
+    FEW_LEAVES_SHAPE,
+    LEAF_SHAPE,
+    NODE_SHAPE,
+    PROMPT_SHAPE,
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -41,13 +41,13 @@ def figures():
 @pytest.mark.parametrize(
     ("kernel", "tile"),
     [
-        ("decode", HOPPER_DECODE_SHAPE),
-        ("leaves", HOPPER_LEAF_SHAPE),
-        ("few leaves", HOPPER_FEW_LEAVES_SHAPE),
-        ("nodes beside", HOPPER_BESIDE_SHAPE),
-        ("nodes", HOPPER_NODE_SHAPE),
-        ("prompts", HOPPER_PROMPT_SHAPE),
-        ("prompts, short blocks", HOPPER_NODE_SHAPE),
+        ("decode", DECODE_SHAPE),
+        ("leaves", LEAF_SHAPE),
+        ("few leaves", FEW_LEAVES_SHAPE),
+        ("nodes beside", BESIDE_SHAPE),
+        ("nodes", NODE_SHAPE),
+        ("prompts", PROMPT_SHAPE),
+        ("prompts, short blocks", NODE_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):
@@ -61,9 +61,7 @@ def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(f
         assert -(-programs // 4) * warp_registers(used) <= QUARTER_REGISTERS
 
 
-@pytest.mark.parametrize(
-    ("leaves", "tile"), [("leaves", HOPPER_LEAF_SHAPE), ("few leaves", HOPPER_FEW_LEAVES_SHAPE)]
-)
+@pytest.mark.parametrize(("leaves", "tile"), [("leaves", LEAF_SHAPE), ("few leaves", FEW_LEAVES_SHAPE)])
 def test_leaves_find_room_beside_one_program_of_nodes(figures, leaves, tile):
     """And a second program of nodes does not, since it would keep them out."""
     nodes, leaf = figures["nodes beside"], figures[leaves]

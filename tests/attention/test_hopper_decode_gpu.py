@@ -8,11 +8,11 @@ from test_triton_forest_gpu import make_forest, shared_case, upload
 from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, poisoned_memory, to_device
 
+from octavo.attention import gpu_paged
 from octavo.attention.hopper import decode as hopper_decode
+from octavo.attention.hopper.shapes import FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 from octavo.attention.triton.arguments import make_call
-from octavo.attention.triton.shapes import HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -32,15 +32,15 @@ def attend_twice(case, window):
     # As a part of a fused projection is.
     fused = torch.full((*case.q.shape[:2], 3 * 128), torch.nan, dtype=case.q.dtype, device=moved.q.device)
     q = fused[..., 128:256].copy_(moved.q)
-    layer = (q, moved.k_cache, moved.v_cache, moved.metadata, ScoreOptions(128**-0.5, window))
+    layer = (q, moved.cache, moved.metadata, ScoreOptions(128**-0.5, window))
     with poisoned_memory():
-        step_map = triton_paged.plan_step(q, moved.k_cache, moved.metadata, window)
-        results = [triton_paged.attend_with_map(*layer, step_map) for _ in range(2)]
+        step_map = gpu_paged.plan_step(q, moved.cache, moved.metadata, window)
+        results = [gpu_paged.attend_with_map(*layer, step_map) for _ in range(2)]
     assert not step_map.thin.arrivals.any()
-    tensors = (*layer[:3], moved.metadata.positions, moved.metadata.block_table)
-    call = make_call(*tensors, layer[4], results[0])
+    tensors = (q, moved.cache, moved.metadata.positions, moved.metadata.block_table)
+    call = make_call(*tensors, layer[-1], results[0])
     is_hopper = torch.cuda.get_device_capability()[0] == 9
-    assert hopper_decode.can_attend(call, step_map.thin) == is_hopper
+    assert (hopper_decode.unsupported_reason(call, step_map.thin) is None) == is_hopper
     return results, step_map
 
 
@@ -125,10 +125,10 @@ def check_leaves(case, planned=None):
     forest.partial_lse.fill_(torch.nan)
     plan = upload(forest, planned or case)
     assert plan.num_units > 0
-    step_map = check(replace(case, metadata=replace(case.metadata, forest=forest)))
+    step_map = check(replace(case, metadata=replace(case.metadata, work=forest)))
     if torch.cuda.get_device_capability()[0] == 9:
         many = case.q.shape[0] >= 128
-        assert step_map.thin.shape == (HOPPER_LEAF_SHAPE if many else HOPPER_FEW_LEAVES_SHAPE)
+        assert step_map.thin.shape == (LEAF_SHAPE if many else FEW_LEAVES_SHAPE)
     return plan
 
 

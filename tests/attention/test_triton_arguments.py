@@ -7,7 +7,7 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.hopper import caches
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import constant, empty_results, make_call
 from octavo.attention.triton.shapes import TileShape
@@ -19,7 +19,7 @@ TILE = TileShape(16, 32, 4, 2, 1)
 def call(options=None, **shape):
     moved = to_device(make_case([40, 9], [3, 1], **shape))
     return make_call(
-        *(moved.q, moved.k_cache, moved.v_cache, moved.metadata.positions, moved.metadata.block_table),
+        *(moved.q, moved.cache, moved.metadata.positions, moved.metadata.block_table),
         options or ScoreOptions(0.25),
         empty_results(moved.q),
     )
@@ -65,14 +65,14 @@ def test_powers_of_two():
 
 
 def test_a_descriptor_is_of_an_address_and_a_geometry():
-    """What the copy engine is told is kept by address; it must not keep a cache's memory alive."""
+    """What TMA is told is kept by address; it must not keep a cache's memory alive."""
     sizes = {"num_layers": 2, "num_blocks": 5, "num_kv_heads": 2, "head_dim": 64, "dtype": torch.float16}
     cache = KVCache.allocate(block_size=64, **sizes)
-    (k, v), (other, _) = cache.layer(0), cache.layer(1)
+    k, v, other = cache.layer(0).k, cache.layer(0).v, cache.layer(1).k
 
     def describe(tensor, keys=64):
         geometry = (tensor.dtype, tensor.shape, tensor.stride(), keys)
-        return hopper_prefill._describe(tensor.data_ptr(), *geometry)
+        return caches._describe(tensor.data_ptr(), *geometry)
 
     descriptor, matrices = describe(k)
     assert describe(k)[0] is descriptor
@@ -81,4 +81,4 @@ def test_a_descriptor_is_of_an_address_and_a_geometry():
     assert (descriptor.shape, descriptor.strides) == ([5 * 2 * 64, 64], [64, 1])
     assert matrices == (2 * 64, 64, 0)
     assert {describe(t)[0].base.data_ptr() for t in (k, v, other)} == {t.data_ptr() for t in (k, v, other)}
-    assert describe(KVCache.allocate(block_size=128, **sizes).layer(0)[0], 128)[0].block_shape == [128, 64]
+    assert describe(KVCache.allocate(block_size=128, **sizes).layer(0).k, 128)[0].block_shape == [128, 64]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from triton_cases import assert_close, make_case, poisoned_memory, to_device
 
+from octavo.attention import LayerCache, gpu_paged
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
+from octavo.attention.triton.arguments import empty_results, make_call
 from octavo.attention.triton.step_map import plan_step
 
 
@@ -15,12 +16,10 @@ def run_deterministic(case, *, scale=None, **options):
     moved = to_device(case)
     scores = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
     with poisoned_memory():
-        step_map = triton_paged.plan_step(
-            moved.q, moved.k_cache, moved.metadata, scores.window, deterministic=True
+        step_map = gpu_paged.plan_step(
+            moved.q, moved.cache, moved.metadata, scores.window, deterministic=True
         )
-        out, lse = triton_paged.attend_with_map(
-            moved.q, moved.k_cache, moved.v_cache, moved.metadata, scores, step_map
-        )
+        out, lse = gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, scores, step_map)
     return out.cpu(), lse.cpu()
 
 
@@ -47,7 +46,7 @@ def test_groups_that_do_not_divide_a_tile(shape):
 def test_all_tokens_are_in_units_of_one_class_whose_keys_are_masked_in_one_loop(window):
     query_lens = [130, 1, 70, 9]
     moved = to_device(make_case([1500, 90, 150, 64], query_lens))
-    made = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata, window, deterministic=True)
+    made = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, window, deterministic=True)
     assert made.thin is None
     assert made.forest is None
     assert made.fat.num_parts == 1
@@ -71,4 +70,6 @@ def test_large_groups_do_not_take_the_hopper_kernel():
     ).fat
     assert work.shape.rows == 128
     q, cache = moved.q.bfloat16(), moved.k_cache.bfloat16()
-    assert not hopper_prefill.can_attend(q, cache, cache, ScoreOptions(1.0), work)
+    tables = (moved.metadata.positions, moved.metadata.block_table)
+    call = make_call(q, LayerCache(cache, cache), *tables, ScoreOptions(1.0), empty_results(q))
+    assert "not deterministic" in hopper_prefill.unsupported_reason(call, work)

@@ -8,9 +8,8 @@ from test_triton_deterministic import run_deterministic
 from test_triton_gpu import plain_torch
 from triton_cases import HAS_GPU, make_case, to_device
 
-from octavo.attention import AttentionMetadata
+from octavo.attention import AttentionMetadata, gpu_paged
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 SEQ_LENS = [700, 64, 1, 333]
@@ -39,8 +38,8 @@ def attend(moved, parts, scores):
         max_seq_len=max(end for *_, end in parts),
     )
     q = moved.q[rows.to(device)]
-    step_map = triton_paged.plan_step(q, moved.k_cache, metadata, scores.window, deterministic=True)
-    return triton_paged.attend_with_map(q, moved.k_cache, moved.v_cache, metadata, scores, step_map)
+    step_map = gpu_paged.plan_step(q, moved.cache, metadata, scores.window, deterministic=True)
+    return gpu_paged.attend_with_map(q, moved.cache, metadata, scores, step_map)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 20.0}])
@@ -87,10 +86,8 @@ def test_replays_in_a_cuda_graph_with_other_lengths():
     scores = ScoreOptions(0.125)
 
     def step():
-        step_map = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata, deterministic=True)
-        return triton_paged.attend_with_map(
-            moved.q, moved.k_cache, moved.v_cache, moved.metadata, scores, step_map
-        )
+        step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, deterministic=True)
+        return gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, scores, step_map)
 
     step()
     torch.cuda.synchronize()

@@ -7,10 +7,9 @@ import torch
 from attention_cases import make_float8_case
 from triton_cases import DEVICE, assert_close, poisoned_memory, run, to_device
 
-from octavo.attention import KVCache
+from octavo.attention import KVCache, LayerCache, gpu_paged
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 from octavo.errors import InvalidArgumentError
 
 
@@ -68,9 +67,7 @@ def test_refuses_an_odd_head_dim():
     case, _ = make_float8_case([20], [1], head_dim=15)
     moved = to_device(case)
     with pytest.raises(InvalidArgumentError, match="even head dim"):
-        triton_paged.paged_attention_with_lse(
-            moved.q, moved.k_cache, moved.v_cache, moved.metadata, ScoreOptions(1.0)
-        )
+        gpu_paged.paged_attention_with_lse(moved.q, moved.cache, moved.metadata, ScoreOptions(1.0))
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -79,14 +76,14 @@ def test_store_rounds_saturates_and_keeps_nan(scaled):
     cache = KVCache.allocate(
         num_layers=1, num_blocks=3, block_size=4, num_kv_heads=3, head_dim=20, dtype=FLOAT8, device=DEVICE
     )
-    k_cache, v_cache = cache.layer(0)
+    k_cache, v_cache = cache.layer(0).k, cache.layer(0).v
     k, v = torch.randn(2, 5, 3, 20, device=DEVICE) * torch.logspace(-4, 4, 5, device=DEVICE)[:, None, None]
     k[0, 0, 0], k[1, 1, 1], v[2, 2, 2] = torch.nan, torch.inf, -torch.inf
     scales = torch.tensor([[0.5, 1.0, 3.0], [2.0, 0.1, 1.0]], device=DEVICE)
     cache.data.view(torch.uint8).fill_(1)
     slots = torch.tensor([11, -1, 0, 7, 2], device=DEVICE)
     with poisoned_memory():
-        triton_paged.store_kv(k, v, k_cache, v_cache, slots, *(scales if scaled else (None, None)))
+        gpu_paged.store_kv(k, v, LayerCache(k_cache, v_cache, *(scales if scaled else ())), slots)
     for rows, stored, scale in ((k, k_cache, scales[0]), (v, v_cache, scales[1])):
         expected = (rows / scale[:, None] if scaled else rows).clamp(-448, 448).to(FLOAT8)
         for token, slot in [(0, 11), (2, 0), (3, 7), (4, 2)]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import make_float8_case
-from triton_cases import HAS_GPU, run, to_device, triton
+from triton_cases import HAS_GPU, call_of, run, to_device, triton
 
+from octavo.attention import LayerCache, gpu_paged
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 from octavo.attention.triton.float8 import unpack
 
 tl = triton.language
@@ -78,9 +78,9 @@ def test_mixed_batch_takes_the_portable_kernel(dtype, block_size, head_dim):
     query_lens = [200, 100, 1, 130, 33, 40, 1, 128] + [36] * 24
     case = check(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
     moved = to_device(case)
-    fat = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata).fat
+    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
     assert fat is not None
-    assert not hopper_prefill.can_attend(moved.q, moved.k_cache, moved.v_cache, ScoreOptions(0.1), fat)
+    assert hopper_prefill.unsupported_reason(call_of(moved), fat) is not None
 
 
 @pytest.mark.parametrize("head_dim", [80, 256])
@@ -101,7 +101,7 @@ def test_store_rounds_as_torch_does(source):
     k = (torch.randn(512, 4, 64) * torch.logspace(-4, 4, 512)[:, None, None]).to("cuda", source)
     k_cache = torch.empty(8, 64, 4, 64, dtype=FLOAT8, device="cuda")
     v_cache = torch.empty_like(k_cache)
-    triton_paged.store_kv(k, -k, k_cache, v_cache, torch.arange(512, device="cuda"))
+    gpu_paged.store_kv(k, -k, LayerCache(k_cache, v_cache), torch.arange(512, device="cuda"))
     expected = k.cpu().float().clamp(-448, 448).to(FLOAT8).float()
     assert torch.equal(k_cache.cpu().flatten(0, 1).float(), expected)
     assert torch.equal(v_cache.cpu().flatten(0, 1).float(), -expected)
@@ -113,17 +113,18 @@ def test_replays_in_a_cuda_graph_with_other_lengths():
     )
     moved = to_device(case)
     k_scale, v_scale = (scale.cuda() for scale in scales)
-    options = ScoreOptions(0.125, k_scale=k_scale, v_scale=v_scale)
-    arguments = (moved.q, moved.k_cache, moved.v_cache, moved.metadata, options)
-    triton_paged.paged_attention_with_lse(*arguments)
+    options = ScoreOptions(0.125)
+    cache = LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale)
+    arguments = (moved.q, cache, moved.metadata, options)
+    gpu_paged.paged_attention_with_lse(*arguments)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, lse = triton_paged.paged_attention_with_lse(*arguments)
+        out, lse = gpu_paged.paged_attention_with_lse(*arguments)
     for seq_lens in ([900, 300, 64], [1, 0, 63], [500, 257, 0]):
         moved.metadata.seq_lens.copy_(torch.tensor(seq_lens))
         moved.metadata.positions.copy_(torch.tensor(seq_lens) - 1)
         graph.replay()
-        expected_out, expected_lse = triton_paged.paged_attention_with_lse(*arguments)
+        expected_out, expected_lse = gpu_paged.paged_attention_with_lse(*arguments)
         assert torch.equal(out, expected_out)
         assert torch.equal(lse, expected_lse)

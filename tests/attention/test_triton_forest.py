@@ -13,9 +13,10 @@ from triton_cases import DEVICE, assert_close, poisoned_memory, to_device
 from octavo.attention import (
     DeviceForest,
     KVCache,
+    LayerCache,
     forest_attention,
+    gpu_paged,
     triton_nodes,
-    triton_paged,
     triton_plan,
 )
 from octavo.attention.options import ScoreOptions
@@ -69,13 +70,13 @@ def make_map(moved, window=None, thin=THIN):
 
 def run_shared(case, forest, *, window=None, thin=THIN, **options):
     """Attend with small tiles, so that small cases have many; returns (out, lse) on the CPU."""
-    moved = to_device(replace(case, metadata=replace(case.metadata, forest=forest)))
+    moved = to_device(replace(case, metadata=replace(case.metadata, work=forest)))
     options = {name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in options.items()}
     scores = ScoreOptions(case.q.shape[-1] ** -0.5, window, **options)
     with poisoned_memory():
         step_map = make_map(moved, window, thin)
-        tensors = (moved.q, moved.k_cache, moved.v_cache, moved.metadata)
-        out, lse = triton_paged.attend_with_map(*tensors, scores, step_map)
+        tensors = (moved.q, moved.cache, moved.metadata)
+        out, lse = gpu_paged.attend_with_map(*tensors, scores, step_map)
     return out.cpu(), lse.cpu()
 
 
@@ -201,7 +202,7 @@ def test_uploads_replace_each_other():
 )
 def test_units_are_half_as_large_on_hopper_while_sequences_decode(monkeypatch, query_lens, rows):
     """One warpgroup's rows, which leaves room for the leaves."""
-    monkeypatch.setattr("octavo.attention.plan.device_forest.fits_hopper", lambda *args, **kwargs: True)
+    monkeypatch.setattr("octavo.attention.hopper.shapes.unsupported_reason", lambda *args, **kwargs: None)
     case = shared_case(query_lens, heads=32, kv_heads=1)
     forest, plan = make_forest(case, thin=None, fat=None)
     assert forest.fat_tile(decodes=rows == 64).rows == rows
@@ -214,10 +215,10 @@ def test_units_are_half_as_large_on_hopper_while_sequences_decode(monkeypatch, q
 def test_one_map_serves_many_layers():
     case = shared_case()
     forest, _ = make_forest(case)
-    moved = to_device(replace(case, metadata=replace(case.metadata, forest=forest)))
-    tensors = (moved.q, moved.k_cache, moved.v_cache, moved.metadata)
+    moved = to_device(replace(case, metadata=replace(case.metadata, work=forest)))
+    tensors = (moved.q, moved.cache, moved.metadata)
     step_map = make_map(moved)
-    results = [triton_paged.attend_with_map(*tensors, ScoreOptions(0.25), step_map) for _ in range(3)]
+    results = [gpu_paged.attend_with_map(*tensors, ScoreOptions(0.25), step_map) for _ in range(3)]
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
@@ -234,7 +235,7 @@ def test_attends_in_one_call(impl, monkeypatch):
     launched = []
     attend = triton_nodes.attend_thin_nodes
     monkeypatch.setattr(triton_nodes, "attend_thin_nodes", lambda *a: launched.append(attend(*a)))
-    out = forest_attention(moved.q, moved.k_cache, moved.v_cache, *arrays, scale=0.25, impl=impl)
+    out = forest_attention(moved.q, moved.cache, *arrays, scale=0.25, impl=impl)
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
@@ -252,10 +253,8 @@ def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
     k_scale, v_scale = (scale.to(DEVICE) for scale in scales)
     out = forest_attention(
-        *(moved.q, moved.k_cache, moved.v_cache, *arrays),
+        *(moved.q, LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale), *arrays),
         scale=0.25,
-        k_scale=k_scale,
-        v_scale=v_scale,
         impl=impl,
     )
     exact = replace(
@@ -281,7 +280,7 @@ def test_a_step_shares_in_layers_without_a_window():
     rotations = torch.ones(2, 5, 8, device=DEVICE)
 
     def attend(with_forest):
-        metadata = replace(to_device(case).metadata, forest=with_forest)
+        metadata = replace(to_device(case).metadata, work=with_forest)
         step = TritonStep(cache, metadata, num_heads=4)
         windows = (None, 20)
         options = [LayerOptions(layer, 0, 0.25, window, 0.0, None) for layer, window in enumerate(windows)]

@@ -7,11 +7,10 @@ import torch
 from test_triton_gpu import plain_torch
 from triton_cases import DEVICE, HAS_GPU, make_case, to_device
 
-from octavo.attention import DeviceForest
+from octavo.attention import DeviceForest, LayerCache, choice, gpu_paged
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
-from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -57,9 +56,9 @@ def shared_case(query_lens, *, dtype=torch.bfloat16, block_size=64, heads=8, own
 
 def attend(case, forest):
     moved = to_device(case)
-    metadata = replace(moved.metadata, forest=forest)
+    metadata = replace(moved.metadata, work=forest)
     options = ScoreOptions(case.q.shape[2] ** -0.5)
-    return triton_paged.paged_attention_with_lse(moved.q, moved.k_cache, moved.v_cache, metadata, options)
+    return gpu_paged.paged_attention_with_lse(moved.q, moved.cache, metadata, options)
 
 
 def assert_within_twice_plain_torch(case):
@@ -83,13 +82,13 @@ def node_results(case, plan, forest):
     forest.partial_out.fill_(torch.nan)
     forest.partial_lse.fill_(torch.nan)
     options = ScoreOptions(case.q.shape[2] ** -0.5)
-    caches = (moved.q, moved.k_cache, moved.v_cache)
+    caches = (moved.q, moved.cache)
     call = triton_nodes.node_call(*caches, moved.metadata.positions, options, forest)
-    triton_nodes.attend_fat_nodes(call, forest, decodes=case.metadata.max_query_len == 1)
+    choice.attend_fat_nodes(call, forest, decodes=case.metadata.max_query_len == 1)
     if forest.has_thin_units:
         triton_nodes.attend_thin_nodes(call, forest)
     results = (x[: plan.num_partials].cpu() for x in (forest.partial_out, forest.partial_lse))
-    return *results, hopper_prefill.can_attend_nodes(*caches, options, forest)
+    return *results, hopper_prefill.nodes_unsupported_reason(call, forest) is None
 
 
 def expected_nodes(case, plan, dtype):
@@ -150,7 +149,7 @@ def test_both_node_kernels_agree(monkeypatch):
     same_out, same_lse, _ = node_results(token_major, plan, forest)
     assert torch.equal(same_out, out)
     assert torch.equal(same_lse, lse)
-    monkeypatch.setattr(hopper_prefill, "can_attend_nodes", lambda *arguments: False)
+    monkeypatch.setattr(hopper_prefill, "nodes_unsupported_reason", lambda *arguments: "not today")
     portable_out, portable_lse, _ = node_results(case, plan, forest)
     assert (portable_out - out).abs().max() < 5e-3
     assert (portable_lse - lse).abs().max() < 1e-4
@@ -187,19 +186,19 @@ def test_a_graph_outlives_plans_growth_and_death():
     table = torch.zeros(12, width, dtype=torch.int32, device="cuda")
     # One case's lengths may reach where the other has written nothing.
     k_cache, v_cache = (x.cuda().nan_to_num(0.5) for x in (other.k_cache, other.v_cache))
-    metadata = replace(moved.metadata, block_table=table, max_seq_len=width * 64, forest=forest)
-    arguments = (moved.q, k_cache, v_cache)
+    metadata = replace(moved.metadata, block_table=table, max_seq_len=width * 64, work=forest)
+    arguments = (moved.q, LayerCache(k_cache, v_cache))
     options = ScoreOptions(SCALE)
 
     def step():
-        return triton_paged.paged_attention_with_lse(*arguments, metadata, options)
+        return gpu_paged.paged_attention_with_lse(*arguments, metadata, options)
 
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse = step()
-    flat = replace(metadata, forest=None)
+    flat = replace(metadata, work=None)
     for source in (case, other, case):
         ids = source.metadata.block_table.clamp(0, k_cache.shape[0] - 1)
         table[:, : ids.shape[1]].copy_(ids)
@@ -210,7 +209,7 @@ def test_a_graph_outlives_plans_growth_and_death():
             metadata.seq_lens.copy_(lens)
             metadata.positions.copy_(lens - 1)
             graph.replay()
-            expected_out, expected_lse = triton_paged.paged_attention_with_lse(*arguments, flat, options)
+            expected_out, expected_lse = gpu_paged.paged_attention_with_lse(*arguments, flat, options)
             assert torch.equal(lse == -torch.inf, expected_lse == -torch.inf)
             assert (lse - expected_lse).nan_to_num(0.0).abs().max() < 1e-4
             assert (out.float() - expected_out.float()).abs().max() < 2e-2

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from triton_cases import HAS_GPU, make_case, poisoned_memory, run, to_device
+from triton_cases import HAS_GPU, call_of, make_case, poisoned_memory, run, to_device
 
-from octavo.attention import AttentionMetadata
+from octavo.attention import AttentionMetadata, LayerCache, gpu_paged
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
@@ -67,8 +66,8 @@ def test_mixed_batch(dtype, block_size, head_dim):
     case = make_case(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
     assert_within_twice_plain_torch(case)
     moved = to_device(case)
-    fat = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata).fat
-    is_taken = hopper_prefill.can_attend(moved.q, moved.k_cache, moved.v_cache, ScoreOptions(0.1), fat)
+    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
+    is_taken = hopper_prefill.unsupported_reason(call_of(moved), fat) is None
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     assert is_taken == (is_hopper and block_size % 64 == 0)
 
@@ -125,7 +124,7 @@ def test_cache_beyond_int32_elements(query_len):
             max_seq_len=250,
         )
         caches = (k.transpose(1, 2), v.transpose(1, 2))
-        return triton_paged.paged_attention_with_lse(q, *caches, metadata, ScoreOptions(0.1))
+        return gpu_paged.paged_attention_with_lse(q, *caches, metadata, ScoreOptions(0.1))
 
     q = torch.randn(query_len, heads, dim, dtype=torch.bfloat16, device="cuda")
     far = attend(k_cache, v_cache, table)
@@ -134,7 +133,7 @@ def test_cache_beyond_int32_elements(query_len):
     assert torch.equal(far[1], near[1])
     slots = torch.tensor([num_blocks * block_size - 1], device="cuda")
     k = torch.randn(1, heads, dim, dtype=torch.bfloat16, device="cuda")
-    triton_paged.store_kv(k, k, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slots)
+    gpu_paged.store_kv(k, k, LayerCache(k_cache.transpose(1, 2), v_cache.transpose(1, 2)), slots)
     assert torch.equal(k_cache[-1, :, -1], k[0])
 
 
@@ -144,18 +143,18 @@ def test_replays_in_a_cuda_graph_with_other_lengths(head_dim):
     sizes = {"head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
     moved = to_device(make_case([900, 300, 64], [1, 1, 1], **sizes))
     options = ScoreOptions(0.125)
-    arguments = (moved.q, moved.k_cache, moved.v_cache, moved.metadata, options)
-    triton_paged.paged_attention_with_lse(*arguments)
+    arguments = (moved.q, moved.cache, moved.metadata, options)
+    gpu_paged.paged_attention_with_lse(*arguments)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, lse = triton_paged.paged_attention_with_lse(*arguments)
+        out, lse = gpu_paged.paged_attention_with_lse(*arguments)
     for seq_lens in ([900, 300, 64], [1, 0, 63], [500, 257, 0]):
         moved.metadata.seq_lens.copy_(torch.tensor(seq_lens))
         moved.metadata.positions.copy_(torch.tensor(seq_lens) - 1)
         graph.replay()
         with poisoned_memory():
-            expected_out, expected_lse = triton_paged.paged_attention_with_lse(*arguments)
+            expected_out, expected_lse = gpu_paged.paged_attention_with_lse(*arguments)
         assert torch.equal(out, expected_out)
         assert torch.equal(lse, expected_lse)
         dead = torch.tensor(seq_lens) == 0
@@ -168,9 +167,9 @@ def test_same_bits_every_time():
     moved = to_device(
         make_case([3000, 77, 1500], [1, 1, 1], head_dim=128, block_size=64, dtype=torch.bfloat16)
     )
-    arguments = (moved.q, moved.k_cache, moved.v_cache, moved.metadata, ScoreOptions(0.1))
-    first = triton_paged.paged_attention_with_lse(*arguments)
+    arguments = (moved.q, moved.cache, moved.metadata, ScoreOptions(0.1))
+    first = gpu_paged.paged_attention_with_lse(*arguments)
     for _ in range(50):
-        again = triton_paged.paged_attention_with_lse(*arguments)
+        again = gpu_paged.paged_attention_with_lse(*arguments)
         assert torch.equal(again[0], first[0])
         assert torch.equal(again[1], first[1])

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from octavo.attention.triton import paged as triton_paged
+from octavo.attention import gpu_paged
 
 
 def test_importing_the_room_imports_no_triton():
@@ -16,18 +16,18 @@ def test_importing_the_room_imports_no_triton():
 
 def test_says_why_it_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "not torch.float64" in triton_paged.unavailable_reason("cuda", torch.float64)
-    assert "not torch.float8_e5m2" in triton_paged.unavailable_reason("cuda", torch.float8_e5m2)
-    assert "not for mps" in triton_paged.unavailable_reason("mps", torch.float16)
+    assert "not torch.float64" in gpu_paged.unavailable_reason("cuda", torch.float64)
+    assert "not torch.float8_e5m2" in gpu_paged.unavailable_reason("cuda", torch.float8_e5m2)
+    assert "not for mps" in gpu_paged.unavailable_reason("mps", torch.float16)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "not installed" in triton_paged.unavailable_reason("cuda", torch.float16)
+    assert "not installed" in gpu_paged.unavailable_reason("cuda", torch.float16)
 
 
 def test_the_interpreter_runs_float32_on_a_cpu(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert triton_paged.unavailable_reason("cpu", torch.float32) is None
-    assert "bfloat16" in triton_paged.unavailable_reason("cpu", torch.bfloat16)
-    assert "float8" in triton_paged.unavailable_reason("cpu", torch.float8_e4m3fn)
+    assert gpu_paged.unavailable_reason("cpu", torch.float32) is None
+    assert "bfloat16" in gpu_paged.unavailable_reason("cpu", torch.bfloat16)
+    assert "float8" in gpu_paged.unavailable_reason("cpu", torch.float8_e4m3fn)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert "NVIDIA" in triton_paged.unavailable_reason("cpu", torch.float32)
+    assert "NVIDIA" in gpu_paged.unavailable_reason("cpu", torch.float32)

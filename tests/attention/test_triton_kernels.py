@@ -6,9 +6,8 @@ import pytest
 import torch
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
-from octavo.attention import KVCache
+from octavo.attention import KVCache, gpu_paged
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import paged as triton_paged
 from octavo.errors import InvalidArgumentError
 
 
@@ -115,10 +114,9 @@ def test_one_step_map_serves_many_layers():
     """The map's arrival counters are as before after each call, whoever merged last."""
     moved = to_device(make_case([500, 3, 260], [1, 1, 1]))
     options = ScoreOptions(0.25)
-    step_map = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata)
+    step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata)
     results = [
-        triton_paged.attend_with_map(moved.q, moved.k_cache, moved.v_cache, moved.metadata, options, step_map)
-        for _ in range(3)
+        gpu_paged.attend_with_map(moved.q, moved.cache, moved.metadata, options, step_map) for _ in range(3)
     ]
     assert not step_map.thin.arrivals.any()
     for out, lse in results[1:]:
@@ -134,7 +132,7 @@ def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
     padded = make_case([600, 300, *room], [9, 70, *room])
     assert torch.equal(padded.q, case.q)
     moved = to_device(padded)
-    fat = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata).fat
+    fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
     assert fat.num_parts > 1
     assert fat.units.shape[0] > 24
     results = run(case)
@@ -144,12 +142,12 @@ def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
 
 def test_refuses_a_map_for_another_window_and_a_scale_that_is_not_positive():
     moved = to_device(make_case([20], [1]))
-    arguments = (moved.q, moved.k_cache, moved.v_cache, moved.metadata)
-    step_map = triton_paged.plan_step(moved.q, moved.k_cache, moved.metadata, 8)
+    arguments = (moved.q, moved.cache, moved.metadata)
+    step_map = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata, 8)
     with pytest.raises(InvalidArgumentError, match="map is for window 8"):
-        triton_paged.attend_with_map(*arguments, ScoreOptions(1.0), step_map)
+        gpu_paged.attend_with_map(*arguments, ScoreOptions(1.0), step_map)
     with pytest.raises(InvalidArgumentError, match="positive scale"):
-        triton_paged.paged_attention_with_lse(*arguments, ScoreOptions(-1.0))
+        gpu_paged.paged_attention_with_lse(*arguments, ScoreOptions(-1.0))
 
 
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
@@ -159,15 +157,16 @@ def test_store_writes_exactly_its_slots(slot_dtype, block_size, kv_heads, head_d
     sizes = {"block_size": block_size, "num_kv_heads": kv_heads, "head_dim": head_dim}
     cache = KVCache.allocate(num_layers=2, num_blocks=24, device=DEVICE, **sizes)
     cache.data.fill_(torch.nan)
-    k_cache, v_cache = cache.layer(1)
+    layer = cache.layer(1)
+    k_cache, v_cache = layer.k, layer.v
     fused = torch.randn(5, 3 * kv_heads, head_dim, device=DEVICE)
     k, v = fused[:, kv_heads : 2 * kv_heads], fused[:, 2 * kv_heads :]
     slots = torch.tensor([23, -1, 0, 7, -1], dtype=slot_dtype, device=DEVICE)
     with poisoned_memory():
-        triton_paged.store_kv(k, v, k_cache, v_cache, slots)
-        triton_paged.store_kv(k[:0], v[:0], k_cache, v_cache, slots[:0])
+        gpu_paged.store_kv(k, v, layer, slots)
+        gpu_paged.store_kv(k[:0], v[:0], layer, slots[:0])
     for token, slot in [(0, 23), (2, 0), (3, 7)]:
         assert torch.equal(k_cache[slot // block_size, slot % block_size], k[token])
         assert torch.equal(v_cache[slot // block_size, slot % block_size], v[token])
     assert int((~cache.data.isnan()).sum()) == 3 * 2 * kv_heads * head_dim
-    assert cache.layer(0)[0].isnan().all()
+    assert cache.layer(0).k.isnan().all()

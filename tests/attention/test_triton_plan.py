@@ -6,17 +6,11 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention.triton import shapes as triton_shapes
+from octavo.attention.choice import decode_tile
+from octavo.attention.hopper import shapes as hopper_shapes
+from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.triton.decode import _slot
-from octavo.attention.triton.shapes import (
-    HOPPER_DECODE_SHAPE,
-    HOPPER_FEW_LEAVES_SHAPE,
-    HOPPER_LEAF_SHAPE,
-    TileShape,
-    decode_shape,
-    fat_shape,
-    thin_shape,
-)
+from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton.step_map import plan_step
 
 
@@ -116,20 +110,20 @@ HOPPER_CASE = {
 
 def chosen_shape(monkeypatch, generation, **changes):
     """The decode shape on a GPU of a generation, whatever this machine has; nothing is remembered."""
-    monkeypatch.setattr(triton_shapes, "nvidia_generation", lambda device: generation)
-    monkeypatch.setattr(triton_shapes, "fits_hopper", triton_shapes.fits_hopper.__wrapped__)
-    return decode_shape(torch.device("cuda"), **HOPPER_CASE | changes)
+    monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: generation)
+    monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
+    return decode_tile(torch.device("cuda"), **HOPPER_CASE | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, HOPPER_DECODE_SHAPE),
-        ({"dtype": torch.float16, "block_size": 320, "group": 16}, HOPPER_DECODE_SHAPE),
-        ({"num_sequences": 2, "shares": True}, HOPPER_FEW_LEAVES_SHAPE),
-        ({"num_sequences": 127, "shares": True}, HOPPER_FEW_LEAVES_SHAPE),
-        ({"num_sequences": 128, "shares": True}, HOPPER_LEAF_SHAPE),
-        ({"num_sequences": 512}, HOPPER_DECODE_SHAPE),
+        ({}, DECODE_SHAPE),
+        ({"dtype": torch.float16, "block_size": 320, "group": 16}, DECODE_SHAPE),
+        ({"num_sequences": 2, "shares": True}, FEW_LEAVES_SHAPE),
+        ({"num_sequences": 127, "shares": True}, FEW_LEAVES_SHAPE),
+        ({"num_sequences": 128, "shares": True}, LEAF_SHAPE),
+        ({"num_sequences": 512}, DECODE_SHAPE),
     ],
 )
 def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
@@ -157,7 +151,7 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
     padded_dim = {80: 128}.get(case["head_dim"], case["head_dim"])
     portable = thin_shape(case["group"], padded_dim, case["dtype"], is_alone=case["num_sequences"] == 1)
     assert chosen_shape(monkeypatch, 9, **case) == portable
-    assert portable not in (HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE)
+    assert portable not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE)
 
 
 @pytest.mark.parametrize("generation", [0, 8, 10])

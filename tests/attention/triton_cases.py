@@ -16,9 +16,10 @@ tl = triton.language
 
 from attention_cases import assert_error, dense_oracle, finite_max, make_case  # noqa: E402
 
+from octavo.attention import LayerCache, gpu_paged  # noqa: E402
 from octavo.attention.options import ScoreOptions  # noqa: E402
 from octavo.attention.triton import float8 as triton_float8  # noqa: E402
-from octavo.attention.triton import paged as triton_paged  # noqa: E402
+from octavo.attention.triton.arguments import empty_results, make_call  # noqa: E402
 
 if not HAS_GPU:
     import interpreted_float8
@@ -71,17 +72,23 @@ def to_device(case):
     )
 
 
-def run(case, *, scale=None, **options):
+def run(case, *, scale=None, k_scale=None, v_scale=None, **options):
     """Attend with the Triton kernels; returns (out, lse) on the CPU."""
     moved = to_device(case)
     options = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
-    tensors = {name: getattr(options, name) for name in ("alibi_slopes", "k_scale", "v_scale")}
-    options = replace(options, **{name: t.to(DEVICE) for name, t in tensors.items() if t is not None})
+    if options.alibi_slopes is not None:
+        options = replace(options, alibi_slopes=options.alibi_slopes.to(DEVICE))
+    scales = () if k_scale is None else (k_scale.to(DEVICE), v_scale.to(DEVICE))
+    cache = LayerCache(moved.k_cache, moved.v_cache, *scales)
     with poisoned_memory():
-        out, lse = triton_paged.paged_attention_with_lse(
-            moved.q, moved.k_cache, moved.v_cache, moved.metadata, options
-        )
+        out, lse = gpu_paged.paged_attention_with_lse(moved.q, cache, moved.metadata, options)
     return out.cpu(), lse.cpu()
+
+
+def call_of(moved):
+    """A call of kernels over a case on the device."""
+    tables = (moved.metadata.positions, moved.metadata.block_table)
+    return make_call(moved.q, moved.cache, *tables, ScoreOptions(0.1), empty_results(moved.q))
 
 
 def check(seq_lens, query_lens, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, **shape):

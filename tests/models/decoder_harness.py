@@ -88,7 +88,7 @@ class PagedSequences:
             slots += [blocks[position // size] * size + position % size for position in span]
         metadata = self._metadata(chunks, positions, slots)
         input_ids = torch.tensor([token for chunk in chunks.values() for token in chunk], dtype=torch.int32)
-        hidden = self.decoder.forward(input_ids, metadata.positions, self.cache, metadata)
+        hidden = self.decoder.forward(input_ids, self.cache, metadata)
         logits = self.decoder.compute_logits(hidden)
         return dict(zip(chunks, logits.split([len(chunk) for chunk in chunks.values()]), strict=True))
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.attention.checks import bad_block, bad_slot
 from octavo.attention.cpu.compile import KernelUnavailableError, load_library
 from octavo.attention.metadata import AttentionMetadata
@@ -80,7 +81,7 @@ class StoreCall(ctypes.Structure):
     ]
 
 
-def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
+def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
     """Say why the compiled kernels cannot run on a device with a dtype; None: they can."""
     if device_type != "cpu":
         return f"the compiled kernels run on CPUs, the tensors are on {device_type}"
@@ -90,27 +91,18 @@ def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
     Raises:
         InvalidArgumentError: a slot does not exist; nothing was written.
     """
-    assert k_scale is None, "scales are of float8 caches, which unavailable_reason refuses"
-    assert v_scale is None, "scales are of float8 caches, which unavailable_reason refuses"
+    assert cache.k_scale is None, "scales are of float8 caches, which unsupported_reason refuses"
     slots = slot_mapping.to(torch.int64).contiguous()
-    num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_blocks, block_size, num_kv_heads, head_dim = cache.k.shape
     call = StoreCall(
-        *(tensor.data_ptr() for tensor in (k, v, k_cache, v_cache, slots)),
-        *(stride for tensor in (k, v, k_cache, v_cache) for stride in tensor.stride()[:-1]),
+        *(tensor.data_ptr() for tensor in (k, v, cache.k, cache.v, slots)),
+        *(stride for tensor in (k, v, cache.k, cache.v) for stride in tensor.stride()[:-1]),
         *(k.shape[0], num_kv_heads, head_dim, num_blocks * block_size, block_size),
     )
     bad_token = kernel_library().octavo_store(call, torch.get_num_threads())
@@ -119,14 +111,14 @@ def store_kv(
 
 
 def paged_attention_with_lse(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Attend by the plan's work list; see octavo.attention.paged_attention_with_lse.
 
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
-    plan = host_plan(q.shape[0], k_cache.shape[1], metadata)
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata)
     structure = plan_struct(plan)
     num_tokens, num_heads, head_dim = q.shape
     out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
@@ -139,12 +131,12 @@ def paged_attention_with_lse(
     table = metadata.block_table if metadata.block_table.stride(1) == 1 else metadata.block_table.contiguous()
     positions = metadata.positions.contiguous()
     alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
-    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
+    num_blocks, block_size, num_kv_heads, _ = cache.k.shape
     call = AttendCall(
-        *(tensor.data_ptr() for tensor in (q, k_cache, v_cache, table, positions)),
+        *(tensor.data_ptr() for tensor in (q, cache.k, cache.v, table, positions)),
         None if alibi is None else alibi.data_ptr(),
         *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
-        *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], table.stride(0)),
+        *(*q.stride()[:2], *cache.k.stride()[:3], *cache.v.stride()[:3], table.stride(0)),
         *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
         *score_fields(options.window, options.scale, options.softcap),
     )

@@ -9,7 +9,7 @@ whatever sequence they are of, and with one warp nothing waits for another one.
     fetch     a0 a1 b0 b1 b2 c0 ...                      tiles of the pieces a, b, c
     attend       a0 a1 -> out, b0 b1 b2 -> out, c0 ...
 
-The work is triton_decode's, cut into the same runs.
+The work is that of triton/decode.py, cut into the same runs.
 """
 
 from triton.experimental import gluon
@@ -18,13 +18,13 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.hopper import caches
 from octavo.attention.hopper.pieces import Run, merge_pieces, slot_of
 from octavo.attention.hopper.pipe import make_pipe
 from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
+from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.shapes import HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE
 from octavo.attention.triton.step_map import ThinWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
@@ -34,22 +34,23 @@ from octavo.gpu.device import power_of_two
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 
-def can_attend(call: Call, work: ThinWork) -> bool:
-    """Say whether the kernel takes these arguments; the portable one takes all."""
-    shapes = (HOPPER_DECODE_SHAPE, HOPPER_FEW_LEAVES_SHAPE, HOPPER_LEAF_SHAPE)
-    return work.shape in shapes and hopper_prefill.takes(call.q, call.k_cache, call.v_cache, call.options)
+def unsupported_reason(call: Call, work: ThinWork) -> str | None:
+    """Say why the kernel cannot take a call's thin units; None: it can."""
+    if work.shape not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
+        return "the units are tiled for the portable kernel"
+    return caches.unsupported_reason(call)
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
-    Arguments as of triton_decode.attend_thin.
+    Arguments as of triton.decode.attend_thin.
     """
     tile = work.shape
     shape = call.shape(tile)
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
     _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
-        *(call.queries, call.cache, *hopper_prefill.describe_caches(call, tile.keys), call.score),
+        *(call.queries, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
         *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, early),

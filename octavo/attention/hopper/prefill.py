@@ -16,78 +16,44 @@ number the device knows. Nodes may start while the kernel before them still runs
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
 
-import functools
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.attention.hopper.pipe import Places, Source, fetch_tiles, make_pipe
+from octavo.attention.hopper import caches
+from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
+from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE
 from octavo.attention.hopper.tiles import HALF, Gather, attend_item, key_tiles, pass_item
-from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.shapes import HOPPER_NODE_SHAPE, HOPPER_PROMPT_SHAPE, TileShape, fits_hopper
+from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import FatWork
 from octavo.attention.triton.units import RECORD
 from octavo.gpu.device import num_multiprocessors
 
-_Sizes = tuple[int, ...]
-_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+def unsupported_reason(call: Call, work: FatWork) -> str | None:
+    """Say why the kernel cannot take a call's fat units; None: it can."""
+    if work.num_parts > 1 or work.row_invariant or work.shape.rows != 2 * HALF.value:
+        return "it takes units of 128 rows with all their keys, in steps that are not deterministic"
+    return caches.unsupported_reason(call)
 
 
-def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, work: FatWork) -> bool:
-    """Say whether the kernel takes these arguments; the portable one takes all."""
-    return (
-        takes(q, k_cache, v_cache, options)
-        and work.num_parts == 1
-        and not work.row_invariant
-        and work.shape.rows == 2 * HALF.value
-    )
+def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
+    """Say why the kernel cannot take a forest's fat units; None: it can."""
+    if forest.fat_tile(decodes=False) != NODE_SHAPE:
+        return f"it takes nodes in tiles of {NODE_SHAPE}"
+    return caches.unsupported_reason(call)
 
 
-def can_attend_nodes(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions, forest: DeviceForest
-) -> bool:
-    """Say whether the kernel takes the fat units of a forest; the portable one takes all."""
-    return takes(q, k_cache, v_cache, options) and forest.fat_tile(decodes=False) == HOPPER_NODE_SHAPE
+def attend_fat(call: Call, work: FatWork) -> None:
+    """Attend the fat units."""
+    wide = call.layer.k.shape[1] % PROMPT_SHAPE.keys == 0
+    _attend(call, None, work.units, PROMPT_SHAPE if wide else NODE_SHAPE)
 
 
-def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: ScoreOptions) -> bool:
-    """Say whether the Hopper kernels take these: no float8, as products read what the copy engine wrote."""
-    dtype, strides = k_cache.dtype, k_cache.stride()
-    return (
-        options.softcap == 0
-        and options.alibi_slopes is None
-        and dtype == q.dtype
-        and strides == v_cache.stride()
-        and (k_cache.data_ptr() | v_cache.data_ptr()) % 16 == 0
-        and _takes_cache(q.device, dtype, k_cache.shape, strides)
-    )
-
-
-@functools.cache
-def _takes_cache(device: torch.device, dtype: torch.dtype, shape: _Sizes, strides: _Sizes) -> bool:
-    block, token, head, _ = strides
-    return (
-        fits_hopper(device, dtype, head_dim=shape[3], block_size=shape[1])
-        and block % token == 0
-        and (head % token == 0 or head < token)
-        and token % 8 == 0
-    )
-
-
-def attend_fat(call: Call, units: Tensor) -> None:
-    """Attend the fat units [U, 8]."""
-    wide = call.k_cache.shape[1] % HOPPER_PROMPT_SHAPE.keys == 0
-    _attend(call, None, units, HOPPER_PROMPT_SHAPE if wide else HOPPER_NODE_SHAPE)
-
-
-def attend_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
+def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
     """Attend a forest's fat units.
 
     The kernel may start while the one before it still runs. The plan it reads at once, and keys if they are
@@ -110,48 +76,12 @@ def _attend(
     """Launch the kernel with a tiling whose keys divide a block."""
     # The fetching warp cedes most of its share of the registers to the others.
     _attend_kernel[(num_multiprocessors(call.q.device),)](
-        *(call.queries, gather, call.cache, *describe_caches(call, tile.keys), call.score),
+        *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         *(units, units.shape[0], call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
         maxnreg=tile.max_registers,
         launch_pdl=gather is not None,
     )
-
-
-class _Address(NamedTuple):
-    """What a descriptor needs of a tensor, so that keeping it does not keep the memory."""
-
-    pointer: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-
-def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
-    """Describe a call's caches to the copy engine, in tiles of so many keys, which divide a block."""
-    geometry = (call.k_cache.dtype, call.k_cache.shape, call.k_cache.stride(), keys)
-    k, places = _describe(call.k_cache.data_ptr(), *geometry)
-    v, _ = _describe(call.v_cache.data_ptr(), *geometry)
-    return k, v, places
-
-
-# Room for the layers of a few models at a time.
-@functools.lru_cache(maxsize=1024)
-def _describe(
-    pointer: int, dtype: torch.dtype, shape: _Sizes, strides: _Sizes, keys: int
-) -> tuple[TensorDescriptor, Places]:
-    """Describe the cache [N, B, KH, D] at an address as a matrix, to be copied in tiles of so many keys."""
-    num_blocks, block_size, num_heads, head_dim = shape
-    block, token, head, _ = strides
-    head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
-    block_rows = block // token
-    num_rows = (num_blocks - 1) * block_rows + (num_heads - 1) * head_rows + block_size
-    size = [num_rows, (num_heads - 1) * head_columns + head_dim]
-    tile = [keys, head_dim]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[dtype])
-    matrix = TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout)
-    return matrix, Places(block_rows, head_rows, head_columns)
 
 
 @gluon.jit(do_not_specialize=["num_units"])

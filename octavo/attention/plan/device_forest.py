@@ -3,18 +3,10 @@
 import numpy as np
 import torch
 
-from octavo.attention.float8 import FLOAT8
+from octavo.attention.choice import node_tiles
 from octavo.attention.plan.node_plan import NodeCapacity, NodePlan, NodeTiling
 from octavo.attention.plan.prefix_forest import Costs
-from octavo.attention.triton.shapes import (
-    HOPPER_BESIDE_SHAPE,
-    HOPPER_NODE_SHAPE,
-    TileShape,
-    fits_hopper,
-    node_shape,
-    padded_head_dim,
-    thin_shape,
-)
+from octavo.attention.triton.shapes import TileShape, padded_head_dim, thin_shape
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 
@@ -31,7 +23,7 @@ class DeviceForest:
         forest = DeviceForest(max_num_seqs=256, num_heads=16, num_kv_heads=8, head_dim=128, ...)
         when sequences join or leave:   plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
                                         forest.upload(plan)
-        each step, if plan.num_units:   replay a graph captured with AttentionMetadata(..., forest=forest)
+        each step, if plan.num_units:   replay a graph captured with AttentionMetadata(..., work=forest)
         each step, if not:              replay a graph captured without a forest
 
     A captured graph serves any plan: the kernels' grids do not depend on it. An uploaded plan stays right
@@ -99,16 +91,13 @@ class DeviceForest:
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
         self._group = group = num_heads // num_kv_heads
-        padded_dim = padded_head_dim(head_dim)
-        self.thin_shape = thin or thin_shape(group, padded_dim, dtype)
-        on_hopper = fits_hopper(self.device, dtype, head_dim=head_dim, block_size=block_size)
-        if fat is None and on_hopper and group <= HOPPER_BESIDE_SHAPE.rows:
-            self._fat_tiles = (HOPPER_NODE_SHAPE, HOPPER_BESIDE_SHAPE)
-            self.has_thin_units = False
+        self.thin_shape = thin or thin_shape(group, padded_head_dim(head_dim), dtype)
+        if fat is None:
+            *fat_tiles, has_thin_units = node_tiles(self.device, group, head_dim, dtype, block_size)
         else:
-            fat = fat or node_shape(group, padded_dim, torch.float16 if dtype == FLOAT8 else dtype)
-            self._fat_tiles = (fat, fat)
-            self.has_thin_units = True
+            fat_tiles, has_thin_units = [fat, fat], True
+        self._fat_tiles = tuple(fat_tiles)
+        self.has_thin_units = has_thin_units
         self._min_segment_tokens = min_segment_tokens
         num_tokens = max_num_tokens or max_num_seqs
         self.capacity = NodeCapacity(

@@ -9,8 +9,8 @@ from math import lcm
 
 import numpy as np
 
-from octavo.attention.plan.node_segments import NodeTiling, cut_segments, expand, gather_nodes
 from octavo.attention.plan.host_segments import concatenated_ranges
+from octavo.attention.plan.node_segments import NodeTiling, cut_segments, expand, gather_nodes
 from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes
 from octavo.errors import InvalidArgumentError
 

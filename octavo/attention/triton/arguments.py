@@ -11,6 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import TileShape, padded_head_dim
@@ -80,14 +81,13 @@ class Call(NamedTuple):
 
     Attributes:
         q: [T, H, D] queries.
-        k_cache, v_cache: [N, B, KH, D].
+        layer: the cache.
         options: how scores are made.
         queries, cache, score: the same for kernels.
     """
 
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
+    layer: LayerCache
     options: ScoreOptions
     queries: Queries
     cache: Cache
@@ -95,20 +95,19 @@ class Call(NamedTuple):
 
     def shape(self, tile: TileShape) -> Shape:
         """Return what a kernel with such tiles is compiled for."""
-        options, (_, block_size, num_kv_heads, head_dim) = self.options, self.k_cache.shape
+        options, (_, block_size, num_kv_heads, head_dim) = self.options, self.layer.k.shape
         return _shape(
             *(self.q.shape[1] // num_kv_heads, num_kv_heads),
             *(head_dim, padded_head_dim(head_dim), block_size),
             *(tile.rows, tile.keys),
             *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
-            *(options.k_scale is not None, self.k_cache.dtype == FLOAT8),
+            *(self.layer.k_scale is not None, self.layer.k.dtype == FLOAT8),
         )
 
 
 def make_call(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    layer: LayerCache,
     positions: Tensor,
     block_table: Tensor,
     options: ScoreOptions,
@@ -118,23 +117,23 @@ def make_call(
 
     Args:
         q: [T, H, D] queries, any strides, last dimension contiguous.
-        k_cache, v_cache: [N, B, KH, D], likewise.
+        layer: the cache.
         positions: [T] int32.
         block_table: [S, max_blocks] int32.
         options: how scores are made; what is off is passed as a constant that no kernel reads.
         results: (out [T, H, D], lse [T, H] float32), contiguous, that the kernels write.
     """
     stride_token, stride_head, _ = q.stride()
-    k, v = k_cache, v_cache
+    k, v = layer.k, layer.v
     if k.dtype == FLOAT8:
         k, v = k.view(torch.int16), v.view(torch.int16)
     return Call(
-        *(q, k_cache, v_cache, options),
+        *(q, layer, options),
         Queries(q, stride_token, stride_head, positions, *results),
         Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, block_table.stride(0)),
         Score(
             *(options.scale * LOG2_E, options.window or 0, options.softcap),
-            *(options.alibi_slopes, options.k_scale, options.v_scale),
+            *(options.alibi_slopes, layer.k_scale, layer.v_scale),
         ),
     )
 

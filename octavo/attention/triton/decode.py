@@ -4,7 +4,6 @@
 import triton
 import triton.language as tl
 
-from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.step_map import ThinWork
@@ -31,9 +30,6 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         work: the step's thin work.
         early: start while the kernel before runs, which lets this one in when queries can be read.
     """
-    if hopper_decode.can_attend(call, work):
-        hopper_decode.attend_thin(call, metadata, work, early=early)
-        return
     tile = work.shape
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.hopper import prefill as hopper_prefill
+from octavo.attention.cache import LayerCache
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call, make_call
@@ -40,25 +40,20 @@ _MERGED_HEADS = 2
 
 
 def node_call(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    positions: Tensor,
-    options: ScoreOptions,
-    forest: DeviceForest,
+    q: Tensor, layer: LayerCache, positions: Tensor, options: ScoreOptions, forest: DeviceForest
 ) -> Call:
     """Describe a layer's call as its nodes see it: their block ids, and partial results.
 
     Args:
         q: [T, H, D] queries.
-        k_cache, v_cache: [N, B, KH, D].
+        layer: the cache.
         positions: [T] int32.
         options: how scores are made; without a window.
         forest: the plan; its partial results are overwritten.
     """
     results = (forest.partial_out, forest.partial_lse)
     # A record's first field leads into the plan's own block ids.
-    return make_call(q, k_cache, v_cache, positions, forest.node_table, options, results)
+    return make_call(q, layer, positions, forest.node_table, options, results)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -70,12 +65,9 @@ def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None
         decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
             (Prompts that begin alike share blocks in the very step that computes them.)
     """
-    if hopper_prefill.can_attend_nodes(call.q, call.k_cache, call.v_cache, call.options, forest):
-        hopper_prefill.attend_nodes(call, forest, decodes=decodes)
-    else:
-        # Needs what came before it, the queries, at once.
-        tile = forest.fat_tile(decodes=decodes)
-        _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
+    # Not early: it needs what came before it, the queries, at once.
+    tile = forest.fat_tile(decodes=decodes)
+    _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
 
 
 def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:

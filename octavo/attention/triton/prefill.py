@@ -4,7 +4,6 @@
 import triton
 import triton.language as tl
 
-from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.step_map import FatWork
 from octavo.attention.triton.tiles import (
@@ -27,12 +26,9 @@ def attend_fat(call: Call, work: FatWork) -> None:
         call: the call.
         work: the step's fat work.
     """
-    if hopper_prefill.can_attend(call.q, call.k_cache, call.v_cache, call.options, work):
-        hopper_prefill.attend_fat(call, work.units)
-        return
     tile = work.shape
     shape = call.shape(tile)
-    num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.k_cache.shape[2]
+    num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.layer.k.shape[2]
     _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
         *(call.queries, call.cache, call.score, work.units, work.partial_out, work.partial_lse),
         *(num_rows, shape, work.num_parts),

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from octavo.gpu.device import nvidia_generation, power_of_two
+from octavo.gpu.device import power_of_two
 
 _KEYS = 64
 
@@ -40,23 +40,6 @@ _SMALL_TILES = {
     (64, 2): TileShape(16, 32, 2, 3, 6, 168),
 }
 
-# What hopper_decode is for.
-HOPPER_DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
-_HOPPER_DECODE_DIM = 128
-
-# Two warpgroups of 64 rows and one warp that fetches fill a multiprocessor; see hopper_prefill. Prompts take
-# twice the keys where blocks are that long.
-HOPPER_NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
-HOPPER_PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
-
-# While sequences decode, one warpgroup and the sequences' own parts share a multiprocessor. Of the 512
-# registers a lane in each of its quarters, two warps take 272: too many for a second such program, which
-# would keep the others out. Left are 240, for one warp of few sequences or two of many.
-HOPPER_BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
-HOPPER_FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
-HOPPER_LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
-_MANY_LEAVES = 128
-
 
 def padded_head_dim(head_dim: int) -> int:
     """Return the tile width for a head dimension: a power of two, half of it enough for the matrix units."""
@@ -88,39 +71,6 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
     )
 
 
-def decode_shape(
-    device: torch.device,
-    group: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int,
-    *,
-    num_sequences: int,
-    shares: bool,
-) -> TileShape:
-    """Return the tiling for decoding: that of the kernel for Hopper GPUs if it can take the cache.
-
-    Args:
-        device: where the kernel runs.
-        group: query heads of a kv head.
-        head_dim: D.
-        dtype: of the cache.
-        block_size: tokens in a block of the cache.
-        num_sequences: S. One sequence alone is cut into as many pieces as there are programs.
-        shares: what the sequences have in common is read by other kernels.
-    """
-    if (
-        num_sequences > 1
-        and head_dim == _HOPPER_DECODE_DIM
-        and group <= HOPPER_DECODE_SHAPE.rows
-        and fits_hopper(device, dtype, head_dim=head_dim, block_size=block_size)
-    ):
-        if shares:
-            return HOPPER_LEAF_SHAPE if num_sequences >= _MANY_LEAVES else HOPPER_FEW_LEAVES_SHAPE
-        return HOPPER_DECODE_SHAPE
-    return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
-
-
 @cache
 def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for many query tokens, where the matrix units' rate counts.
@@ -138,17 +88,6 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
         num_stages=2,
         programs_per_multiprocessor=2,
         max_registers=None if wide else 128,
-    )
-
-
-@cache
-def fits_hopper(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
-    """Say whether the kernel for Hopper GPUs can take a cache; its strides and the options count too."""
-    return (
-        nvidia_generation(device) == 9
-        and dtype in (torch.bfloat16, torch.float16)
-        and head_dim in (64, 128)
-        and block_size % 64 == 0
     )
 
 

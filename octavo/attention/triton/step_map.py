@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.attention.choice import decode_tile
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.shapes import (
     TileShape,
-    decode_shape,
     deterministic_shape,
     fat_shape,
     padded_head_dim,
@@ -146,7 +146,7 @@ def plan_step(
         shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
         return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
     forest = metadata.forest if window is None else None
-    thin = thin or decode_shape(
+    thin = thin or decode_tile(
         metadata.seq_lens.device,
         group,
         head_dim,

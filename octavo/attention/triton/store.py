@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.cache import LayerCache
 from octavo.gpu.device import power_of_two
 
 
@@ -27,15 +28,7 @@ class Blocks(NamedTuple):
     head: Any
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
     A negative slot writes nothing. That slots exist is not checked: it would wait for the device.
@@ -48,10 +41,10 @@ def store_kv(
     _store_kernel[(num_tokens, -(-num_heads // heads_abreast))](
         Rows(k, *k.stride()[:2]),
         Rows(v, *v.stride()[:2]),
-        Blocks(k_cache, *k_cache.stride()[:3]),
-        Blocks(v_cache, *v_cache.stride()[:3]),
-        *(slot_mapping, k_scale, v_scale),
-        *(num_heads, head_dim, k_cache.shape[1], heads_abreast, padded_dim),
+        Blocks(cache.k, *cache.k.stride()[:3]),
+        Blocks(cache.v, *cache.v.stride()[:3]),
+        *(slot_mapping, cache.k_scale, cache.v_scale),
+        *(num_heads, head_dim, cache.k.shape[1], heads_abreast, padded_dim),
     )
 
 

@@ -126,7 +126,7 @@ class CapturedNetwork:
             block_table=block_table,
             max_query_len=max_query_len,
             max_seq_len=self.max_model_len,
-            forest=self.forest if shares else None,
+            work=self.forest if shares else None,
             is_fresh=is_fresh,
         )
-        return self.decoder.forward(input_ids, positions, self.kv_cache, metadata)
+        return self.decoder.forward(input_ids, self.kv_cache, metadata)

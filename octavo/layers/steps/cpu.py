@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.attention.cache import KVCache
 from octavo.attention.checks import bad_slot, check_plan
+from octavo.attention.choice import choose_impl
 from octavo.attention.cpu.kernel import (
     AttendCall,
     StoreCall,
@@ -18,7 +19,6 @@ from octavo.attention.cpu.kernel import (
     plan_struct,
     score_fields,
 )
-from octavo.attention.interface import choose_impl
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
@@ -27,17 +27,19 @@ from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 
 
-def can_prepare(kv_cache: KVCache, impl: str) -> bool:
-    """True when `impl` means the compiled kernels for this cache and its layout is the engine's."""
+def unsupported_reason(kv_cache: KVCache, impl: str) -> str | None:
+    """Say why a step cannot be prepared for the compiled kernels; None: it can."""
     data = kv_cache.data
-    return data.is_contiguous() and choose_impl(impl, data.device.type, data.dtype) == "c"
+    if choose_impl(impl, data.device.type, data.dtype) != "c":
+        return f"attention_impl={impl!r} does not mean the compiled kernels here"
+    return None if data.is_contiguous() else "the cache is not laid out as by KVCache.allocate"
 
 
 class CpuStep:
     """Attention of one step, for any of its layers.
 
-    Only for caches that `can_prepare` accepts. A call's results are overwritten by nothing: each output is
-    new; the partial results' buffers are shared by the layers.
+    Only for caches that `unsupported_reason` accepts. Each call's output is new; the layers share the buffers
+    of partial results.
     """
 
     def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:

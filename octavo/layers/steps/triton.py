@@ -4,8 +4,8 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.paged import attend_with_map, plan_step
 from octavo.attention.triton.step_map import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
@@ -41,31 +41,30 @@ class TritonStep:
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""
-        k_cache, v_cache = self._kv_cache.layer(options.layer)
+        cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
-        k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
-        heads = {"num_heads": self._num_heads, "num_kv_heads": k_cache.shape[2]}
+        heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
         q = rotate_and_store(
             qkv,
             None,
             self._metadata.slot_mapping,
             *rotations,
-            k_cache,
-            v_cache,
+            cache.k,
+            cache.v,
             num_heads=self._num_heads,
             norm_weight=None if qk_norm is None else qk_norm.weight,
             eps=0.0 if qk_norm is None else qk_norm.eps,
             keep_k=is_dense,
-            k_scale=k_scale,
-            v_scale=v_scale,
+            k_scale=cache.k_scale,
+            v_scale=cache.v_scale,
         )
         if is_dense:
             return attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = plan_step(
-                q, k_cache, self._metadata, window, deterministic=self._deterministic
+                q, cache, self._metadata, window, deterministic=self._deterministic
             )
-        scores = ScoreOptions(options.scale, window, options.softcap, k_scale=k_scale, v_scale=v_scale)
-        out, _ = attend_with_map(q, k_cache, v_cache, self._metadata, scores, self._maps[window])
+        scores = ScoreOptions(options.scale, window, options.softcap)
+        out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)

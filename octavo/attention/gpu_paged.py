@@ -1,15 +1,20 @@
-"""Paged attention in Triton, for NVIDIA GPUs. Importing this module imports no Triton: laptops have none."""
+"""Paged attention on NVIDIA GPUs: a step's task map, and what a layer launches.
+
+Importing this imports no Triton: laptops have none.
+"""
 
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from octavo.attention import choice
+from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import triton_unsupported_reason
+from octavo.gpu.device import can_overlap, triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.triton.arguments import Call
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 
-def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
+def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
     """Say why the kernels cannot run on (device type, dtype of the cache); None: they can."""
     if dtype not in _DTYPES:
         return f"it is written for bfloat16, float16, float32 and float8_e4m3fn, not {dtype}"
@@ -32,44 +37,36 @@ def unavailable_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return None
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
     Slots are not checked against the size of the cache: it would wait for the device.
     """
-    from octavo.attention.triton import store as triton_store
+    from octavo.attention.triton import store
 
-    triton_store.store_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    store.store_kv(k, v, cache, slot_mapping)
 
 
 def paged_attention_with_lse(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, options: ScoreOptions
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Attend by a task map made for this call alone; see octavo.attention.paged_attention_with_lse.
 
-    Waits for nothing. Prefixes are shared by metadata.forest; metadata.plan is not used. Who calls once per
-    layer makes the map once per step with plan_step and calls attend_with_map.
+    Waits for nothing. A DeviceForest in metadata.work says what is shared. A model makes the map once per
+    step with plan_step and calls attend_with_map in each layer instead.
 
     Raises:
         InvalidArgumentError: the scale is not positive.
     """
     if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
         return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, device=q.device)
-    step_map = plan_step(q, k_cache, metadata, options.window)
-    return attend_with_map(q, k_cache, v_cache, metadata, options, step_map)
+    step_map = plan_step(q, cache, metadata, options.window)
+    return attend_with_map(q, cache, metadata, options, step_map)
 
 
 def plan_step(
     q: Tensor,
-    k_cache: Tensor,
+    cache: LayerCache,
     metadata: AttentionMetadata,
     window: int | None = None,
     *,
@@ -79,22 +76,22 @@ def plan_step(
 
     Args:
         q: [T, H, D] queries of any layer, T > 0; only shape and dtype count.
-        k_cache: [N, B, KH, D] of any layer, likewise.
+        cache: any layer's, likewise.
         metadata: the step, of at least one sequence.
         window: the layers' window.
-        deterministic: see triton_plan.plan_step.
+        deterministic: see step_map.plan_step.
     """
-    from octavo.attention.triton import step_map as triton_plan
+    from octavo.attention.triton import step_map
 
-    return triton_plan.plan_step(
+    return step_map.plan_step(
         metadata,
         num_tokens=q.shape[0],
         num_heads=q.shape[1],
-        num_kv_heads=k_cache.shape[2],
+        num_kv_heads=cache.k.shape[2],
         head_dim=q.shape[2],
         dtype=q.dtype,
-        cache_dtype=k_cache.dtype,
-        block_size=k_cache.shape[1],
+        cache_dtype=cache.k.dtype,
+        block_size=cache.k.shape[1],
         window=window,
         deterministic=deterministic,
     )
@@ -102,8 +99,7 @@ def plan_step(
 
 def attend_with_map(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     metadata: AttentionMetadata,
     options: ScoreOptions,
     step_map: "StepMap",
@@ -114,10 +110,28 @@ def attend_with_map(
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
             cannot be read two numbers at a time.
     """
-    from octavo.attention.triton import arguments as triton_arguments
-    from octavo.attention.triton import nodes as triton_nodes
-    from octavo.gpu.device import can_overlap
+    from octavo.attention.triton import arguments, nodes
 
+    _check(cache, options, step_map)
+    results = arguments.empty_results(q)
+    forest, positions = step_map.forest, metadata.positions
+    if forest is None:
+        call = arguments.make_call(q, cache, positions, metadata.block_table, options, results)
+        _attend_units(call, metadata, step_map, early=False)
+        return results
+    node_call = nodes.node_call(q, cache, positions, options, forest)
+    leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
+    leaves = arguments.make_call(q, cache, positions, metadata.block_table, options, leaf_results)
+    choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
+    _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
+    if forest.has_thin_units:
+        # Behind the leaves, which are there in every step: thin nodes often are not.
+        nodes.attend_thin_nodes(node_call, forest)
+    nodes.merge_nodes(results, forest)
+    return results
+
+
+def _check(cache: LayerCache, options: ScoreOptions, step_map: "StepMap") -> None:
     if not options.scale > 0:
         raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
     if options.window != step_map.window:
@@ -125,37 +139,18 @@ def attend_with_map(
             f"the task map is for window {step_map.window}, this layer has {options.window}; "
             f"make one map for each window"
         )
-    if k_cache.dtype == FLOAT8 and any(
-        size % 2 for cache in (k_cache, v_cache) for size in (cache.shape[3], *cache.stride()[:3])
+    if cache.k.dtype == FLOAT8 and any(
+        size % 2 for x in (cache.k, cache.v) for size in (x.shape[3], *x.stride()[:3])
     ):
         raise InvalidArgumentError(
             f"the Triton kernels need float8 caches of even head dim and strides, "
-            f"got {k_cache.shape[3]} and {k_cache.stride()}, {v_cache.stride()}"
+            f"got {cache.k.shape[3]} and {cache.k.stride()}, {cache.v.stride()}"
         )
-    results = triton_arguments.empty_results(q)
-    layer, forest = (q, k_cache, v_cache, metadata.positions), step_map.forest
-    if forest is None:
-        call = triton_arguments.make_call(*layer, metadata.block_table, options, results)
-        _attend_units(call, metadata, step_map, early=False)
-        return results
-    nodes = triton_nodes.node_call(*layer, options, forest)
-    leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
-    leaves = triton_arguments.make_call(*layer, metadata.block_table, options, leaf_results)
-    triton_nodes.attend_fat_nodes(nodes, forest, decodes=metadata.max_query_len == 1)
-    _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
-    if forest.has_thin_units:
-        # Behind the leaves, which are there in every step: thin nodes often are not.
-        triton_nodes.attend_thin_nodes(nodes, forest)
-    triton_nodes.merge_nodes(results, forest)
-    return results
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend to the sequences' own keys; early: see triton_decode.attend_thin."""
-    from octavo.attention.triton import decode as triton_decode
-    from octavo.attention.triton import prefill as triton_prefill
-
+    """Attend to the sequences' own keys; early: see triton.decode.attend_thin."""
     if step_map.thin is not None:
-        triton_decode.attend_thin(call, metadata, step_map.thin, early=early)
+        choice.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:
-        triton_prefill.attend_fat(call, step_map.fat)
+        choice.attend_fat(call, step_map.fat)

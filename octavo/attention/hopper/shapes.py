@@ -1,0 +1,43 @@
+"""How the kernels for Hopper GPUs are tiled, and which caches they can take.
+
+Importing this imports no Triton.
+"""
+
+from functools import cache
+
+import torch
+
+from octavo.attention.triton.shapes import TileShape
+from octavo.gpu.device import nvidia_generation
+
+DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
+"""Decoding, one warp a program."""
+DECODE_DIM = 128
+
+# Two warpgroups of 64 rows and one warp that fetches fill an SM; see prefill.py. Prompts take twice the keys
+# where blocks are that long.
+NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
+PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
+
+# While sequences decode, one warpgroup and the sequences' own parts share an SM. Of the 512 registers a lane
+# in each of its quarters, two warps take 272: too many for a second such program, which would keep the others
+# out. Left are 240, for one warp of few sequences or two of many.
+BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
+FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
+LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
+
+
+@cache
+def unsupported_reason(
+    device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int
+) -> str | None:
+    """Say why the kernels cannot take a cache; None: they can, as far as its strides and the options allow."""
+    if nvidia_generation(device) != 9:
+        return f"it is written for Hopper GPUs (compute capability 9), not for {device}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"its tensor-core products are of bfloat16 and float16, not {dtype}"
+    if head_dim not in (64, 128):
+        return f"it is written for head dimensions 64 and 128, not {head_dim}"
+    if block_size % 64 != 0:
+        return f"TMA copies 64 keys at a time: the block size must be a multiple, not {block_size}"
+    return None

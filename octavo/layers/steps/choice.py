@@ -1,0 +1,36 @@
+"""The one place where a step's attention is chosen: prepared for C, by GPU kernels, or by the operators."""
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.choice import choose_impl
+from octavo.errors import ConfigError
+from octavo.layers.steps import cpu
+from octavo.layers.steps.operators import AttentionStep, OperatorStep
+
+
+def make_step(
+    kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, impl: str, deterministic: bool = False
+) -> AttentionStep:
+    """Return the fastest AttentionStep that `impl` allows.
+
+    Args:
+        kv_cache: all layers.
+        metadata: the step.
+        num_heads: H.
+        impl: attention implementation.
+        deterministic: a token's result must not depend on what else is in the step; "triton" alone can.
+
+    Raises:
+        ConfigError: deterministic, and `impl` is not "triton" here.
+    """
+    if not deterministic and cpu.unsupported_reason(kv_cache, impl) is None:
+        return cpu.CpuStep(kv_cache, metadata, num_heads=num_heads)
+    if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype) == "triton":
+        from octavo.layers.steps.triton import TritonStep
+
+        return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)
+    if deterministic:
+        raise ConfigError(
+            f'deterministic=True needs attention_impl="triton" on an NVIDIA GPU, got {impl!r} on '
+            f"{kv_cache.data.device}; use deterministic=False"
+        )
+    return OperatorStep(kv_cache, metadata, num_heads, impl)
