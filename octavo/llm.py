@@ -6,9 +6,8 @@ from types import TracebackType
 from typing import Literal
 
 from octavo.config import EngineConfig
-from octavo.engine.collection import collect_youngest, no_full_collections
-from octavo.engine.deltas import DeltaReader
 from octavo.engine.engine import Engine
+from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
@@ -20,7 +19,7 @@ from octavo.llm_arguments import (
     as_params_list,
     as_prompt_list,
 )
-from octavo.outputs import CompletionDelta, RequestOutput, ScoreOutput
+from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
 from octavo.progress import RichProgress
 from octavo.sampling_params import SamplingParams
 
@@ -28,8 +27,8 @@ OnError = Literal["raise", "return"]
 
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# Prompts of a list that are read before a device begins with them. It gets a step again when there are twice
-# as many, and so on, since a step costs the host as much as dozens of prompts.
+# A device starts to work once this many prompts of a list are read, and gets another step at twice as many,
+# and so on: launching a step takes the host as long as reading dozens of prompts.
 _FIRST_PROMPTS = 64
 
 
@@ -231,7 +230,7 @@ class LLM:
             for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                 outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
                 if number == step_at and self.engine.runner.runs_ahead:
-                    # So that the device has something to do while the others are read.
+                    # The device works while the other prompts are read.
                     self._shared.step()
                     step_at *= 2
             collect_youngest()
@@ -248,9 +247,9 @@ class LLM:
 
 
 class CompletionStream(Iterator[CompletionDelta]):
-    """What steps add to one request, as it comes. A `with` block closes it.
+    """Iterates over what steps add to one request. A `with` block closes it.
 
-    A delta holds all that is new since the last one: a token, or more where other calls ran steps meanwhile.
+    A delta holds all that is new since the last one: one token, or more if other calls ran steps meanwhile.
     """
 
     def __init__(self, shared: SharedEngine, caller: Caller, output: RequestOutput) -> None:

@@ -1,4 +1,4 @@
-"""What `LLM` is called with: one of something or many, parameters for all or for each."""
+"""Arguments of `LLM`: turns one prompt or many, and parameters for all or for each, into lists."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -18,7 +18,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         PromptError: they are neither.
     """
-    # Bytes are no prompt, as whoever reads them will say; but they are one thing, not a list of integers.
+    # PromptReader refuses bytes. They are one (wrong) prompt, not a list of integers.
     if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
         return [cast(Prompt, prompts)]
     if not isinstance(prompts, Sequence):
@@ -34,7 +34,7 @@ def as_params_list(
     """Return parameters for each prompt.
 
     Raises:
-        InvalidArgumentError: they are neither, or there are not as many as prompts.
+        InvalidArgumentError: they are neither, or their number differs from that of the prompts.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_SAMPLING] * num_prompts

@@ -1,4 +1,4 @@
-"""What crosses from the engine to servers and users. Nothing else does."""
+"""What the engine hands to users and servers: outputs, deltas, log-probabilities, metrics."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -117,7 +117,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What one step added to one completion; deltas concatenate to the whole.
+    """What a completion gained since its reader's last delta; deltas concatenate to the whole.
 
     Attributes:
         request_id: the request's id.
@@ -140,6 +140,47 @@ class CompletionDelta:
     stop_reason: str | int | None = None
     message: str | None = None
     output: RequestOutput | None = None
+
+
+class DeltaReader:
+    """Reads one output piece by piece; a completion's pieces concatenate to the whole.
+
+    Steps store nothing for readers. Each `read` cuts a piece from the output, however many steps have added
+    to it since the read before.
+    """
+
+    def __init__(self, output: RequestOutput) -> None:
+        self._output = output
+        # Of each completion: (tokens, characters, end) that the reader has seen.
+        self._seen = [(0, 0, False) for _ in output.outputs]
+
+    def read(self) -> list[CompletionDelta]:
+        """Return what is new: at most one delta per completion; the last of all carries the output."""
+        deltas = []
+        for index, completion in enumerate(self._output.outputs):
+            ended = completion.finish_reason is not None
+            now = (len(completion.token_ids), len(completion.text), ended)
+            if now != self._seen[index]:
+                deltas.append(self._cut(completion, *self._seen[index]))
+                self._seen[index] = now
+        if deltas and self._output.finished:
+            deltas[-1].output = self._output
+        return deltas
+
+    def _cut(
+        self, completion: CompletionOutput, num_tokens: int, num_chars: int, ended: bool
+    ) -> CompletionDelta:
+        logprobs = completion.logprobs
+        return CompletionDelta(
+            request_id=self._output.request_id,
+            index=completion.index,
+            text=completion.text[num_chars:],
+            token_ids=tuple(completion.token_ids[num_tokens:]),
+            logprobs=None if logprobs is None else tuple(logprobs[num_tokens:]),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            message=completion.message,
+        )
 
 
 @dataclass(frozen=True, slots=True)

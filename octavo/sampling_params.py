@@ -109,18 +109,6 @@ class SamplingParams:
         """True when the most likely token is taken, without a draw."""
         return self.temperature < MIN_TEMPERATURE
 
-    @property
-    def is_plain(self) -> bool:
-        """True when nothing but temperature, top-k, top-p and min-p is asked of the sampler."""
-        return (
-            self.logprobs is None
-            and not self.logit_bias
-            and self.repetition_penalty == 1
-            and not self.presence_penalty
-            and not self.frequency_penalty
-            and self.min_tokens == 0
-        )
-
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> "SamplingParams":
         """Build from a mapping, refusing unknown names with the nearest valid one."""

@@ -20,12 +20,12 @@ each unfinished request computes the tokens of its output again. Nothing that a 
 import logging
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from octavo.config import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import gib, plan_execution
+from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.request import Request
@@ -35,8 +35,9 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import StepResult
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager
-from octavo.models import Decoder, ModelConfig, load_tokenizer, read_config, resolve_model
+from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
 from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -57,34 +58,27 @@ class Engine:
         config: EngineConfig,
         *,
         decoder: Decoder | None = None,
+        parallel: TensorParallel = TensorParallel(),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load the model and allocate the KV cache.
 
         Args:
             config: engine options.
-            decoder: weights already loaded for this model, to be shared with another engine.
+            decoder: weights already loaded for this model and rank, to be shared with another engine.
+            parallel: the rank this engine is. Engines of all ranks must get the same calls in the same order.
             progress: called with (tensors loaded, tensors in all) while loading.
 
         Raises:
             ModelError: the model cannot be found, read or supported.
-            ConfigError: options contradict the model or the machine.
+            ConfigError: options contradict the model, the machine or the ranks.
             OutOfMemoryError: weights or KV cache do not fit.
         """
         source = resolve_model(config.model, config.load_format)
         self.config = config
         self.model_config = ModelConfig.from_hf(read_config(source))
-        self.plan = plan = plan_execution(config, self.model_config)
-        logger.info(
-            "%s on %s: weights %s, KV cache %s (%d tokens), activations %s of %s free",
-            source.path,
-            plan.device,
-            gib(plan.weight_bytes),
-            gib(plan.kv_bytes),
-            plan.num_kv_tokens,
-            gib(plan.working_bytes),
-            gib(plan.free_bytes),
-        )
+        self.plan = plan = plan_execution(config, self.model_config, parallel)
+        _log_plan(plan, source)
         self.tokenizer = load_tokenizer(source)
         self.manager = KVCacheManager(
             plan.num_blocks,
@@ -100,7 +94,6 @@ class Engine:
         if decoder is None:
             decoder = read_decoder(source, config, plan, self.model_config, progress)
         self.runner = make_runner(decoder, config, plan)
-        self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self.outputs = OutputProcessor(self.tokenizer)
         self.prompts = PromptReader(
             self.tokenizer,
@@ -111,11 +104,14 @@ class Engine:
         self._eos_token_ids = self.model_config.eos_token_ids
         if self.tokenizer is not None:
             self._eos_token_ids |= self.tokenizer.eos_token_ids
+        # Steps launched whose results are not processed, oldest first.
+        self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self._in_doubt = False
         self._num_requests = 0
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_output_tokens = 0
+        self._host_options: Counter[str] = Counter()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -158,6 +154,7 @@ class Engine:
         requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
+        self._count_host_options(requests[0])
         self._in_doubt = False
         return output
 
@@ -215,16 +212,17 @@ class Engine:
             num_computed_tokens=self._num_computed_tokens,
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
+            host_options=dict(self._host_options),
             kv=self.manager.stats(),
         )
 
     def _begin(self) -> None:
-        """Say that a change is under way; whoever calls this says when it is done."""
+        """Note that a change is under way. The caller sets `_in_doubt` to False when all of it is done."""
         self.settle()
         self._in_doubt = True
 
     def _start_over(self) -> None:
-        """Make all state but the outputs anew. May be broken off, and is then begun again."""
+        """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
         logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
         self._in_flight.clear()
         self.runner.reset()
@@ -279,6 +277,12 @@ class Engine:
             )
             for index in range(params.n)
         ]
+
+    def _count_host_options(self, request: Request) -> None:
+        for name in request.host_options:
+            if name not in self._host_options and self.runner.runs_ahead:
+                logger.debug("%s: steps with a request that asks for it wait for the host", name)
+            self._host_options[name] += 1
 
     def _can_run_ahead(self) -> bool:
         return self.runner.runs_ahead and all(r.can_run_ahead for r in self.scheduler.running)
@@ -335,9 +339,9 @@ class Engine:
             self._retire(request)
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
-        """The step computed nothing that can be trusted: its requests end, all others start over.
+        """End a failed step's requests with an error; all others start over.
 
-        So do those of steps launched after it, which may have read what it should have written.
+        Nothing that the step computed can be trusted, nor what steps launched after it may have read.
         """
         logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
         failure = (
@@ -357,6 +361,21 @@ class Engine:
         if not request.is_finished:
             self.scheduler.finish(request)
         self.runner.release(request)
+
+
+def _log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
+    logger.info(
+        "%s on %s, rank %d of %d: weights %s, KV cache %s (%d tokens), activations %s of %s free",
+        source.path,
+        plan.device,
+        plan.parallel.rank,
+        plan.parallel.size,
+        gib(plan.weight_bytes),
+        gib(plan.kv_bytes),
+        plan.num_kv_tokens,
+        gib(plan.working_bytes),
+        gib(plan.free_bytes),
+    )
 
 
 def _salt_bytes(cache_salt: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What an engine is put together from before its first request: weights, KV cache, the runner."""
+"""Loads weights, allocates the KV cache, and chooses the runner: all before an engine's first request."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step_result import StepRunner
+from octavo.engine.working_memory import rank_share
 from octavo.errors import ConfigError
 from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
-from octavo.parallel import TensorParallel
 
 
 def read_decoder(
@@ -24,8 +24,8 @@ def read_decoder(
 
     Args:
         source: where they are.
-        config: how they are read, and what for.
-        plan: dtype and device.
+        config: format, seed of dummy weights, and how products and attention are computed.
+        plan: dtype, device and rank.
         model: the network.
         progress: called with (tensors loaded, tensors in all), or None.
 
@@ -39,7 +39,7 @@ def read_decoder(
             weights,
             dtype=plan.dtype,
             device=plan.device,
-            parallel=TensorParallel(),
+            parallel=plan.parallel,
             max_model_len=plan.max_model_len,
             attention_impl=config.attention_impl,
             quantization=config.quantization,
@@ -54,13 +54,19 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
     """Allocate the KV cache, and return what runs the decoder over it on the plan's device.
 
     Raises:
-        ConfigError: the decoder was loaded for the other kind of steps, deterministic or not.
+        ConfigError: the decoder was loaded for other steps (deterministic or not), or for another rank.
         OutOfMemoryError: the cache does not fit.
     """
     if decoder.deterministic != config.deterministic:
         raise ConfigError(
             f"deterministic={config.deterministic} contradicts the decoder that was given, "
             f"which was loaded with deterministic={decoder.deterministic}"
+        )
+    num_kv_heads = rank_share(decoder.config, plan.parallel).num_kv_heads
+    if decoder.num_kv_heads != num_kv_heads:
+        raise ConfigError(
+            f"a decoder with {num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, the "
+            f"one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
         )
     cache = _allocate_kv_cache(decoder, plan)
     if plan.device.type == "cuda" and _is_triton(decoder, cache):

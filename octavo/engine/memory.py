@@ -10,9 +10,10 @@ import torch
 from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
-from octavo.engine.working_memory import cpu_working_bytes, gpu_working_bytes, host_bytes
+from octavo.engine.working_memory import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.parallel import TensorParallel
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
@@ -26,13 +27,14 @@ class ExecutionPlan:
     """An EngineConfig with every "auto" and None decided for one model on one device.
 
     Attributes:
+        parallel: the rank whose share of weights, KV cache and activations is planned.
         device: where the model runs.
         dtype: of weights and activations.
         kv_dtype: of the KV cache.
         max_model_len: longest prompt + output, tokens.
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
-        num_parameters: of the model.
+        num_parameters: of the model, all ranks' together.
         weight_bytes: memory of the loaded weights.
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
@@ -42,6 +44,7 @@ class ExecutionPlan:
         free_bytes: memory free on the device before loading.
     """
 
+    parallel: TensorParallel
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -83,15 +86,28 @@ class ExecutionPlan:
         return self.num_kv_tokens / self.max_model_len
 
 
-def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
+def plan_execution(
+    config: EngineConfig, model: ModelConfig, parallel: TensorParallel = TensorParallel()
+) -> ExecutionPlan:
     """Decide device, dtype, lengths and the size of the KV cache.
+
+    Args:
+        config: engine options.
+        model: the network, whole.
+        parallel: the rank to plan for.
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
-    plan = _plan_without_blocks(config, model)
-    plan = replace(plan, working_bytes=_working_bytes(config, model, plan))
+    if parallel.size > 1 and config.num_blocks is None:
+        raise ConfigError(
+            f"num_blocks must be given where {parallel.size} ranks run one model: each would measure its own "
+            "free memory, and they must all schedule alike"
+        )
+    plan = _plan_without_blocks(config, model, parallel)
+    share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
+    plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
     num_blocks = config.num_blocks
     if num_blocks is None:
         num_blocks = min(_num_blocks(config, plan), plan.max_num_seqs * plan.max_blocks)
@@ -100,14 +116,16 @@ def plan_execution(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
     return plan
 
 
-def _plan_without_blocks(config: EngineConfig, model: ModelConfig) -> ExecutionPlan:
+def _plan_without_blocks(config: EngineConfig, model: ModelConfig, parallel: TensorParallel) -> ExecutionPlan:
     """All that does not depend on how much memory is free."""
+    share = rank_share(model, parallel)
     device = _device(config.device)
     dtype = _dtype(config, model, device)
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
     return ExecutionPlan(
+        parallel=parallel,
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -115,8 +133,8 @@ def _plan_without_blocks(config: EngineConfig, model: ModelConfig) -> ExecutionP
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=_weight_bytes(config, model, dtype),
-        kv_bytes_per_token=kv_bytes_per_token(model, kv_dtype.itemsize),
+        weight_bytes=_weight_bytes(config, share, dtype),
+        kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
         working_bytes=0,

@@ -1,4 +1,4 @@
-"""Runs the model on a scheduled step: arrays in, sampled tokens and prompt log-probabilities out."""
+"""The runner for any device: it runs each step to its end, then returns the sampled tokens."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from octavo.models import Decoder
 
 
 class ModelRunner:
-    """Runs each step to its end before it returns; on any device."""
+    """StepRunner for any device. The step is over when `launch` returns."""
 
     runs_ahead = False
 
@@ -31,7 +31,7 @@ class ModelRunner:
         device: torch.device,
         share_prefixes: bool,
     ) -> None:
-        """Keep the network and its cache.
+        """Allocate block tables and a sampler.
 
         Args:
             decoder: the network.

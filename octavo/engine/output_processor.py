@@ -1,11 +1,11 @@
 """From sampled tokens to what the user sees: text, stop strings, log-probabilities.
 
-The outputs are the truth that an engine starts over from, so what is written last counts:
+An engine that starts over trusts the outputs and nothing else. So the order of writes matters:
 
     logprobs -> token_ids -> text -> finish_reason -> (of all completions) finished
 
-A token counts once it is in token_ids: everything after that follows from the tokens and is made again by
-`rewind`. No reader ever sees a field shrink.
+A token counts once it is in token_ids. All that is written after it follows from the tokens, and `rewind`
+makes it again. No reader ever sees a field shrink.
 """
 
 import time
@@ -19,7 +19,7 @@ from octavo.tokenizer import IncrementalDecoder, StopChecker, Tokenizer
 
 @dataclass(slots=True)
 class _Completion:
-    """One completion being written: its request, its decoder and the output so far."""
+    """A completion that is being written."""
 
     request: Request
     output: CompletionOutput

@@ -1,6 +1,6 @@
-"""Prompts as users give them -> checked token ids. Every id that reaches the model passed through here.
+"""From prompts as users give them to checked token ids. Every id that reaches the model passed through here.
 
-Long prompts come by the hundred: their ids are packed once, here, and checked at the speed of C.
+Long prompts come by the hundred: their ids are packed once, here, and NumPy checks them.
 """
 
 import struct
@@ -30,11 +30,11 @@ class TokensPrompt(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Checked token ids, twice.
+    """Checked token ids in both forms that are needed, so that nobody converts them again.
 
     Attributes:
-        listed: as ints.
-        packed: as int32.
+        listed: Python ints, for the output.
+        packed: an int32 array, for the request.
     """
 
     listed: list[int]
@@ -76,7 +76,7 @@ class PromptReader:
         return content if isinstance(content, str) else None
 
     def read(self, prompt: Prompt | TokenIds) -> TokenIds:
-        """Return the prompt's token ids; of those read before only the number is checked again.
+        """Return a prompt's token ids. Of a prompt that is read already, check the length alone.
 
         Raises:
             PromptError: empty, of the wrong type, or with ids outside the vocabulary.
@@ -125,7 +125,7 @@ class PromptReader:
         return self.encode(text, add_special_tokens=False)
 
     def check_params(self, params: SamplingParams) -> None:
-        """Check what depends on the model.
+        """Check what parameters ask of the model: ids in its vocabulary, a tokenizer for stop strings.
 
         Raises:
             SamplingParamsError: an id is outside the vocabulary, or stop strings lack a tokenizer.
@@ -168,7 +168,7 @@ class PromptReader:
         if unsigned.max(initial=0) >= self.vocab_size:
             raise self._outside(listed)
         for at in np.flatnonzero(unsigned < 2):
-            # True and False are among the ints, as 1 and 0.
+            # An id 1 or 0 may be a True or False, which is refused.
             _as_integer(listed[at])
         return token_ids
 

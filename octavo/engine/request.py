@@ -1,10 +1,11 @@
-"""One completion on its way from prompt to last token. Owned by the scheduler; no torch."""
+"""A request's state, one completion from its prompt to its last token. The scheduler owns it; no torch."""
 
 import enum
 import time
 from array import array
 from dataclasses import dataclass, field
 
+from octavo.engine.sampling.options import asks_for_filters, host_options
 from octavo.errors import OctavoError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import FinishReason, Logprob, RequestMetrics
@@ -30,7 +31,7 @@ class Request:
     Attributes:
         request_id: the user's request id; shared by a leader and its forks.
         index: which of the n completions.
-        token_ids: prompt, then output; an array of int32, so that nobody has to pack them again.
+        token_ids: prompt, then output, as int32: the form that steps and block keys need.
         num_prompt_tokens: how many of them are prompt.
         params: what the user asked for.
         max_num_tokens: token_ids never grow past this (max_tokens and the model's context).
@@ -43,8 +44,10 @@ class Request:
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
-        row: row of the step's block table while running, else -1.
-        can_run_ahead: its next token can be sampled before the host has seen the last one.
+        row: while running, its row of the block tables and of the device's state; else -1.
+        host_options: sampling options that keep it off the fast path, by name; see sampling/options.py.
+        can_run_ahead: none do: its next token can be sampled before the host has seen the last one.
+        asks_for_filters: top-k, top-p or min-p drops tokens before its draws.
     """
 
     request_id: str
@@ -69,10 +72,15 @@ class Request:
     stop_reason: str | int | None = None
     message: str | None = None
     error: OctavoError | None = None
+    host_options: tuple[str, ...] = field(init=False)
     can_run_ahead: bool = field(init=False)
+    asks_for_filters: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.can_run_ahead = self.prompt_logprobs_start is None and self.params.is_plain
+        # Read off once: every step looks at them for all its requests.
+        self.host_options = host_options(self)
+        self.can_run_ahead = not self.host_options
+        self.asks_for_filters = asks_for_filters(self)
         if self.prompt_logprobs_start is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
 
@@ -116,7 +124,7 @@ class Request:
         self.message = message
 
     def rewind(self) -> None:
-        """Forget the output and the outcome: prompt alone. What the output holds is appended again."""
+        """Forget output and outcome and keep the prompt; the caller appends again what the user has seen."""
         del self.token_ids[self.num_prompt_tokens :]
         self.finish_reason = self.stop_reason = self.message = self.error = None
         if None in self.prompt_logprobs[1:]:

@@ -1,4 +1,4 @@
-"""Who runs next, with how many tokens. Pure bookkeeping: no torch, no clock on the hot path.
+"""Which requests run in the next step, with how many tokens each. Pure bookkeeping: no torch.
 
 There is no prefill phase and no decode phase. Every request has `num_computed_tokens` and wants to
 catch up with its tokens; each step deals out one token budget:
@@ -74,9 +74,10 @@ class Scheduler:
         schedule ──► launch ──► (the device works) ──► commit, with the sampled tokens
                         |                          '─► or reset, when it failed
 
-    Between launch and commit the next step may be scheduled: a request then counts the token it is about to
-    get as one it has. Known tokens are published as they are scheduled: equal prompts attach to their blocks
-    in the same step, whose layers store all keys and values before they read any.
+    Between launch and commit the next step may be scheduled: the token that a request is about to get then
+    counts as one it has. Blocks of tokens whose ids are known are published as soon as they are scheduled, so
+    that an equal prompt attaches to them in the same step: each layer stores all keys and values before it
+    reads any.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
     the whole pool alone is finished rather than waited for, so every step that has work computes a token.
@@ -142,9 +143,11 @@ class Scheduler:
             self._start_forks(request)
 
     def reset(self, requests: Iterable[Request]) -> None:
-        """Begin again with these requests, whatever was under way: all wait, in this order.
+        """Forget what was under way, because a step failed or was broken off: all these requests wait.
 
-        For when a step failed or was broken off. Their blocks must be new and empty, and the manager reset.
+        Args:
+            requests: the unfinished ones, in the order they are to run. Their blocks must be new and empty,
+                and the manager reset.
         """
         self.running = []
         self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))
@@ -241,10 +244,10 @@ class Scheduler:
         self.running.append(request)
 
     def _start_forks(self, leader: Request) -> None:
-        """Start n > 1 completions on the leader's blocks.
+        """Start the other completions of an n > 1 request on the leader's blocks.
 
-        A fork recomputes the last prompt token only: that gives it logits of its own to sample from, and
-        its own copy of the partial tail block to write to.
+        A fork recomputes the last prompt token alone: so it has logits to sample from, and a copy of the
+        partly filled last block to write to.
         """
         forks, leader.forks = leader.forks, []
         for position, fork in enumerate(forks):

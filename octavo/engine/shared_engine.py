@@ -17,12 +17,13 @@ from octavo.sampling_params import SamplingParams
 
 Found = TypeVar("Found")
 
-# Long enough for a thread that waits for the lock to wake up and take it.
+# A released lock goes to whoever asks first, which would be this thread again. It sleeps this long, so that a
+# thread that waits for the lock wakes up and takes it.
 _COURTESY_S = 50e-6
 
 
 class SharedEngine:
-    """Guards an engine, so that any thread may call it.
+    """An engine behind a lock, so that any thread may call it.
 
         thread 1   | lock: step |            | lock: step | ...
         thread 2                | lock: step |
@@ -36,15 +37,16 @@ class SharedEngine:
         self._holder = 0
         # Threads that wait for the lock. May name one too many after an interrupt, which costs a short sleep.
         self._waiting: dict[int, None] = {}
-        # By identity: a reference whose caller is gone has no hash.
+        # Keeps the weak references to callers alive. Keyed by id(): one whose caller is gone has no hash.
         self._present: dict[int, _Requests] = {}
+        # Requests of callers that are gone: whoever takes the lock next aborts them.
         self._left: deque[_Requests] = deque()
 
     def caller(self) -> "Caller":
         """Return a new caller, who has no requests yet."""
         caller = Caller(self)
-        # A caller may be dropped anywhere, even inside this class, and a signal may come at once: so what
-        # runs then is no Python code, but the deque's own method.
+        # A caller may be dropped anywhere, even inside this class, and a signal may come at once: so the
+        # reference's callback is no Python code, which a signal could break off, but the deque's own method.
         caller.requests = _Requests(caller, self._left.append)
         self._present[id(caller.requests)] = caller.requests
         return caller
@@ -121,10 +123,10 @@ class SharedEngine:
 
 
 class Caller:
-    """Someone who has requests. When it is closed or dropped, those that are unfinished are aborted.
+    """Whoever makes requests, such as a call or a stream. Closing or dropping it aborts the unfinished ones.
 
     Attributes:
-        requests: theirs. An id is noted before the engine has the request, so that none is lost in between.
+        requests: its own. An id is noted before the engine has the request, so that none is lost in between.
     """
 
     requests: "_Requests"

@@ -1,5 +1,6 @@
-"""What an engine says of itself."""
+"""An engine's counters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.kv import KVStats
@@ -16,6 +17,8 @@ class EngineStats:
         num_computed_tokens: tokens the model computed, prompts and outputs, recomputation included.
         num_output_tokens: tokens sampled.
         num_preemptions: times a running request lost its blocks.
+        host_options: requests so far that asked for each sampling option that keeps a GPU from running ahead,
+            by name: steps with such a request wait for the host; see engine/sampling/options.py.
         kv: the block pool.
     """
 
@@ -25,4 +28,5 @@ class EngineStats:
     num_computed_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    host_options: Mapping[str, int]
     kv: KVStats

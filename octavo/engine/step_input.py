@@ -1,4 +1,8 @@
-"""The one file where ids become tensors: a SchedulerOutput becomes the arrays of one model step."""
+"""From a scheduled step to the arrays the model reads: token ids, positions, cache slots, block table.
+
+A slot is a row of the cache: block id * block_size + offset. On a GPU only mixed steps come through here;
+decode steps build the same arrays on the device (engine/gpu/row_kernels.py).
+"""
 
 from array import array
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from octavo.engine.scheduler import ScheduledRequest
 from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
 
+# In place of a token that only the device knows; GpuRunner writes the real one over it.
 _UNKNOWN = array("i", [0])
 
 
@@ -37,7 +42,7 @@ class StepInput:
     logits_indices: np.ndarray
 
     def metadata(self, plan: ForestPlan | None, device: torch.device) -> AttentionMetadata:
-        """Move the attention part to the device (on a CPU: share the memory)."""
+        """Return what attention reads, on the device (on a CPU the tensors share this object's memory)."""
         return AttentionMetadata(
             cu_seqlens_q=to_device(self.cu_seqlens_q, device),
             seq_lens=to_device(self.seq_lens, device),
@@ -51,9 +56,9 @@ class StepInput:
 
 
 class StepInputBuilder:
-    """Keeps one block-table row per running request and builds each step's arrays from it.
+    """Keeps one row of the block table per running request, and builds each step's arrays.
 
-    Rows are appended to, never rebuilt: a step costs O(new blocks), not O(all blocks).
+    Rows grow at their end and are not rebuilt: a step costs O(new blocks), not O(all blocks).
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -61,7 +66,7 @@ class StepInputBuilder:
         self.tables = BlockTables(max_num_seqs, -(-max_model_len // block_size))
 
     def build(self, scheduled: list[ScheduledRequest]) -> StepInput:
-        """Turn a step's requests into arrays; the requests' block-table rows are brought up to date."""
+        """Turn a step's requests into arrays; brings their rows of the block table up to date first."""
         requests = [item.request for item in scheduled]
         for request in requests:
             self.tables.update(request.row, request.blocks.block_ids)
@@ -91,12 +96,11 @@ class StepInputBuilder:
 def _new_token_ids(scheduled: list[ScheduledRequest]) -> np.ndarray:
     token_ids = array("i")
     for item in scheduled:
-        # Tokens that only the device knows are 0 here.
         token_ids += item.request.token_ids[item.start : item.end] or _UNKNOWN
     return np.frombuffer(token_ids, dtype=np.int32)
 
 
 def _logits_indices(scheduled: list[ScheduledRequest], cu_seqlens_q: np.ndarray) -> np.ndarray:
-    """Only the last known token of a sequence is sampled from; chunks before it need no logits."""
+    """[R] int64: the last token of each sequence that samples; earlier chunks of a prompt need no logits."""
     samples = np.array([item.samples for item in scheduled], dtype=bool)
     return (cu_seqlens_q[1:] - 1)[samples].astype(np.int64)

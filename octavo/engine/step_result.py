@@ -1,4 +1,4 @@
-"""What a step gives back, and what the engine asks of whoever runs it."""
+"""The interface between the engine and what runs its steps: StepRunner, and the StepResult it returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step found.
+    """A step's tokens and log-probabilities.
 
     Attributes:
         sampled: one entry per scheduled request whose last token was reached.
@@ -40,13 +40,13 @@ class StepResult:
 
 
 class StepRunner(Protocol):
-    """Runs the model.
+    """Runs the model on scheduled steps. ModelRunner does on any device, GpuRunner on NVIDIA GPUs.
 
     Attributes:
         decoder: the network.
         kv_cache: its cache.
-        runs_ahead: `launch` returns before the step is done, and takes the next step, whose input tokens
-            may be the outcome of this one.
+        runs_ahead: `launch` returns before the device has run the step, and the next step may be launched
+            at once, even if its input tokens are those that this one will sample.
     """
 
     decoder: Decoder
@@ -62,5 +62,5 @@ class StepRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every request and every step under way: all blocks will be written again."""
+        """Forget every request and every step under way: whatever is read next will be written before."""
         ...

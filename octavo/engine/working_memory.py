@@ -1,7 +1,10 @@
 """How much memory is needed beside weights and KV cache: told from shapes, before anything is loaded."""
 
+from dataclasses import replace
+
 from octavo.attention import DeviceForest
 from octavo.models import ModelConfig
+from octavo.parallel import TensorParallel, shard_heads, shard_range
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
 _WORKSPACE_BYTES = 2 * 32 * 2**20
@@ -12,6 +15,25 @@ _CPU_SLACK = 3
 _CACHED_BLOCK_BYTES, _BLOCK_BYTES = 800, 64
 # Lists with an entry for each row of a block table.
 _ROW_BYTES = 128
+
+
+def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
+    """Return the shapes of what one rank holds of a network, as a network of its own.
+
+    Raises:
+        ConfigError: the ranks do not divide the network; see shard_heads and shard_range.
+    """
+    if parallel.size == 1:
+        return model
+    heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
+    return replace(
+        model,
+        num_heads=len(heads.query),
+        num_kv_heads=len(heads.kv),
+        intermediate_size=len(shard_range(model.intermediate_size, parallel, what="feed-forward columns")),
+        # Rows of embedding and LM head, padded to the same number on every rank.
+        vocab_size=-(-model.vocab_size // parallel.size),
+    )
 
 
 def host_bytes(*, max_num_seqs: int, max_blocks: int, num_blocks: int, caches_prefixes: bool) -> int:

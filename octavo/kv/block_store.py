@@ -1,4 +1,4 @@
-"""Pool and prefix tree together: an unreferenced block is cached exactly while it is registered."""
+"""Block pool and prefix tree, kept in step: an unreferenced block is cached while it is registered."""
 
 from collections.abc import Iterable, Sequence
 

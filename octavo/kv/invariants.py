@@ -1,4 +1,4 @@
-"""What must hold between operations, as assertions. O(all blocks): for tests and idle checks."""
+"""Invariants of pool, tree and sequences between operations, as assertions. O(all blocks): for tests."""
 
 from collections import Counter
 from collections.abc import Collection

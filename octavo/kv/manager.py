@@ -1,4 +1,4 @@
-"""Who owns a block, who shares it, who is evicted."""
+"""KVCacheManager: which sequences hold and share which blocks, and which cached blocks are evicted."""
 
 from collections.abc import Sequence
 

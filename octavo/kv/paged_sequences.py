@@ -1,4 +1,4 @@
-"""Paged key/value bookkeeping without an engine: sequences by name, errors instead of 'not now'."""
+"""Paged key/value bookkeeping without an engine: sequences have names, and a lack of blocks is an error."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

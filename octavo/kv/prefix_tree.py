@@ -1,4 +1,4 @@
-"""Full blocks by their token ids: a hash index and a tree at once."""
+"""Finds full blocks by their token ids and those before them: a hash index and a tree at once."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

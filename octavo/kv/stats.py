@@ -1,4 +1,4 @@
-"""Figures of a block pool at one moment."""
+"""Counters of a block pool and its prefix cache."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,6 @@ FILTERS: list[dict[str, float]] = [
 @everywhere
 @pytest.mark.parametrize("kind", ["huge", "tiny", "forbidden", "one", "peak"])
 def test_a_token_that_is_drawn_is_a_possible_one(device: str, kind: str) -> None:
-    from octavo.engine.sampling.triton_filters import SamplingFilters
     from octavo.engine.sampling.triton_sampler import sample_tokens
 
     cases = list(itertools.product(TEMPERATURES, FILTERS))
@@ -36,15 +35,11 @@ def test_a_token_that_is_drawn_is_a_possible_one(device: str, kind: str) -> None
         request(seed=seed, temperature=temperature, **filters)
         for seed, (temperature, filters) in enumerate(cases)
     ]
-    rows = SamplingRows.allocate(len(cases), torch.device(device))
+    rows = SamplingRows(len(cases), torch.device(device))
     rows.write(torch.arange(len(cases), device=device), requests)
-    tokens, is_finite = sample_tokens(
-        LOGITS[kind].to(device).expand(len(cases), -1),
-        rows.temperatures,
-        rows.seeds,
-        rows.first_positions,
-        SamplingFilters(rows.top_k, rows.top_p, rows.min_p),
-    )
+    temperatures, seeds, positions, *chosen = rows.columns
+    logits = LOGITS[kind].to(device).expand(len(cases), -1)
+    tokens, is_finite = sample_tokens(logits, temperatures, seeds, positions, chosen)
     assert is_finite.all()
     for token, (temperature, filters) in zip(tokens.tolist(), cases, strict=True):
         assert token in possible_tokens(LOGITS[kind], temperature, **filters), (temperature, filters)

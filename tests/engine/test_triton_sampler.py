@@ -197,6 +197,6 @@ def test_sampling_refuses_what_does_not_fit(device: str) -> None:
             sample(bad)
     with pytest.raises(InvalidArgumentError, match="temperatures must be"):
         sample(logits, [1.0])
-    with pytest.raises(InvalidArgumentError, match=r"filters\.top_k must be"):
+    with pytest.raises(InvalidArgumentError, match="filter top_k must be"):
         sample(logits, top_k=[1])
     assert sample(logits[:0], with_filters=True) == ([], [])

@@ -66,7 +66,6 @@ def sample(
     with_filters: bool = False,
 ) -> tuple[list[int], list[bool]]:
     """Sample each row; scalars hold for all rows, seeds default to 0, 1, 2 .. and positions to 5."""
-    from octavo.engine.sampling.triton_filters import SamplingFilters
     from octavo.engine.sampling.triton_sampler import sample_tokens
 
     num_rows = len(logits)
@@ -75,16 +74,14 @@ def sample(
         values = value if isinstance(value, list) else [value] * num_rows
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
-    filters = SamplingFilters(
-        column(top_k, torch.int32), column(top_p, torch.float32), column(min_p, torch.float32)
-    )
+    filters = [column(top_k, torch.int32), column(top_p, torch.float32), column(min_p, torch.float32)]
     asked = with_filters or (top_k, top_p, min_p) != (0, 1.0, 0.0)
     token_ids, is_finite = sample_tokens(
         logits,
         column(temperature, torch.float32),
         column(seeds or list(range(num_rows)), torch.int64),
         column(positions or 5, torch.int32),
-        filters if asked else None,
+        filters if asked else (),
     )
     assert token_ids.dtype == torch.int32
     return token_ids.tolist(), is_finite.tolist()

@@ -95,8 +95,11 @@ def test_outputs_are_those_of_an_engine_that_waits(
         [c.logprobs for c in o.outputs] for o in expected
     ]
     assert [o.prompt_logprobs for o in outputs] == [o.prompt_logprobs for o in expected]
-    if params.is_plain and params.max_tokens != 1:
+    waits = llm.stats.host_options
+    if params.max_tokens != 1 and not waits:
         assert runner.most_in_flight == 2, "the engine never ran ahead"
+    asked = [name for name in ("logprobs", "presence_penalty", "min_tokens") if getattr(params, name)]
+    assert waits == dict.fromkeys(asked or ["prompt_logprobs"] * bool(params.prompt_logprobs), len(PROMPTS))
     assert_drained(llm)
 
 

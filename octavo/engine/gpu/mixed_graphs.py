@@ -1,6 +1,6 @@
-"""CUDA graphs of steps with prompts under way: one launch replays the network over all their tokens.
+"""CUDA graphs of mixed steps, with prompts under way: one launch replays the network over all their tokens.
 
-Launched one by one, the few hundred kernels of such a step cost the host more time than the device.
+Launching the few hundred kernels of such a step one by one takes the host longer than the device runs them.
 """
 
 from typing import NamedTuple
@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.engine.gpu.graphs import CapturedNetwork, StepGraphs
 from octavo.engine.step_input import StepInput
 from octavo.gpu.copies import copy_to, to_device
 from octavo.gpu.device import power_of_two
 from octavo.layers.steps.dense import MIN_TOKENS
-from octavo.models import Decoder
 
 _FINEST = 16
 
@@ -26,7 +25,7 @@ def padded_size(num_tokens: int, max_num_tokens: int) -> int:
 
 
 class MixedVariant(NamedTuple):
-    """What a graph does.
+    """What one graph runs.
 
     Attributes:
         size: tokens, padded.
@@ -39,8 +38,8 @@ class MixedVariant(NamedTuple):
     is_fresh: bool
 
 
-class MixedGraphs:
-    """Runs the network over ragged batches. A variant's graph is captured on first use.
+class MixedGraphs(StepGraphs[MixedVariant, None]):
+    """Runs the network over ragged batches. No warm-up: it would cost as much as the step itself.
 
     All graphs read the same buffers and leave their result in one. Tokens beyond the step's belong to no
     sequence and have slot -1; sequences beyond its own have no tokens.
@@ -48,41 +47,23 @@ class MixedGraphs:
         _step   input ids [T] | positions [T] | slots [T] | cu_seqlens_q [S + 1] | seq_lens [S]
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        kv_cache: KVCache,
-        forest: DeviceForest | None,
-        *,
-        max_num_seqs: int,
-        max_num_tokens: int,
-        max_model_len: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, network: CapturedNetwork, *, max_num_seqs: int, max_num_tokens: int) -> None:
         """Allocate the buffers.
 
         Args:
-            decoder: the network.
-            kv_cache: its cache.
-            forest: what sequences have in common, where steps are said to share; None: they never do.
+            network: what a step runs.
             max_num_seqs: S, most sequences of a step.
             max_num_tokens: T, most tokens of a step.
-            max_model_len: longest sequence, tokens.
-            device: a CUDA device.
         """
-        self._decoder = decoder
-        self._kv_cache = kv_cache
-        self._forest = forest
-        self._max_model_len = max_model_len
-        self._device = device
+        super().__init__()
+        self._network = network
         self._sizes = [max_num_tokens] * 3 + [max_num_seqs + 1, max_num_seqs]
-        self._step = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
-        num_columns = -(-max_model_len // kv_cache.block_size)
-        self._table = torch.zeros(max_num_seqs, num_columns, dtype=torch.int32, device=device)
-        shape = (max_num_tokens, decoder.config.hidden_size)
-        self._hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
-        self.graphs: dict[MixedVariant, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._step = torch.zeros(sum(self._sizes), dtype=torch.int32, device=network.device)
+        table = (max_num_seqs, network.max_num_blocks)
+        self._table = torch.zeros(table, dtype=torch.int32, device=network.device)
+        decoder = network.decoder
+        hidden = (max_num_tokens, decoder.config.hidden_size)
+        self._hidden = torch.zeros(hidden, dtype=decoder.dtype, device=network.device)
 
     def load(self, step: StepInput) -> Tensor:
         """Send a step to the device; returns its input ids there, [tokens] int32, which may be changed."""
@@ -97,7 +78,7 @@ class MixedGraphs:
         starts[: num_seqs + 1] = step.cu_seqlens_q
         seq_lens[:num_seqs] = step.seq_lens
         copy_to(self._step, host)
-        table = to_device(step.block_table, self._device)
+        table = to_device(step.block_table, self._network.device)
         self._table[:num_seqs, : table.shape[1]].copy_(table)
         return self._step[:num_tokens]
 
@@ -114,31 +95,16 @@ class MixedGraphs:
         """
         size = padded_size(num_tokens, self._hidden.shape[0])
         variant = MixedVariant(size, shares, is_fresh and size >= MIN_TOKENS)
-        if variant not in self.graphs:
-            self.graphs[variant] = self._capture(variant)
-        self.graphs[variant].replay()
+        self._replay(variant)
         return self._hidden[:num_tokens]
-
-    def _capture(self, variant: MixedVariant) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # Kernels may be compiled and loaded meanwhile, which the strict modes forbid.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
-            self._run(variant)
-        return graph
 
     def _run(self, variant: MixedVariant) -> None:
         size = variant.size
         input_ids, positions, slots, starts, seq_lens = self._step.split(self._sizes)
-        metadata = AttentionMetadata(
-            cu_seqlens_q=starts,
-            seq_lens=seq_lens,
-            positions=positions[:size],
-            slot_mapping=slots[:size],
-            block_table=self._table,
+        hidden = self._network.forward(
+            *(input_ids[:size], positions[:size], slots[:size], starts, seq_lens, self._table),
             max_query_len=size,
-            max_seq_len=self._max_model_len,
-            work=self._forest if variant.shares else None,
+            shares=variant.shares,
             is_fresh=variant.is_fresh,
         )
-        hidden = self._decoder.forward(input_ids[:size], self._kv_cache, metadata)
         self._hidden[:size].copy_(hidden)

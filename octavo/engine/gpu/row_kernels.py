@@ -1,4 +1,7 @@
-"""Between the rows of a device's state and the arrays of a decode step; imported only where Triton runs."""
+"""Kernels that gather a decode step's inputs from the rows of the device's state, and move the rows on.
+
+Imported only where Triton runs.
+"""
 
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -9,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from octavo.engine.sampling.options import FILTERS
 
 _COLUMNS = 128
 
@@ -74,24 +79,24 @@ def advance_rows(
 def gather_parameters(
     rows: Tensor, positions: Tensor, columns: Sequence[Tensor], *, filters: bool
 ) -> tuple[Tensor, ...]:
-    """Gather what sampling needs to know of sequences that live in rows of a larger state.
+    """Gather the sampling options of sequences that live in rows of a larger state.
 
     Args:
         rows: [S] int32 or int64, row of each sequence; -1: none, a dead place of the step; it gets row 0's.
         positions: [S] int32, position of the token each sequence's logits were computed from.
-        columns: [R] each: temperatures float32, seeds int64, first positions int32, top_k int32, top_p
-            float32, min_p float32.
-        filters: the last three are wanted.
+        columns: [R] each, as SamplingRows has them: temperatures, seeds, first positions, then filters.
+        filters: the filters are wanted too.
 
     Returns:
-        New [S] each: temperatures, seeds, positions less first positions int32; with filters top_k, top_p
-        and min_p too.
+        New [S] each, of the columns' dtypes: temperatures, seeds, positions less first positions; with
+        `filters` the filters too.
     """
-    wanted = columns if filters else columns[:3]
+    num_filters = len(FILTERS)
+    wanted = columns if filters else columns[:-num_filters]
     out = tuple(torch.empty(rows.shape, dtype=column.dtype, device=rows.device) for column in wanted)
     num_places = rows.shape[0]
-    # Without filters the last three are not touched: any pointers will do.
-    outputs = out if filters else (*out, *out)
+    # Without filters the kernel does not touch their outputs: any pointer will do.
+    outputs = out if filters else out + out[:1] * num_filters
     _gather_parameters_kernel[(-(-num_places // _COLUMNS),)](
         *(rows, positions, *columns, *outputs, num_places),
         FILTERS=filters,

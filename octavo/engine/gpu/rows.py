@@ -1,82 +1,40 @@
-"""What a GPU knows of the running requests, one row each: a decode step needs nothing else from the host."""
+"""The running requests' state on a GPU, a row each: a decode step needs nothing else from the host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
+from octavo.engine.sampling.options import COLUMNS
 from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of R sequences, [R] each.
+    """Sampling options of R sequences, as the kernels read them.
 
     Attributes:
-        temperatures: float32, 0: greedy.
-        seeds: int64.
-        first_positions: int32, the position each sequence's first output token is computed from.
-        top_k: int32, 0: off.
-        top_p: float32, 1: off.
-        min_p: float32, 0: off.
+        columns: one tensor [R] for each of options.COLUMNS, in that order.
     """
 
-    temperatures: Tensor
-    seeds: Tensor
-    first_positions: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def allocate(cls, num_rows: int, device: torch.device) -> "SamplingRows":
-        """Greedy rows."""
-        floats = torch.zeros(3, num_rows, device=device)
-        integers = torch.zeros(2, num_rows, dtype=torch.int32, device=device)
-        seeds = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        floats[1] = 1.0
-        return cls(floats[0], seeds, integers[0], integers[1], floats[1], floats[2])
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        """Allocate rows that ask for nothing: greedy ones."""
+        self.columns = tuple(
+            torch.from_numpy(np.full(num_rows, option.neutral, dtype=option.dtype)).to(device)
+            for option in COLUMNS
+        )
 
     def write(self, rows: Tensor, requests: Sequence[Request]) -> None:
-        """Overwrite rows, [S] int64, with the parameters of S requests."""
-        params = [request.params for request in requests]
-        floats = np.array(
-            [[0.0 if p.greedy else p.temperature, p.top_p, p.min_p] for p in params], dtype=np.float32
-        )
-        # Seeds are unsigned 64-bit numbers.
-        integers = np.array(
-            [
-                [(r.seed + 2**63) % 2**64 - 2**63, r.num_prompt_tokens - 1, max(0, r.params.top_k)]
-                for r in requests
-            ],
-            dtype=np.int64,
-        )
-        temperatures, top_p, min_p = to_device(floats.T.copy(), rows.device)
-        seeds, first_positions, top_k = to_device(integers.T.copy(), rows.device)
-        values = (temperatures, seeds, first_positions.int(), top_k.int(), top_p, min_p)
-        for column, value in zip(self.columns(), values, strict=True):
-            column.index_copy_(0, rows, value)
-
-    def columns(self) -> tuple[Tensor, ...]:
-        """All of them, in the order of the attributes."""
-        return (
-            self.temperatures,
-            self.seeds,
-            self.first_positions,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-        )
-
-
-def asks_for_filters(request: Request) -> bool:
-    """True when top-k, top-p or min-p is on."""
-    params = request.params
-    return not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        """Overwrite rows, [S] int64, with the options of S requests."""
+        num_rows = len(requests)
+        # One copy for all columns, whatever their types: each has 8 bytes a row, and fills the first of them.
+        host = np.zeros((len(COLUMNS), num_rows), dtype=np.int64)
+        for line, option in zip(host, COLUMNS, strict=True):
+            line.view(option.dtype)[:num_rows] = [option.read(request) for request in requests]
+        for column, line in zip(self.columns, to_device(host, rows.device), strict=True):
+            column.index_copy_(0, rows, line.view(column.dtype)[:num_rows])
 
 
 class DeviceRows:
@@ -98,10 +56,10 @@ class DeviceRows:
         self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self.positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self.table = torch.zeros(num_rows, num_columns, dtype=torch.int32, device=device)
-        self.sampling = SamplingRows.allocate(num_rows, device)
+        self.sampling = SamplingRows(num_rows, device)
         self._device = device
         self._tables = tables
-        # What the device will hold once it has done all it was told: whose row, and its position.
+        # The rows as they will be once the device has run all launched work: their requests and positions.
         self._requests: list[Request | None] = [None] * num_rows
         self._positions = [0] * num_rows
         self._written: list[tuple[int, int, int]] = []
@@ -113,7 +71,7 @@ class DeviceRows:
 
         Args:
             logits: [S, V] bfloat16, float16 or float32.
-            rows: [S] int32 or int64, row of each sequence; -1: a dead place, whose token nobody looks at.
+            rows: [S] int32 or int64, row of each sequence; -1: padding, whose token nobody reads.
             positions: [S] int32, position of the token each row of logits was computed from.
             filters: some row asks for top-k, top-p or min-p.
 
@@ -121,20 +79,19 @@ class DeviceRows:
             ([S] int32 token ids, [S] bool is finite), see sample_tokens.
         """
         from octavo.engine.gpu.row_kernels import gather_parameters
-        from octavo.engine.sampling.triton_filters import SamplingFilters
         from octavo.engine.sampling.triton_sampler import sample_tokens
 
-        columns = self.sampling.columns()
-        temperatures, seeds, steps, *cuts = gather_parameters(rows, positions, columns, filters=filters)
-        chosen = SamplingFilters(*cuts) if filters else None
+        temperatures, seeds, steps, *chosen = gather_parameters(
+            rows, positions, self.sampling.columns, filters=filters
+        )
         return sample_tokens(logits, temperatures, seeds, steps, chosen)
 
     def holds(self, request: Request, position: int) -> bool:
-        """True when a request's row will feed the token at this position next."""
+        """Return True when the token at this position, which a request feeds next, is in its row."""
         return self._requests[request.row] is request and self._positions[request.row] == position
 
     def update_tables(self, requests: Sequence[Request]) -> bool:
-        """Bring the host's tables up to date; True when blocks changed that the device may have had."""
+        """Bring the host's tables up to date; True when a row was written anew, not only grown at its end."""
         rewritten = False
         for request in requests:
             begin, end = self._tables.update(request.row, request.blocks.block_ids)
@@ -160,13 +117,17 @@ class DeviceRows:
         self.table.view(-1).index_copy_(0, both[0], both[1].int())
 
     def rows_of(self, requests: Sequence[Request]) -> Tensor:
-        """Return the requests' rows, [S] int64; their sampling parameters are there."""
-        rows = to_device(np.array([request.row for request in requests]), self._device)
-        if any(self._requests[request.row] is not request for request in requests):
-            self.sampling.write(rows, requests)
-            for request in requests:
+        """Return the requests' rows, [S] int64, after writing the options of requests that are new there."""
+        rows = self._indexes(requests)
+        new = [request for request in requests if self._requests[request.row] is not request]
+        if new:
+            self.sampling.write(rows if len(new) == len(requests) else self._indexes(new), new)
+            for request in new:
                 self._requests[request.row] = request
         return rows
+
+    def _indexes(self, requests: Sequence[Request]) -> Tensor:
+        return to_device(np.array([request.row for request in requests]), self._device)
 
     def put(self, rows: Tensor, requests: Sequence[Request], tokens: Tensor, ends: Sequence[int]) -> None:
         """Give rows the tokens that were sampled for them.

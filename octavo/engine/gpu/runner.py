@@ -1,14 +1,18 @@
-"""Runs the model on an NVIDIA GPU and waits for it only where a request asks for what waiting alone gives.
+"""Runs the model on an NVIDIA GPU, one step ahead of the host unless a request's options need the host.
 
     host     | launch 1 | launch 2 | wait 1, process | launch 3 | wait 2, process | ...
     device              |------ 1 ------|------ 2 ------|------ 3 ------|
 
-A decode step is one CUDA graph that takes its tokens from the device's rows, where the step before left them.
-A step with prompts under way is one for the network, and a few launches to sample.
+A step is one of two kinds:
+
+    decode   every sequence feeds the token that was sampled for it last, which is in the device's rows: one
+             CUDA graph runs the network, samples, and moves the rows on. If a request's options need the
+             host, the graph ends with the logits.
+    mixed    prompts are under way, beside sequences that decode: the host sends the tokens, one CUDA graph
+             runs the network, and a few launches sample.
 """
 
 from collections.abc import Callable
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -16,14 +20,16 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, KVCache
 from octavo.engine.gpu.decode_graphs import DecodeGraphs
+from octavo.engine.gpu.graphs import CapturedNetwork
 from octavo.engine.gpu.mixed_graphs import MixedGraphs
-from octavo.engine.gpu.rows import DeviceRows, asks_for_filters
+from octavo.engine.gpu.outcome import Outcome
+from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
-from octavo.engine.sampling.sampler import SampledToken, Sampler, Top
+from octavo.engine.sampling.sampler import Sampler, Top
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
-from octavo.engine.step_result import PromptLogprobs, StepResult
+from octavo.engine.step_result import StepResult
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder
 
@@ -64,30 +70,12 @@ class GpuRunner:
         self._rows = DeviceRows(self._inputs.tables, device)
         self._forest = None
         if share_prefixes:
-            self._forest = DeviceForest(
-                max_num_seqs=max_num_seqs,
-                max_num_tokens=max(max_num_seqs, max_num_tokens),
-                num_heads=decoder.num_heads,
-                num_kv_heads=decoder.num_kv_heads,
-                head_dim=decoder.config.head_dim,
-                block_size=kv_cache.block_size,
-                dtype=kv_cache.data.dtype,
-                device=device,
-            )
-        self.graphs = DecodeGraphs(
-            decoder, kv_cache, self._rows, self._forest, max_model_len=max_model_len, device=device
-        )
-        self.mixed_graphs = MixedGraphs(
-            decoder,
-            kv_cache,
-            self._forest,
-            max_num_seqs=max_num_seqs,
-            max_num_tokens=max_num_tokens,
-            max_model_len=max_model_len,
-            device=device,
-        )
+            self._forest = _forest_of(decoder, kv_cache, max_num_seqs, max(max_num_seqs, max_num_tokens))
+        network = CapturedNetwork(decoder, kv_cache, self._forest, max_model_len, device)
+        self.decode_graphs = DecodeGraphs(network, self._rows)
+        self.mixed_graphs = MixedGraphs(network, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens)
         self._sampler = Sampler(decoder.config.vocab_size, device)
-        # The rows whose forest is on the device, and whether they share anything.
+        # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
 
@@ -110,29 +98,29 @@ class GpuRunner:
         self._sampler.release(request)
 
     def reset(self) -> None:
-        """See StepRunner. What the device still works on comes before all that it is told from now on."""
+        """See StepRunner. Steps under way do no harm: the stream runs them before any that follow."""
         self._batch = []
         self._rows.reset()
         self._sampler.reset()
 
     def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
-        """Every sequence feeds the token that was sampled for it last."""
+        """Run a decode step."""
         self._rows.send_tables()
         if requests != self._batch:
             self._set_batch(requests, ends)
         if all(request.can_run_ahead for request in requests):
-            filters = any(asks_for_filters(request) for request in requests)
-            outcome = self.graphs.decode(len(requests), shares=self._shares, filters=filters)
+            filters = any(request.asks_for_filters for request in requests)
+            token_ids = self.decode_graphs.decode(len(requests), shares=self._shares, filters=filters)
             self._rows.advance(requests)
-            return self._later(requests, outcome)
-        logits = self.graphs.logits(len(requests), shares=self._shares)
-        outcome, tops = self._sample(logits, requests, ends)
-        return self._later(requests, outcome, tops)
+            return Outcome(requests, token_ids).wait
+        logits = self.decode_graphs.logits(len(requests), shares=self._shares)
+        token_ids, tops = self._sample(logits, requests, ends)
+        return Outcome(requests, token_ids, tops).wait
 
     def _set_batch(self, requests: list[Request], seq_lens: list[int]) -> None:
         """Tell the device which rows the next steps run, and what these have in common."""
         rows = [request.row for request in requests]
-        self.graphs.set_batch(rows)
+        self.decode_graphs.set_batch(rows)
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
         block_table = self._inputs.tables.rows(rows, num_columns)
         self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
@@ -148,7 +136,7 @@ class GpuRunner:
         return plan.num_units > 0
 
     def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
-        """Prompts under way, and whoever decodes beside them."""
+        """Run a mixed step."""
         step_input = self._inputs.build(scheduled)
         hidden = self._forward(step_input, scheduled)
         chunks = prompt_logprobs(self.decoder, scheduled, hidden)
@@ -157,8 +145,8 @@ class GpuRunner:
             return lambda: StepResult({}, chunks)
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         logits = self.decoder.compute_logits(hidden[to_device(step_input.logits_indices, self._device)])
-        outcome, tops = self._sample(logits, requests, ends)
-        return self._later(requests, outcome, tops, chunks)
+        token_ids, tops = self._sample(logits, requests, ends)
+        return Outcome(requests, token_ids, tops, chunks).wait
 
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
         input_ids = self.mixed_graphs.load(step_input)
@@ -170,7 +158,7 @@ class GpuRunner:
     def _fill_in_tokens(
         self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]
     ) -> None:
-        """Put the tokens that only the device knows to their places."""
+        """Fill in the input tokens that only the device knows: those the step before sampled."""
         unknown = [
             (token, item.request.row)
             for token, item in zip(step_input.cu_seqlens_q[:-1].tolist(), scheduled, strict=True)
@@ -199,31 +187,21 @@ class GpuRunner:
         if not all(request.can_run_ahead for request in requests):
             logits = logits.float()
             self._sampler.adjust_(logits, requests)
-        filters = any(asks_for_filters(request) for request in requests)
+        filters = any(request.asks_for_filters for request in requests)
         ids, is_finite = self._rows.sample(logits, rows, last, filters=filters)
         self._rows.put(rows, requests, ids, ends)
         tops = self._sampler.tops(logprobs, [] if logprobs is None else ids.tolist(), requests)
         return ids.where(is_finite, -1), tops
 
-    def _later(
-        self,
-        requests: list[Request],
-        outcome: Tensor,
-        tops: list[Top | None] | None = None,
-        chunks: list[PromptLogprobs] | None = None,
-    ) -> Callable[[], StepResult]:
-        """Start copying the outcome, [S] int32, to the host; the returned function waits for it."""
-        ids = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
-        ids.copy_(outcome, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
 
-        def wait() -> StepResult:
-            copied.synchronize()
-            sampled = [
-                SampledToken(id_, top) if id_ >= 0 else SampledToken.not_finite()
-                for id_, top in zip(ids.tolist(), tops or repeat(None), strict=False)
-            ]
-            return StepResult(dict(zip(requests, sampled, strict=True)), chunks or [])
-
-        return wait
+def _forest_of(decoder: Decoder, kv_cache: KVCache, max_num_seqs: int, max_num_tokens: int) -> DeviceForest:
+    return DeviceForest(
+        max_num_seqs=max_num_seqs,
+        max_num_tokens=max_num_tokens,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.config.head_dim,
+        block_size=kv_cache.block_size,
+        dtype=kv_cache.data.dtype,
+        device=kv_cache.data.device,
+    )

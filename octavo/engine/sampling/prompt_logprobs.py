@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens, chunk by chunk as prompts are computed."""
+"""Log-probabilities of prompt tokens, taken from each chunk of a prompt as a step computes it."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ _MAX_LOGITS_BYTES = 64 * 2**20
 def prompt_logprobs(
     decoder: Decoder, scheduled: Sequence[ScheduledRequest], hidden: Tensor
 ) -> list[PromptLogprobs]:
-    """Return the log-probabilities a step gives of the prompt tokens that follow its own, where wanted.
+    """Return the prompt log-probabilities that a step yields: its token at position i predicts i + 1.
 
     Args:
-        decoder: for its LM head.
-        scheduled: the step.
+        decoder: its LM head makes logits.
+        scheduled: the step; requests without prompt_logprobs_start are passed over.
         hidden: [T, hidden size], the scheduled tokens' last hidden states, one after the other.
     """
     chunks = []
@@ -33,7 +33,7 @@ def prompt_logprobs(
 
 
 def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PromptLogprobs]:
-    """As prompt_logprobs, for one request: row i of hidden predicts position item.start + i + 1."""
+    """The same for one request: row i of `hidden` predicts position item.start + i + 1."""
     request = item.request
     first = item.start + 1
     start = max(first, request.prompt_logprobs_start or 0)

@@ -20,8 +20,9 @@ from octavo.gpu.device import has_triton
 Top = list[tuple[int, float, int]]
 
 _MASK64 = 2**64 - 1
-# Rows of candidates looked at before a full sort: top-p sets are nearly always smaller than this.
+# Top-p looks at this many of the most likely tokens before it sorts all: its sets are nearly always smaller.
 _NUM_CANDIDATES = 1024
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST = torch.finfo(torch.float32).max
 # On a CPU more rows are taken one part after the other, so that their copies stay small.
 _ROWS_AT_ONCE = 16
@@ -46,7 +47,7 @@ def mix_seed(seed: int, stream: int) -> int:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Which tokens a request has seen, kept up to date token by token.
+    """Which tokens a request's prompt and output hold, and how often.
 
     Attributes:
         in_prompt: [V] bool, token occurs in the prompt.
@@ -93,7 +94,10 @@ class SampledToken(NamedTuple):
 
 
 class Sampler:
-    """Samples one token per row. Holds the token counts of requests that use penalties."""
+    """Samples one token per row on the slow path, and adjusts logits and takes log-probabilities for both.
+
+    Holds the token counts of requests that use penalties.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
@@ -133,9 +137,9 @@ class Sampler:
         ]
 
     def wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> Tensor | None:
-        """Log-probabilities of the model itself, [rows that ask, V]; None if none does.
+        """Return the model's own log-probabilities, [requests that want them, V]; None if none does.
 
-        To be taken before anything is adjusted.
+        Call it before `adjust_` changes the logits.
         """
         rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         return log_softmax(logits[rows]) if rows else None
@@ -143,7 +147,13 @@ class Sampler:
     def tops(
         self, logprobs: Tensor | None, token_ids: list[int], requests: list[Request]
     ) -> list[Top | None]:
-        """For each request what it asks of wanted_logprobs' result: see SampledToken.top."""
+        """Return each request's SampledToken.top, None for those that want none.
+
+        Args:
+            logprobs: as `wanted_logprobs` returned them for these requests.
+            token_ids: the sampled token of each request.
+            requests: R requests.
+        """
         rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         tops: list[Top | None] = [None] * len(requests)
         if logprobs is not None:
@@ -156,17 +166,20 @@ class Sampler:
     def adjust_(self, logits: Tensor, requests: list[Request]) -> None:
         """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for."""
         for row, request in enumerate(requests):
-            self._adjust(logits[row], request)
+            if request.host_options:
+                self._adjust(logits[row], request)
 
     def _adjust(self, row: Tensor, request: Request) -> None:
         """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
-        params = request.params
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=self.device)
-            row[ids] += torch.tensor(list(params.logit_bias.values()), device=self.device)
-        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        asked = request.host_options
+        if "logit_bias" in asked:
+            bias = request.params.logit_bias or {}
+            ids = torch.tensor(list(bias), device=self.device)
+            row[ids] += torch.tensor(list(bias.values()), device=self.device)
+        if any(name in asked for name in _PENALTIES):
             self._penalise(row, request)
-        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
+        is_short = "min_tokens" in asked and request.num_output_tokens < request.params.min_tokens
+        if is_short and request.stop_token_ids:
             row[torch.tensor(sorted(request.stop_token_ids), device=self.device)] = -torch.inf
 
     def _penalise(self, row: Tensor, request: Request) -> None:
@@ -178,7 +191,7 @@ class Sampler:
         penalty = params.repetition_penalty
         if penalty != 1:
             seen = (counts.in_prompt | (counts.in_output > 0)) & row.isfinite()
-            # A product that overflows is no infinity: that would be an error of the model's.
+            # Clamped: an infinity would count as an error of the model's.
             scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
             row.copy_(torch.where(seen, scaled, row))
         row -= params.frequency_penalty * counts.in_output
@@ -219,7 +232,7 @@ def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]
 
 
 def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
-    """[R, num] ids by falling log-probability, equal ones by rising id; topk breaks ties as it likes."""
+    """[R, num] ids by falling log-probability, ties by rising id: topk itself promises no order of ties."""
     # No log-probability is positive: without the sign its bits, an integer, grow as it falls.
     keys = (logprobs.view(torch.int32) & 0x7FFFFFFF).long()
     keys.bitwise_left_shift_(32).bitwise_or_(torch.arange(logprobs.shape[1], device=logprobs.device))

@@ -21,13 +21,15 @@ of the candidates, which is up to the machine, then cannot change a bit of them.
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.engine.sampling.options import FILTERS
 from octavo.engine.sampling.triton_bisect import highest_reaching, lowest_kept
 from octavo.engine.sampling.triton_random import draw_above, inverse_temperature
 from octavo.errors import InvalidArgumentError
@@ -41,27 +43,12 @@ _UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingFilters:
-    """The filters of R rows; greedy rows ignore them.
-
-    Attributes:
-        top_k: [R] int32; 0 or less: off.
-        top_p: [R] float32 in (0, 1]; 1: off.
-        min_p: [R] float32 in [0, 1]; 0: off.
-    """
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-
 def redraw_filtered(
     logits: Tensor,
     temperatures: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    filters: SamplingFilters,
+    filters: Sequence[Tensor],
     group_max: Tensor,
     row_mass: Tensor,
     token_ids: Tensor,
@@ -73,7 +60,7 @@ def redraw_filtered(
         temperatures: [R] float32.
         seeds: [R] int64.
         positions: [R] int32.
-        filters: of R rows.
+        filters: [R] each, as for sample_tokens.
         group_max: [R, G] contiguous float32, largest logits of each tile's groups of tokens, G a multiple of
             the number of tiles; NaN shows as +inf.
         row_mass: [R] float32, sum of exp((logit - largest logit) / temperature) of each row that is neither
@@ -92,9 +79,8 @@ def redraw_filtered(
     candidate_ids = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
     num_tiles, num_groups = -(-vocab_size // TILE), group_max.shape[1]
     unused_bits = _UNUSED_BITS[logits.dtype]
-    cuts = (filters.top_k, filters.top_p, filters.min_p)
     _find_floors[(num_rows,)](
-        *(group_max, temperatures, *cuts, bounds, num_candidates, vocab_size, num_groups),
+        *(group_max, temperatures, *filters, bounds, num_candidates, vocab_size, num_groups),
         UNUSED_BITS=unused_bits,
         GROUPS=power_of_two(num_groups),
     )
@@ -106,7 +92,7 @@ def redraw_filtered(
         TILE=TILE,
     )
     _cut_and_draw[(num_rows,)](
-        *(logits, temperatures, seeds, positions, *cuts, bounds, row_mass),
+        *(logits, temperatures, seeds, positions, *filters, bounds, row_mass),
         *(num_candidates, candidates, candidate_ids, token_ids, vocab_size, logits.stride(0)),
         UNUSED_BITS=unused_bits,
         CAPACITY=CAPACITY,
@@ -116,14 +102,16 @@ def redraw_filtered(
     )
 
 
-def _check(filters: SamplingFilters, num_rows: int) -> None:
-    wanted = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
-    for name, dtype in wanted.items():
-        tensor = getattr(filters, name)
-        if tensor.shape != (num_rows,) or tensor.dtype != dtype or not tensor.is_contiguous():
+def _check(filters: Sequence[Tensor], num_rows: int) -> None:
+    if len(filters) != len(FILTERS):
+        names = ", ".join(option.name for option in FILTERS)
+        raise InvalidArgumentError(f"filters must be the columns {names}, got {len(filters)} tensors")
+    for option, column in zip(FILTERS, filters, strict=True):
+        dtype = np.dtype(option.dtype).name
+        if column.shape != (num_rows,) or column.dtype != getattr(torch, dtype) or not column.is_contiguous():
             raise InvalidArgumentError(
-                f"filters.{name} must be contiguous [R] = [{num_rows}] {dtype}, "
-                f"got {list(tensor.shape)} {tensor.dtype}"
+                f"filter {option.name} must be contiguous [R] = [{num_rows}] {dtype}, "
+                f"got {list(column.shape)} {column.dtype}"
             )
 
 

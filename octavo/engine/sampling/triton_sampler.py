@@ -15,12 +15,14 @@ Source: Gumbel 1954; Maddison, Tarlow and Minka 2014 (Gumbel-max).
 # Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.engine.sampling.triton_filters import TILE, SamplingFilters, redraw_filtered
+from octavo.engine.sampling.triton_filters import TILE, redraw_filtered
 from octavo.engine.sampling.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel, inverse_temperature
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
@@ -34,7 +36,7 @@ def sample_tokens(
     temperatures: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    filters: SamplingFilters | None = None,
+    filters: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """Sample one token per row. A row's token depends on its own arguments only, never on the batch.
 
@@ -48,7 +50,9 @@ def sample_tokens(
             1e-10 count as 1e-10.
         seeds: [R] int64, at least 0.
         positions: [R] int32; (seed, position) is the key of a row's noise.
-        filters: top-k, top-p and min-p of all rows; None: no row asks for any, which is faster.
+        filters: [R] each, in the order of options.FILTERS: top_k int32 (0 or less: off), top_p float32 in
+            (0, 1] (1: off), min_p float32 in [0, 1] (0: off). Greedy rows ignore them. Empty: no row asks
+            for any, which is faster.
 
     Returns:
         New (token_ids [R] int32, is_finite [R] bool). Where a row holds a NaN, +inf or nothing but -inf,
@@ -90,7 +94,7 @@ def sample_tokens(
         **shape,
         num_warps=8,
     )
-    if filters is not None:
+    if filters:
         redraw_filtered(logits, temperatures, seeds, positions, filters, group_max, row_mass, token_ids)
     return token_ids, is_finite
 

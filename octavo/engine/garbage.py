@@ -1,0 +1,38 @@
+"""Python's garbage collector, kept from stopping the engine in the middle of a step."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# gc.set_threshold's numbers: how many new container objects start a collection of the youngest generation,
+# how many of those one of the middle generation, how many of those a full one; (700, 10, 10) by default. The
+# first two make collections rare while prompts are read, the last is so large that no full one ever starts.
+_THRESHOLDS = (100_000, 100, 1_000_000)
+
+
+def collect_youngest() -> None:
+    """Look through the youngest objects now: call it after reading prompts, while a device works.
+
+    Long prompts take a while to look through. Python would otherwise do it right after the run, when nothing
+    else hides the time.
+    """
+    gc.collect(0)
+
+
+@contextmanager
+def no_full_collections() -> Iterator[None]:
+    """Keep Python from full garbage collections; young objects are still looked through now and then.
+
+    A full collection visits every object of the process: with a model's libraries loaded and long prompts
+    waiting, that stops a step for 0.1 to 0.2 s. Requests leave no reference cycles that would need one.
+    """
+    thresholds = gc.get_threshold()
+    if thresholds == _THRESHOLDS:
+        # Another call under way set them, and sets them back.
+        yield
+        return
+    gc.set_threshold(*_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

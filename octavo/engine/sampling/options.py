@@ -1,0 +1,109 @@
+"""What requests ask of sampling, in one table: which options kernels read, and which ones need the host.
+
+Two paths follow from it. On the fast path a CUDA graph samples from the device's rows, and the host launches
+the next step before it has seen this one's tokens. On the slow path the host comes in between: it adjusts
+logits or reads log-probabilities. A request takes the fast path unless it asks for an option on Path.HOST.
+
+An option of the fast path is a row of OPTIONS and an argument of the kernels that read it: rows on the device
+and graph variants follow. One of the slow path is a row, and what Sampler does about it.
+
+Imports no torch: requests are built from it.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from octavo.sampling_params import SamplingParams
+
+
+class SampledRequest(Protocol):
+    """The part of a Request that options are read from; see Request."""
+
+    params: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    prompt_logprobs_start: int | None
+
+
+class Path(enum.Enum):
+    """What an option needs once a request asks for it.
+
+    Attributes:
+        DRAW: kernels read it for every token.
+        FILTER: kernels read it where they filter: steps without any filter launch fewer kernels.
+        HOST: the host has to see the logits, or the last token, before the next step can start.
+    """
+
+    DRAW = enum.auto()
+    FILTER = enum.auto()
+    HOST = enum.auto()
+
+
+class Option(NamedTuple):
+    """One thing a request can ask of sampling.
+
+    Attributes:
+        name: of the kernels' column, or of the user's parameter.
+        path: what it needs.
+        neutral: the value that asks for nothing.
+        read: takes the value off a request.
+        dtype: of the column on the device; void on Path.HOST: there is none.
+    """
+
+    name: str
+    path: Path
+    neutral: float | None
+    read: Callable[[SampledRequest], Any]
+    dtype: type[np.generic] = np.void
+
+
+def _temperature(request: SampledRequest) -> float:
+    """0 is greedy, which the user's parameter is below a small bound too."""
+    return 0.0 if request.params.greedy else request.params.temperature
+
+
+def _signed_seed(request: SampledRequest) -> int:
+    """The seed's 64 bits as an int64: seeds are unsigned."""
+    return (request.seed + 2**63) % 2**64 - 2**63
+
+
+# DRAW before FILTER: gather_parameters and sample_tokens take the columns in this order.
+OPTIONS = (
+    Option("temperatures", Path.DRAW, 0.0, _temperature, np.float32),
+    Option("seeds", Path.DRAW, 0, _signed_seed, np.int64),
+    # The position each request's first output token is computed from: draws are keyed by what lies behind it.
+    Option("first_positions", Path.DRAW, 0, lambda r: r.num_prompt_tokens - 1, np.int32),
+    Option("top_k", Path.FILTER, 0, lambda r: max(0, r.params.top_k), np.int32),
+    Option("top_p", Path.FILTER, 1.0, lambda r: r.params.top_p, np.float32),
+    Option("min_p", Path.FILTER, 0.0, lambda r: r.params.min_p, np.float32),
+    Option("logprobs", Path.HOST, None, lambda r: r.params.logprobs),
+    Option("prompt_logprobs", Path.HOST, None, lambda r: r.prompt_logprobs_start),
+    Option("logit_bias", Path.HOST, None, lambda r: r.params.logit_bias or None),
+    Option("repetition_penalty", Path.HOST, 1.0, lambda r: r.params.repetition_penalty),
+    Option("presence_penalty", Path.HOST, 0.0, lambda r: r.params.presence_penalty),
+    Option("frequency_penalty", Path.HOST, 0.0, lambda r: r.params.frequency_penalty),
+    Option("min_tokens", Path.HOST, 0, lambda r: r.params.min_tokens),
+)
+
+COLUMNS = tuple(option for option in OPTIONS if option.path is not Path.HOST)
+"""Options that kernels read: SamplingRows has a column of each."""
+
+FILTERS = tuple(option for option in OPTIONS if option.path is Path.FILTER)
+"""Options that drop tokens before the draw."""
+
+_HOST = tuple(option for option in OPTIONS if option.path is Path.HOST)
+
+
+def host_options(request: SampledRequest) -> tuple[str, ...]:
+    """Return the names of what keeps a request off the fast path; none: it takes it."""
+    return tuple(option.name for option in _HOST if option.read(request) != option.neutral)
+
+
+def asks_for_filters(request: SampledRequest) -> bool:
+    """Return True when a draw has to filter; a greedy request has nothing to filter."""
+    if request.params.greedy:
+        return False
+    return any(option.read(request) != option.neutral for option in FILTERS)

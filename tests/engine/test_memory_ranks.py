@@ -1,0 +1,91 @@
+"""A rank plans what it holds: bytes planned against bytes of a decoder that is loaded for that rank."""
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import TINY_LLAMA
+from torch import Tensor
+
+from octavo import EngineConfig
+from octavo.engine.loading import make_runner, read_decoder
+from octavo.engine.memory import plan_execution
+from octavo.errors import ConfigError
+from octavo.models import ModelConfig
+from octavo.models.source import ModelSource
+from octavo.parallel import TensorParallel
+
+FIELDS = TINY_LLAMA | {
+    "num_attention_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+}
+CONFIG = EngineConfig(model="tiny", device="cpu", dtype="bfloat16", load_format="dummy", num_blocks=8)
+
+
+class Silent:
+    """A group whose other ranks add nothing."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor, tensor]
+
+
+def rank(number: int, size: int) -> TensorParallel:
+    return TensorParallel(number, size, Silent() if size > 1 else None)
+
+
+def bytes_held(thing: object) -> int:
+    """Bytes of all tensors that can be reached from an object, each storage once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    todo: list[Any] = [thing]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | str):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, list | tuple | dict) or type(item).__module__.startswith("octavo"):
+            todo += gc.get_referents(item)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2), (3, 4)])
+def test_a_rank_holds_what_it_planned(num_kv_heads: int, tied: bool, number: int, size: int) -> None:
+    """With 2 and 4 ranks on 1 kv head each holds a copy of it."""
+    model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": num_kv_heads, "tie_word_embeddings": tied})
+    plan = plan_execution(CONFIG, model, rank(number, size))
+    decoder = read_decoder(ModelSource("folder", Path("tiny")), CONFIG, plan, model, None)
+    # Beside weights a decoder holds the ropes' frequencies and a scalar or two.
+    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
+    runner = make_runner(decoder, CONFIG, plan)
+    assert runner.kv_cache.nbytes == plan.kv_bytes
+    whole = plan_execution(CONFIG, model)
+    assert plan.num_parameters == whole.num_parameters
+    assert plan.kv_bytes == whole.kv_bytes // min(size, num_kv_heads)
+    assert (plan.weight_bytes < whole.weight_bytes) == (size > 1)
+    assert (plan.working_bytes < whole.working_bytes) == (size > 1)
+
+
+def test_ranks_need_a_number_of_blocks() -> None:
+    config = dataclasses.replace(CONFIG, num_blocks=None)
+    with pytest.raises(ConfigError, match="num_blocks must be given where 2 ranks"):
+        plan_execution(config, ModelConfig.from_hf(FIELDS), rank(0, 2))
+
+
+def test_a_decoder_of_another_rank_is_refused() -> None:
+    model = ModelConfig.from_hf(FIELDS)
+    alone = plan_execution(CONFIG, model)
+    decoder = read_decoder(ModelSource("folder", Path("tiny")), CONFIG, alone, model, None)
+    with pytest.raises(ConfigError, match="needed by each of 2 ranks"):
+        make_runner(decoder, CONFIG, plan_execution(CONFIG, model, rank(0, 2)))
