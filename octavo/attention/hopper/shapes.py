@@ -31,7 +31,6 @@ LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
 def unsupported_reason(
     device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int
 ) -> str | None:
-        return f"TMA copies 64 keys at a time: block_size must be a multiple, not {block_size}"
     if nvidia_generation(device) != 9:
         return f"it is written for Hopper GPUs (compute capability 9), not for {device}"
     if dtype not in (torch.bfloat16, torch.float16):
