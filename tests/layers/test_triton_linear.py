@@ -32,7 +32,7 @@ def plain_linear(
 ) -> Tensor:
     """The specification, each step in the dtype of x."""
     if norm_weight is not None:
-        x = plain_norm(x, norm_weight, EPS, 0.0)
+        x = plain_norm(x, norm_weight, EPS)
     out = x @ weight.to(x.dtype).T
     if bias is not None:
         out = out + bias.to(x.dtype)

@@ -10,7 +10,7 @@ _LIMIT = 127
 _LIMIT_OF_16_BIT_SUMS = 63
 
 
-def int8_unavailable_reason(weight: Tensor) -> str | None:
+def unsupported_reason(weight: Tensor) -> str | None:
     """Say why a weight cannot run in int8; None: it can."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return f"it needs float32 on a CPU, got {weight.dtype} on {weight.device}"

@@ -48,7 +48,6 @@ class TritonStep:
         is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
         q = rotate_and_store(
             qkv,
-            None,
             self._metadata.slot_mapping,
             *rotations,
             k_cache,
