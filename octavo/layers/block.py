@@ -19,8 +19,8 @@ from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
-# (hidden [T, hidden], delta [T, hidden] or None) to a new [T, n]: adds delta to hidden in place, then norms and
-# projects the sum.
+# (hidden [T, hidden], delta [T, hidden] or None) to a new [T, n]: adds delta to hidden in place, then norms
+# and projects the sum.
 BlockInput = Callable[[Tensor, Tensor | None], Tensor]
 # (x [T, n], hidden [T, hidden]) to a new [T, hidden] still to be added to hidden; None: it is added already.
 BlockOutput = Callable[[Tensor, Tensor], Tensor | None]

@@ -8,7 +8,7 @@ import numpy as np
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_names import ROPE_FACTORS, GGUFArchitecture, find_architecture
+from octavo.models.formats.gguf_architectures import ROPE_FACTORS, GGUFArchitecture, find_architecture
 
 # Keys under "<architecture>." that are read below.
 _READ_KEYS = frozenset(
@@ -46,13 +46,6 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
-_GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
-_OWN_KEYS: Mapping[str, frozenset[str]] = {
-    "gemma2": _GEMMA_KEYS | {"attn_logit_softcapping"},
-    "gemma3": _GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
-}
-# The 27B of each family, known by its layers, scales attention by hidden_size / heads, not by head_dim.
-_WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
 _DEFAULT_THETA = 10_000.0
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -93,11 +86,10 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-        "sliding_window": None,
         "hidden_act": "silu",
         **_token_ids(fields),
     }
-    return config | _gemma_fields(fields, config) if architecture.is_gemma else config
+    return config | _attention_scale(fields, config) | _softcaps(fields) | _windows(fields)
 
 
 class ArchitectureFields(ConfigFields):
@@ -121,7 +113,7 @@ class ArchitectureFields(ConfigFields):
         self.file = file
         self.architecture = architecture
         known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys()
-        known |= _OWN_KEYS.get(architecture.name, frozenset())
+        known |= architecture.own_keys
         for key in own:
             if key not in known:
                 raise UnsupportedModelError(
@@ -220,23 +212,33 @@ def _rope_factors(file: GGUFFile, head_dim: int) -> list[float]:
     return factors
 
 
-def _gemma_fields(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
-    name = fields.architecture.name
+def _attention_scale(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
+    """The number whose 1 / sqrt scales q.k, which the file does not hold."""
+    wide_layers = fields.architecture.wide_layers
+    if wide_layers is None:
+        return {}
+    is_wide = fields.integer("block_count") == wide_layers
     hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-    is_wide = fields.integer("block_count") == _WIDE_LAYERS[name]
-    extra: dict[str, object] = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"],
-    }
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.get(key) is not None:
-            extra[key] = fields.number(key)
-    if name == "gemma2":
-        return extra | {"sliding_window": fields.integer("attention.sliding_window", 4096)}
+    return {"query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"]}
+
+
+def _softcaps(fields: ArchitectureFields) -> dict[str, object]:
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {name: fields.number(name) for name in names if fields.get(name) is not None}
+
+
+def _windows(fields: ArchitectureFields) -> dict[str, object]:
+    """The window, which layers have it, and the sliding layers' own rotary base."""
+    own_keys = fields.architecture.own_keys
+    window = fields.architecture.sliding_window
     if fields.get("attention.sliding_window") is not None:
-        extra["sliding_window"] = fields.integer("attention.sliding_window")
-        extra |= _sliding_layers(fields)
-    return extra | {"rope_local_base_freq": fields.number("rope.freq_base_swa", _DEFAULT_THETA)}
+        window = fields.integer("attention.sliding_window")
+    windows: dict[str, object] = {"sliding_window": window}
+    if window is not None and "attention.sliding_window_pattern" in own_keys:
+        windows |= _sliding_layers(fields)
+    if "rope.freq_base_swa" in own_keys:
+        windows["rope_local_base_freq"] = fields.number("rope.freq_base_swa", _DEFAULT_THETA)
+    return windows
 
 
 def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from octavo.errors import FileFormatError, WeightsError
 from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
+from octavo.models.formats.gguf_architectures import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.formats.gguf_config import ArchitectureFields
 from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
-from octavo.models.formats.gguf_names import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.weights import missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32, which stays in a core's cache.
