@@ -3,9 +3,9 @@
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
     residual stream <--- norm <- sum over ranks <- projection --- middle of the block   BlockOutput
 
-On a GPU with Triton, steps of few rows run each line in one launch where nothing forbids it. On Hopper GPUs,
-steps of up to 256 rows do so too, but for the norm before the projection. Which GEMM runs, and so what can
-ride along, linear.choice decides.
+On a GPU with Triton, the skinny GEMM (1 to 4 rows) runs each line in one launch if neither ranks nor a norm
+come between its parts. So does the GEMM for Hopper GPUs (5 to 256 rows), but for the norm before the
+projection. linear.choice decides which GEMM runs.
 """
 
 from collections.abc import Callable

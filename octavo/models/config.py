@@ -18,7 +18,8 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 
-# Keys that change the network in ways Octavo does not have; besides null, these values change nothing.
+# Keys that change the network in ways Octavo does not support, and the values, besides null, that change
+# nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -57,10 +58,10 @@ class ModelConfig:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
-        max_position_embeddings: longest context in tokens, YaRN's stretching included.
+        max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
-        activation: of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
+        activation: that of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
@@ -176,7 +177,7 @@ class ModelConfig:
 
 
 def _of_the_cache_only(fields: ConfigFields) -> tuple[object, ...]:
-    """The quantization_config if it is about the KV cache, whose scales are tensors, and about no weights."""
+    """The quantization_config if it is about the KV cache alone, whose scales are tensors."""
     value = fields.mapping("quantization_config")
     is_cache_only = value.get("quant_method") == "compressed-tensors" and not value.get("config_groups")
     return (value,) if is_cache_only else ()

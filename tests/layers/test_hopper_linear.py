@@ -1,4 +1,4 @@
-"""Products on Hopper GPUs, as far as a CPU can tell: which are taken, how they are tiled, what is refused."""
+"""The GEMM for Hopper GPUs on a CPU: when it can run and when it is chosen, its tilings, what it refuses."""
 
 import pytest
 import torch

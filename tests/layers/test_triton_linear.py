@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU, with all that is fused to them, against plain torch."""
+"""The skinny GEMM, with all that is fused to it, against plain torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products of few rows on a real GPU: the shapes of decoders, CUDA graphs, kernels that overlap."""
+"""The skinny GEMM on a real GPU: the shapes of decoders, CUDA graphs, kernels that overlap."""
 
 import pytest
 import torch

@@ -107,8 +107,8 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     num_rows = x.shape[0]
     num_columns, size = weight.shape
     if num_rows <= skinny_tiling.MAX_ROWS:
-        is_skinny = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
-        return "skinny" if is_skinny else "plain"
+        pays_off = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
+        return "skinny" if pays_off else "plain"
     max_rows = HOPPER_MAX_ROWS if num_columns <= _WIDE else _HOPPER_MAX_ROWS_WIDE
     pays_off = (
         HOPPER_MIN_ROWS <= num_rows <= (max_rows if size < _LONG else _HOPPER_MAX_ROWS_LONG)

@@ -46,10 +46,12 @@ class TritonStep:
         k_scale, v_scale = self._kv_cache.layer_scales(options.layer)
         heads = {"num_heads": self._num_heads, "num_kv_heads": k_cache.shape[2]}
         is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
+        cos, sin = rotations
         q = rotate_and_store(
             qkv,
             self._metadata.slot_mapping,
-            *rotations,
+            cos,
+            sin,
             k_cache,
             v_cache,
             num_heads=self._num_heads,

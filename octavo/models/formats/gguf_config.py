@@ -30,7 +30,7 @@ _READ_KEYS = frozenset(
         "rope.scale_linear",
     }
 )
-# Keys that say what the tensors say already, or nothing about the network.
+# Keys that repeat what the tensors say, or say nothing about the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys that are supported with one value only.
 _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
@@ -42,7 +42,7 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
 }
-# Has one value per layer.
+# May be an array of one value per layer.
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
@@ -58,7 +58,7 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     none of their own.
 
     Args:
-        file: the file; its tensors decide the vocabulary's size, biases and whether embeddings are tied.
+        file: the file; its tensors tell the vocabulary's size, biases and whether embeddings are tied.
 
     Raises:
         UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
@@ -93,7 +93,7 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
 
 
 class ArchitectureFields(ConfigFields):
-    """The metadata under "<architecture>.", all of whose keys are known.
+    """The metadata under "<architecture>."; unknown keys are refused.
 
     Attributes:
         file: whose metadata it is.
@@ -140,7 +140,7 @@ def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
 
 
 def _uniform(value: object) -> object:
-    """Equal sizes of all layers stand for one; unequal ones stay, to be refused."""
+    """Turn an array of equal sizes into one size; an array of unequal ones stays, and is refused later."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
         return int(value[0])
     return value
@@ -165,7 +165,7 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
-    """BOS, and every id that ends a text; null where there is none, as families have defaults."""
+    """The ids of BOS and of all ends of text. None where there is none: it overrules the family's default."""
     file = fields.file
     bos, *ends = (_token_id(file, f"tokenizer.ggml.{key}") for key in ("bos_token_id", *_END_KEYS))
     return {"bos_token_id": bos, "eos_token_id": sorted({end for end in ends if end is not None}) or None}
