@@ -1,4 +1,4 @@
-"""Products of few rows on one GPU, beside cuBLAS with separate norm and activation kernels.
+"""The skinny GEMM on one GPU, beside cuBLAS with separate norm and activation kernels.
 
     python benchmarks/gpu_linear.py [--models 0.6b 8b] [--rows 1 2 4] [--save MACHINE]
     python benchmarks/gpu_linear.py --sweep [--models ...] [--rows ...]

@@ -7,16 +7,15 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from octavo.gpu.device import has_triton
-from octavo.layers.cpu.layers import compiled_layers, takes
+from octavo.layers.cpu import layers as cpu_layers
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, [T, n], of [T, 2 n] = [gate | up]."""
-    layers = compiled_layers() if takes(gate_up) else None
-    if layers is not None:
-        return layers.silu_and_multiply(gate_up)
     if has_triton(gate_up):
         return _by_triton(gate_up, "silu")
+    if cpu_layers.unsupported_reason(gate_up) is None:
+        return cpu_layers.compiled_layers().silu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return silu(gate).mul_(up)
 

@@ -1,30 +1,28 @@
-"""How a block meets the residual stream: what it reads is normed and projected, what it gives projected back.
+"""How a block meets the residual stream: its input is normed and projected, its output projected back.
 
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
     residual stream <--- norm <- sum over ranks <- projection --- middle of the block   BlockOutput
 
-On a GPU with Triton steps of few rows do each line in one launch where nothing forbids it. On Hopper GPUs
-steps of some more rows do so too, but for the norm before the projection.
+On a GPU with Triton, the skinny GEMM (1 to 4 rows) runs each line in one launch if neither ranks nor a norm
+come between its parts. So does the GEMM for Hopper GPUs (5 to 256 rows), but for the norm before the
+projection. linear.choice decides which GEMM runs.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from torch import Tensor
 
-from octavo.gpu.device import has_triton
 from octavo.layers.activation import ACTIVATIONS
-from octavo.layers.linear.hopper_tiling import can_use
+from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
 from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.linear.skinny_tiling import is_skinny
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
-# (hidden [T, hidden], delta [T, hidden] or None) to a new [T, n]: delta is added to hidden in place, and the
-# sum normed and projected.
+# (hidden [T, hidden], delta [T, hidden] or None) to a new [T, n]: adds delta to hidden in place, then norms
+# and projects the sum.
 BlockInput = Callable[[Tensor, Tensor | None], Tensor]
-# (x [T, n], hidden [T, hidden]) to a new [T, hidden] still to be added to hidden; None: it has been.
+# (x [T, n], hidden [T, hidden]) to a new [T, hidden] still to be added to hidden; None: it is added already.
 BlockOutput = Callable[[Tensor, Tensor], Tensor | None]
 
 
@@ -78,13 +76,13 @@ class PlainOutput:
 
 @dataclass(frozen=True, slots=True)
 class FusedInput:
-    """BlockInput in one launch for few rows, in two for some.
+    """BlockInput in one launch by the skinny GEMM, in two by the one for Hopper GPUs.
 
-    The norm is a launch of its own for some rows, and where a delta is still to be added: each program would
-    have to write the sum.
+    The norm is a launch of its own before a Hopper GEMM, and where a delta is still to be added: each program
+    would have to write the sum.
 
     Attributes:
-        plain: for more rows.
+        plain: for steps whose GEMM fuses nothing.
         linear: its projection.
     """
 
@@ -94,9 +92,10 @@ class FusedInput:
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
         weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
-        if not is_skinny(hidden.shape[0], *weight.shape):
-            if not can_use(hidden, weight):
-                return self.plain(hidden, delta)
+        gemm = choose_gemm(hidden, weight)
+        if gemm == "plain":
+            return self.plain(hidden, delta)
+        if gemm == "hopper":
             from octavo.layers.linear.hopper import hopper_linear
 
             return hopper_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
@@ -112,10 +111,10 @@ class FusedInput:
 
 @dataclass(frozen=True, slots=True)
 class FusedOutput:
-    """BlockOutput that adds to the residual stream itself for few and some rows, if nothing comes in between.
+    """BlockOutput whose GEMM adds itself to the residual stream, if neither ranks nor a norm come in between.
 
     Attributes:
-        plain: for more rows.
+        plain: for steps whose GEMM fuses nothing.
         linear: its projection.
     """
 
@@ -125,12 +124,13 @@ class FusedOutput:
     def __call__(self, x: Tensor, hidden: Tensor) -> Tensor | None:
         """See BlockOutput."""
         weight, bias = self.linear.weight, self.linear.bias
-        if is_skinny(x.shape[0], *weight.shape):
-            from octavo.layers.linear.skinny import skinny_linear as product
-        elif can_use(x, weight):
+        gemm = choose_gemm(x, weight)
+        if gemm == "plain":
+            return self.plain(x, hidden)
+        if gemm == "hopper":
             from octavo.layers.linear.hopper import hopper_linear as product
         else:
-            return self.plain(x, hidden)
+            from octavo.layers.linear.skinny import skinny_linear as product
         if self.plain.norm is not None or self.plain.parallel.size > 1:
             return self.plain.finish(product(x, weight, bias))
         product(x, weight, bias, residual=hidden)
@@ -140,7 +140,7 @@ class FusedOutput:
 def make_input(norm: RMSNorm, projection: Linear, activation: str | None = None) -> PlainInput | FusedInput:
     """Return the fastest BlockInput for where the projection's weight lives; arguments as PlainInput."""
     plain = PlainInput(norm, projection, activation)
-    return FusedInput(plain, projection) if _can_fuse(projection) else plain
+    return FusedInput(plain, projection) if has_fused_gemms(projection) else plain
 
 
 def make_output(
@@ -148,12 +148,4 @@ def make_output(
 ) -> PlainOutput | FusedOutput:
     """Return the fastest BlockOutput for where the projection's weight lives; arguments as PlainOutput."""
     plain = PlainOutput(projection, norm, parallel)
-    return FusedOutput(plain, projection) if _can_fuse(projection) else plain
-
-
-def _can_fuse(projection: Linear) -> TypeGuard[PlainLinear]:
-    return (
-        isinstance(projection, PlainLinear)
-        and has_triton(projection.weight)
-        and projection.weight.is_contiguous()
-    )
+    return FusedOutput(plain, projection) if has_fused_gemms(projection) else plain

@@ -10,7 +10,7 @@ from octavo.parallel import TensorParallel
 
 
 def vocabulary_shard(vocab_size: int, parallel: TensorParallel) -> tuple[slice, int]:
-    """Return the rows a rank holds and the equal number of rows each rank computes.
+    """Return the rows that a rank holds, and how many rows each rank computes.
 
     The last ranks may hold fewer rows than they compute; the rest is padding.
     """
@@ -20,7 +20,7 @@ def vocabulary_shard(vocab_size: int, parallel: TensorParallel) -> tuple[slice, 
 
 
 class Embedding:
-    """Looks token ids up."""
+    """Looks up the embeddings of token ids."""
 
     def __init__(self, weight: Tensor, first_id: int, multiplier: float, parallel: TensorParallel) -> None:
         """Keep a rank's rows.
@@ -39,7 +39,7 @@ class Embedding:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of results."""
+        """Dtype of the results."""
         return self._weight.dtype
 
     def __call__(self, input_ids: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ class LMHead:
         """Keep a rank's head.
 
         Args:
-            linear: [R, hidden] to [R, rows], this rank's (padded) rows of the vocabulary; norms first if the
-                model does.
+            linear: [R, hidden] to [R, rows], this rank's (padded) rows of the vocabulary; includes the last
+                norm, if the model has one.
             vocab_size: ids of the whole vocabulary.
             softcap: logits become softcap * tanh(logit / softcap); 0: off.
             parallel: this rank.
@@ -79,7 +79,7 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[R, hidden] to [R, vocab size], whole on every rank.
 
-        float32, or the dtype of hidden without a softcap on a GPU, whose samplers read it as it is.
+        float32; on a GPU without a softcap the dtype of hidden, which the GPU's samplers read as it is.
         """
         logits = self._parallel.all_gather_last_dim(self._linear(hidden))[:, : self._vocab_size]
         if self._softcap:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from octavo.gpu.device import has_triton
-from octavo.layers.cpu.layers import compiled_layers, takes
+from octavo.layers.cpu import layers as cpu_layers
 
 
 class RMSNorm:
@@ -20,7 +20,7 @@ class RMSNorm:
         """Keep the weight.
 
         Args:
-            weight: [n]; float32 makes half-precision inputs be normalised in float32.
+            weight: [n]; if float32, half-precision inputs are normalised in float32.
             eps: added to the mean square.
         """
         self.weight = weight
@@ -35,15 +35,15 @@ class RMSNorm:
         return self._normed(x, delta)
 
     def _normed(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        layers = compiled_layers() if takes(x) and takes(self.weight) else None
-        if layers is not None and (delta is None or takes(delta)):
-            return layers.add_rms_norm(x, delta, self.weight, self.eps)
         if has_triton(x):
             from octavo.layers.triton import norm as triton_norm
 
             if delta is None:
                 return triton_norm.rms_norm(x, self.weight, self.eps)
             return triton_norm.add_rms_norm(delta, x, self.weight, self.eps)
+        tensors = (x, self.weight) if delta is None else (x, self.weight, delta)
+        if cpu_layers.unsupported_reason(*tensors) is None:
+            return cpu_layers.compiled_layers().add_rms_norm(x, delta, self.weight, self.eps)
         if delta is not None:
             x.add_(delta)
         weight = self.weight
@@ -74,7 +74,7 @@ class HeadRMSNorm:
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return sqrt(n) weight and sqrt(n eps): what turns lengths into root mean squares."""
+    """Return sqrt(n) weight and sqrt(n eps), with which x / length stands for x / rms."""
     size = weight.shape[-1]
     return weight * math.sqrt(size), torch.tensor(math.sqrt(size * eps), device=weight.device)
 

@@ -27,7 +27,7 @@ class RopeConfig:
         attention_factor: yarn; factor of rotated queries and keys. None: from `factor` and the mscales.
         mscale: yarn; numerator of the derived attention factor.
         mscale_all_dim: yarn; denominator of the derived attention factor.
-        factors: factors; one divisor per frequency, head_dim / 2 of them.
+        factors: "factors"; one divisor per frequency, head_dim / 2 of them.
     """
 
     theta: float
@@ -48,8 +48,8 @@ class RopeConfig:
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
     """Return the angle per position of each rotated pair, and the factor of rotated queries and keys.
 
-    "dynamic" depends on the length of the text. Cached keys keep the rotation they were stored with, so
-    one length must hold for all of a run: max_model_len. Up to original_max_positions nothing is stretched.
+    "dynamic" depends on the length of the text. Cached keys keep the rotation they were stored with, so all
+    texts of a run must share one length: max_model_len. Up to original_max_positions nothing is stretched.
 
     Args:
         rope: the frequencies' description.

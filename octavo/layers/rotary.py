@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Rotary:
-    """Turns positions into rotations. Angles are computed per step: no table, no longest position."""
+    """Turns positions into rotations. Computes angles in every step: no table, no longest position."""
 
     def __init__(self, inverse_frequencies: Tensor, attention_factor: float) -> None:
         """Keep the frequencies.

@@ -9,7 +9,8 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.models.weights import WeightSource
 
-# Recomputed from the config, or scales of queries, which are never float8: some checkpoints carry them.
+# Some checkpoints hold tensors that are not needed: rotary tables, which the config determines, and scales
+# of queries, which are never float8.
 _HARMLESS = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|model\.layers\.\d+\.self_attn\.q_scale"
 )
@@ -21,7 +22,7 @@ def check_tensors(
 ) -> None:
     """Check that a checkpoint has exactly the network's tensors, and perhaps some of the optional ones.
 
-    Rotary tables are ignored, and so is an LM head beside tied embeddings.
+    Rotary tables, scales of queries and an LM head beside tied embeddings are ignored.
 
     Raises:
         WeightsError: tensors are missing, unexpected or of the wrong shape; the first few are named.

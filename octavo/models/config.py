@@ -18,7 +18,8 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 
-# Keys that change the network in ways Octavo does not have; besides null, these values change nothing.
+# Keys that change the network in ways Octavo does not support, and the values, besides null, that change
+# nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -57,10 +58,10 @@ class ModelConfig:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
-        max_position_embeddings: longest context in tokens, YaRN's stretching included.
+        max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
-        activation: of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
+        activation: that of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
@@ -141,19 +142,19 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=_max_positions(fields, used_ropes),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            norm_weight_offset=1.0 if family.is_gemma else 0.0,
+            norm_weight_offset=family.norm_weight_offset,
             activation=_activation(fields, family),
             has_qkv_bias=attention_bias or family.attention_bias == "qkv",
             has_output_bias=attention_bias,
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
             has_qk_norm=family.has_qk_norm,
-            has_post_norms=family.is_gemma,
-            embedding_multiplier=math.sqrt(hidden_size) if family.is_gemma else 1.0,
+            has_post_norms=family.has_post_norms,
+            embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
             attention_scale=_attention_scale(fields, family, head_dim),
             attention_softcap=_softcap(
                 fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
             ),
-            final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.is_gemma),
+            final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
             layer_windows=_windows(fields, layer_types),
             ropes=used_ropes,
             layer_ropes=tuple(used_ropes.index(ropes[layer_type]) for layer_type in layer_types),
@@ -176,7 +177,7 @@ class ModelConfig:
 
 
 def _of_the_cache_only(fields: ConfigFields) -> tuple[object, ...]:
-    """The quantization_config if it is about the KV cache, whose scales are tensors, and about no weights."""
+    """The quantization_config if it is about the KV cache alone, whose scales are tensors."""
     value = fields.mapping("quantization_config")
     is_cache_only = value.get("quant_method") == "compressed-tensors" and not value.get("config_groups")
     return (value,) if is_cache_only else ()
@@ -241,8 +242,7 @@ def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:
 
 
 def _activation(fields: ConfigFields, family: Family) -> str:
-    # Gemma's hidden_act is a left-over that hidden_activation overrules.
-    key = "hidden_activation" if family.is_gemma else "hidden_act"
+    key = family.activation_key
     name = fields.get(key) or family.defaults.get(key, "silu")
     if str(name) not in _ACTIVATIONS:
         raise UnsupportedModelError(
@@ -252,7 +252,7 @@ def _activation(fields: ConfigFields, family: Family) -> str:
 
 
 def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:
-    return (fields.number("query_pre_attn_scalar") if family.is_gemma else head_dim) ** -0.5
+    return (fields.number(family.attention_scale_key) if family.attention_scale_key else head_dim) ** -0.5
 
 
 def _softcap(fields: ConfigFields, name: str, *, allowed: bool) -> float:

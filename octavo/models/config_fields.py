@@ -11,7 +11,7 @@ _MAX_INTEGER = 2**31
 class ConfigFields:
     """A mapping read field by field: each read says what type and range it expects.
 
-    A key that is absent, or null, has its family's default; what has neither is required.
+    A key that is absent or null has its family's default; a key without a default is required.
     """
 
     def __init__(self, fields: Mapping[str, object], defaults: Mapping[str, object], *, where: str) -> None:
@@ -69,7 +69,7 @@ class ConfigFields:
         return value
 
     def require_neutral(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Refuse fields that would change the network in a way Octavo does not have.
+        """Refuse fields that would change the network in a way Octavo does not support.
 
         Args:
             neutral: key -> values that change nothing, besides null.

@@ -36,8 +36,8 @@ class DecoderLayer:
     ) -> Tensor | None:
         """Run the layer.
 
-        A block's output is added to the residual stream by the product that makes it, or by the norm that
-        reads the sum next: never in a pass of its own.
+        The GEMM that makes a block's output adds it to the residual stream, or else the norm that reads the
+        sum next does: it is never a pass of its own.
 
         Args:
             hidden: [T, hidden] residual stream; mutated.
@@ -66,7 +66,7 @@ class Decoder:
         ropes: config.ropes on the device.
         layers: config.num_layers of them.
         lm_head: last hidden states to logits, the last norm included.
-        kv_scales: [num_layers, 2, num_kv_heads] float32, what a float8 cache divides keys and values by, or
+        kv_scales: [num_layers, 2, num_kv_heads] float32, by which a float8 cache divides keys and values; or
             None.
     """
 
@@ -83,11 +83,11 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the residual stream."""
+        """Dtype of the residual stream."""
         return self.embed_tokens.dtype
 
     def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
-        """Run a step; to be called under torch.inference_mode.
+        """Run a step. Call it under torch.inference_mode.
 
         Args:
             input_ids: [T] int32 or int64.

@@ -1,9 +1,9 @@
-"""Scales of a float8 KV cache that a checkpoint may bring: what 1.0 in the cache stands for.
+"""Scales of a float8 KV cache that a checkpoint may hold: the value that 1.0 in the cache stands for.
 
     model.layers.0.self_attn.k_scale   [1], or [KH]: one for each kv head
     model.layers.0.self_attn.v_scale
 
-Tools that calibrate a cache write them beside weights of any dtype. The same names as in vLLM.
+Tools that calibrate a cache write them beside weights of any dtype. vLLM uses the same names.
 """
 
 import torch
@@ -15,7 +15,7 @@ from octavo.models.weights import WeightSource
 
 
 def kv_scale_names(config: ModelConfig) -> list[str]:
-    """Return the names of all scales, of keys and of values in turn, layer after layer."""
+    """Return the names of all scales, layer after layer: that of keys, then that of values."""
     layers = range(config.num_layers)
     return [f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in ("k_scale", "v_scale")]
 
@@ -26,13 +26,13 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
     Args:
         weights: the checkpoint.
         config: the network.
-        heads: of this rank.
+        heads: kv heads of this rank.
 
     Returns:
         [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none.
 
     Raises:
-        WeightsError: some are there and others are not, one is neither [1] nor [KH], or is not above 0.
+        WeightsError: some are there and others are not, a scale is neither [1] nor [KH], or not above 0.
     """
     names, present = kv_scale_names(config), weights.names()
     missing = [name for name in names if name not in present]

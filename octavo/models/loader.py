@@ -1,4 +1,12 @@
-"""Builds a decoder from a checkpoint: each weight is read, cut, fused and packed before the next one."""
+"""Builds a decoder from a checkpoint, layer by layer.
+
+    names and shapes   parameter_shapes(config) says what the checkpoint must hold; whatever is missing,
+                       unexpected or of another shape is refused before any weight is read
+    each weight        read (this rank's part), reordered, fused with its neighbours, packed for its GEMM
+
+One weight is finished before the next one is read. A tensor that a new family brings needs its name here and
+in parameters.
+"""
 
 import ctypes
 import sys
@@ -57,11 +65,11 @@ def load_decoder(
         dtype: of weights and activations.
         device: where they live.
         parallel: this rank.
-        max_model_len: longest text of the run, tokens; default: the model's own context. Decides the
-            rotary frequencies of "dynamic" models and nothing else.
+        max_model_len: longest text of the run, tokens; None: the model's own context. Decides the rotary
+            frequencies of "dynamic" models and nothing else.
         attention_impl: see octavo.attention.available_impls.
         quantization: "none", or "int8" for all linear layers, the LM head included (CPU, float32).
-        deterministic: a token's results must not depend, by a single bit, on what runs beside it (GPU with
+        deterministic: a token's results do not depend, not by a single bit, on what runs beside it (GPU with
             Triton, no quantization, one rank).
         progress: called with (tensors read, tensors in all).
 
@@ -99,9 +107,9 @@ def load_decoder(
 
 
 def return_freed_memory() -> None:
-    """Hand freed heap pages back to the operating system, where its C library can (glibc).
+    """Return freed heap pages to the operating system, where the C library can do that (glibc).
 
-    Packed weights lie between freed temporaries of the same sizes: without this a third of the process's
+    Packed weights lie between freed temporaries of the same sizes: without this, a third of the process's
     memory is holes once a model is loaded.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -115,7 +123,7 @@ def _ropes(config: ModelConfig, max_model_len: int, device: torch.device | str) 
 
 
 class _Builder:
-    """Makes a rank's modules, in the order of the checkpoint."""
+    """Makes a rank's modules, in the order of parameter_shapes."""
 
     def __init__(
         self,
@@ -145,7 +153,7 @@ class _Builder:
         if not config.tie_word_embeddings:
             weight, _ = self._vocabulary_rows("lm_head.weight")
         if self._deterministic:
-            # What samplers read must not change once a neighbour's log-probabilities want float32.
+            # Always float32: a request for log-probabilities must not change what others sample from.
             linear = make_invariant_linear(weight, dtype=torch.float32)
         else:
             linear = self._linear(weight)
@@ -155,7 +163,7 @@ class _Builder:
         return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps)
 
     def layer(self, index: int) -> DecoderLayer:
-        """Load one layer; what reading and packing it left behind goes back to the system."""
+        """Load one layer, then return the memory that reading and packing it used for a while."""
         layer = self._layer(index)
         if self._checkpoint.device.type == "cpu":
             return_freed_memory()
@@ -189,7 +197,7 @@ class _Builder:
 
     def _feed_forward(self, prefix: str) -> FeedForward:
         config = self._config
-        # Without post-norms the second of a layer's two norms has the name of the attention's post-norm.
+        # Without post-norms, checkpoints call this norm as others call the attention's post-norm.
         norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
         norm = self._norm(f"{prefix}.{norm_name}")
         post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
@@ -218,7 +226,10 @@ class _Builder:
     def _fused(
         self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int
     ) -> Linear:
-        """One product for several projections of the same input; the first ones are for rotate_."""
+        """One product for several projections of the same input.
+
+        The first num_interleaved of them are reordered for the rotation (see layers.rotary).
+        """
         size = sum(part.stop - part.start for part in rows)
         weight = self._checkpoint.empty(size, self._config.hidden_size)
         self._fill(weight, [f"{name}.weight" for name in names], rows, num_interleaved)
@@ -249,13 +260,13 @@ class _Builder:
         return make_linear(weight, bias, quantization=self._quantization)
 
     def _norm_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Weights with an offset are kept in float32: weight - 1 is stored for its precision near 0."""
+        """A norm's weight; float32 if it is stored with an offset, which is for precision near 0."""
         offset = self._config.norm_weight_offset
         weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
         return weight + offset if offset else weight
 
     def _vocabulary_rows(self, name: str) -> tuple[Tensor, int]:
-        """This rank's rows, padded to the equal share of every rank, and the id of the first one."""
+        """This rank's rows, padded to the share that every rank has, and the id of the first row."""
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:

@@ -1,4 +1,8 @@
-"""What each family of decoders is, as data: where families differ, and what their configs leave out."""
+"""What each family of decoders is, as data: where families differ, and what their configs leave out.
+
+A new family is a Family here, and for GGUF files a GGUFArchitecture in formats.gguf_architectures. One with
+tensors of its own needs them in parameters and loader too.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,9 +28,13 @@ class Family:
         attention_bias: which attention projections have a bias.
         has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
         has_qk_norm: queries and keys are normalised per head.
-        is_gemma: norm weights are stored minus one, embeddings are scaled by sqrt(hidden size), the
-            attention scale is query_pre_attn_scalar, attention and feed-forward outputs are normalised.
+        has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
+        norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
+        scales_embeddings: embeddings are multiplied by sqrt(hidden size).
+        attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
+        activation_key: key that names the feed-forward activation; Gemma's hidden_act is a left-over.
         has_attention_softcap: config.json may bound attention scores.
+        has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
         defaults: values of keys that its config.json may leave out.
     """
@@ -37,8 +45,13 @@ class Family:
     attention_bias: BiasRule = "by_config"
     has_mlp_bias_option: bool = False
     has_qk_norm: bool = False
-    is_gemma: bool = False
+    has_post_norms: bool = False
+    norm_weight_offset: float = 0.0
+    scales_embeddings: bool = False
+    attention_scale_key: str | None = None
+    activation_key: str = "hidden_act"
     has_attention_softcap: bool = False
+    has_final_softcap: bool = False
     has_local_rope: bool = False
     defaults: Mapping[str, object]
 
@@ -95,8 +108,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Gemma2ForCausalLM",
                 model_type="gemma2",
                 window_rule="all_but_every_nth",
-                is_gemma=True,
+                has_post_norms=True,
+                norm_weight_offset=1.0,
+                scales_embeddings=True,
+                attention_scale_key="query_pre_attn_scalar",
+                activation_key="hidden_activation",
                 has_attention_softcap=True,
+                has_final_softcap=True,
                 defaults=_GEMMA_DEFAULTS
                 | {
                     "sliding_window_pattern": 2,
@@ -110,7 +128,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 model_type="gemma3_text",
                 window_rule="all_but_every_nth",
                 has_qk_norm=True,
-                is_gemma=True,
+                has_post_norms=True,
+                norm_weight_offset=1.0,
+                scales_embeddings=True,
+                attention_scale_key="query_pre_attn_scalar",
+                activation_key="hidden_activation",
+                has_final_softcap=True,
                 has_local_rope=True,
                 defaults=_GEMMA_DEFAULTS
                 | {

@@ -1,4 +1,7 @@
-"""From what a user calls a model to its config, tokenizer and weights."""
+"""From a model's name, as a user gives it, to its config, tokenizer and weights.
+
+A new format of weights is a WeightSource in formats and a line in open_weights.
+"""
 
 import re
 from collections.abc import Mapping

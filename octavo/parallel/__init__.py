@@ -1,4 +1,4 @@
-"""How the network is cut over ranks: the handle that layers ask for their share and for sums."""
+"""How the network is cut over ranks: which part a rank holds, and the handle that sums and gathers."""
 
 from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import Collectives, TensorParallel

@@ -36,8 +36,8 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
     Args:
         rank: this process' rank.
         size: number of ranks; 1 needs no meeting.
-        rendezvous: path of a file that does not exist yet, the same for all ranks. gloo chooses free
-            ports itself and exchanges them through the file.
+        rendezvous: path of a file that does not exist yet, the same for all ranks. Through it gloo exchanges
+            the free ports that it chooses.
         timeout_s: how long to wait for the others, here and in each exchange.
 
     Raises:
@@ -68,7 +68,7 @@ def _meet(rank: int, size: int, rendezvous: Path, timeout: timedelta) -> Any:
     store = api.FileStore(str(rendezvous), size)
     store.set_timeout(timeout)
     options = api.ProcessGroupGloo._Options()
-    # Loopback only: ranks share a machine, and nobody else has business with them.
+    # Loopback only: all ranks are on this machine, and nothing else may reach them.
     options._devices = [api.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
     return api.ProcessGroupGloo(store, rank, size, options)

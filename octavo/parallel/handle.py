@@ -1,4 +1,4 @@
-"""The tensor-parallel handle: passed explicitly to every layer that needs it, never looked up."""
+"""The tensor-parallel handle, which every layer that needs it gets as an argument."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +27,7 @@ class TensorParallel:
     Attributes:
         rank: 0 <= rank < size.
         size: number of ranks.
-        group: how ranks talk; None exactly when size is 1.
+        group: what ranks communicate by; None exactly when size is 1.
 
     Raises:
         ConfigError: rank, size and group contradict one another.

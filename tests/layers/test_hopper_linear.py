@@ -1,20 +1,19 @@
-"""Products on Hopper GPUs, as far as a CPU can tell: which are taken, how they are tiled, what is refused."""
+"""The GEMM for Hopper GPUs on a CPU: when it can run and when it is chosen, its tilings, what it refuses."""
 
 import pytest
 import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
+from octavo.layers.linear import hopper_tiling
+from octavo.layers.linear.choice import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
 from octavo.layers.linear.hopper_tiling import (
     ATOM,
     GROUP_ROWS,
-    MAX_ROWS,
-    MIN_ROWS,
     HopperTiling,
-    can_use,
     choose_hopper_tiling,
     fill_tiling,
-    takes,
+    unsupported_reason,
 )
 
 HALF = torch.bfloat16
@@ -29,7 +28,7 @@ def shared_bytes(
     return 2 * (depth * (row_stages * rows + weight_stages * columns * halves) + spare * ATOM)
 
 
-@pytest.mark.parametrize("num_rows", [MIN_ROWS, 8, 9, 16, 37, 64, 65, 128, 192, MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [HOPPER_MIN_ROWS, 8, 9, 16, 37, 64, 65, 128, 192, HOPPER_MAX_ROWS])
 @pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
 @pytest.mark.parametrize("size", [64, 1024, 3072, 12288])
 @pytest.mark.parametrize("is_gated", [False, True])
@@ -53,25 +52,59 @@ def test_all_weights_come_early_if_they_fit() -> None:
     assert more.row_stages > tiling.row_stages
 
 
-def test_what_the_kernel_can_read() -> None:
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU pass for tensors on a Hopper GPU."""
+    monkeypatch.setattr(hopper_tiling, "nvidia_generation", lambda device: 9)
+
+
+def test_what_the_kernel_can_read(on_hopper: None) -> None:
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
-    assert takes(x, weight)
-    assert takes(torch.zeros(8, 256, dtype=HALF)[:, 128:], weight)
-    assert not takes(x.float(), weight.float())
-    assert not takes(x, weight.half())
-    assert not takes(x[:, :64], weight)
-    assert not takes(x[:, :64], weight[:, :64])
-    assert not takes(x, weight[:24])
-    assert not takes(torch.zeros(8, 132, dtype=HALF)[:, :128], weight)
-    assert not takes(torch.zeros(8, 136, dtype=HALF)[:, 4:132], weight)
-    assert not takes(x[0], weight)
+    assert unsupported_reason(x, weight) is None
+    assert unsupported_reason(torch.zeros(8, 256, dtype=HALF)[:, 128:], weight) is None
+    for bad_x, bad_weight in (
+        (x.float(), weight.float()),
+        (x, weight.half()),
+        (x[:, :64], weight),
+        (x[:, :64], weight[:, :64]),
+        (x, weight[:24]),
+        (torch.zeros(8, 132, dtype=HALF)[:, :128], weight),
+        (torch.zeros(8, 136, dtype=HALF)[:, 4:132], weight),
+        (x[0], weight),
+        (x[:0], weight),
+        (x, weight[:0]),
+    ):
+        assert "must be bfloat16 or float16" in str(unsupported_reason(bad_x, bad_weight))
 
 
 def test_a_cpu_does_not_use_it() -> None:
-    assert not can_use(torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF))
+    x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
+    assert "needs a Hopper GPU" in str(unsupported_reason(x, weight))
+    assert choose_gemm(x, weight) == "plain"
 
 
-def test_arguments_that_do_not_fit() -> None:
+def test_what_pays_off(on_hopper: None) -> None:
+    """By rows, at each of the chooser's limits."""
+
+    def chosen(num_rows: int, num_columns: int, size: int) -> str:
+        x, weight = (torch.empty(rows, size, dtype=HALF) for rows in (num_rows, num_columns))
+        return choose_gemm(x, weight)
+
+    assert chosen(0, 64, 64) == "plain"
+    assert chosen(1, 65536, 4096) == "skinny"
+    assert [chosen(4, *sizes) for sizes in ((64, 64), (64, 4096), (65536, 64))] == [
+        "skinny",
+        "plain",
+        "plain",
+    ]
+    assert [chosen(rows, 64, 64) for rows in (5, 256, 257)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 2064, 64) for rows in (5, 128, 129)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 64, 4096) for rows in (5, 64, 65)] == ["hopper", "hopper", "plain"]
+    assert chosen(16, 65536, 64) == "plain"
+    assert chosen(16, 64, 96) == "plain"
+
+
+def test_arguments_that_do_not_fit(on_hopper: None) -> None:
     from octavo.layers.linear.hopper import hopper_linear
 
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)

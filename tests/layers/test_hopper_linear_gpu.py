@@ -1,4 +1,4 @@
-"""Products of some rows on a Hopper GPU: the shapes of decoders, all epilogues, kernels that overlap."""
+"""The GEMM of 5 to 256 rows on a Hopper GPU: the shapes of decoders, all epilogues, kernels that overlap."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
 from octavo.layers.linear import hopper as hopper_linear
-from octavo.layers.linear.hopper_tiling import HopperTiling, can_use
+from octavo.layers.linear.choice import choose_gemm
+from octavo.layers.linear.hopper_tiling import HopperTiling
 from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 
@@ -104,13 +105,13 @@ def test_rows_do_not_touch_each_other() -> None:
 
 def test_what_it_is_used_for() -> None:
     weight = random(1024, 512)
-    assert can_use(random(16, 512), weight)
-    assert not can_use(random(4, 512), weight)
-    assert can_use(random(256, 512), weight)
-    assert not can_use(random(257, 512), weight)
-    assert not can_use(random(129, 512), random(2064, 512))
-    assert not can_use(random(65, 4096), random(64, 4096))
-    assert not can_use(random(16, 512), random(65536, 512))
+    assert choose_gemm(random(16, 512), weight) == "hopper"
+    assert choose_gemm(random(4, 512), weight) == "skinny"
+    assert choose_gemm(random(256, 512), weight) == "hopper"
+    assert choose_gemm(random(257, 512), weight) == "plain"
+    assert choose_gemm(random(129, 512), random(2064, 512)) == "plain"
+    assert choose_gemm(random(65, 4096), random(64, 4096)) == "plain"
+    assert choose_gemm(random(16, 512), random(65536, 512)) == "plain"
 
 
 @pytest.mark.parametrize("has_delta", [False, True])

@@ -3,7 +3,8 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import ACTIVATIONS, Embedding, LMHead, embedding, make_linear, vocabulary_shard
-from octavo.layers.linear.plain import PackedLinear, PlainLinear
+from octavo.layers.linear.packed import PackedLinear
+from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 
 

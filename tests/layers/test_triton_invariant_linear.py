@@ -31,7 +31,8 @@ def test_product(device: str, dtype: torch.dtype, num_rows: int, num_columns: in
 
 @everywhere
 def test_more_row_tiles_than_a_group_of_them(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import InvariantTiling, invariant_linear
+    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.layers.linear.invariant_tiling import InvariantTiling
 
     x = random(64 * 10 + 5, 20, device=device, dtype=dtype)
     weight = random(50, 20, device=device, dtype=dtype, seed=1)
@@ -82,8 +83,8 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
 
 @everywhere
 def test_tilings_from_large_to_small(device: str, dtype: torch.dtype) -> None:
-    """Large tiles for many rows, enough programs for few; shared memory that a multiprocessor has."""
-    from octavo.layers.linear.invariant import FLOAT32_TILING, HALF_TILINGS, choose_tiling
+    """Large tiles for many rows, enough programs for few; shared memory that an SM has."""
+    from octavo.layers.linear.invariant_tiling import FLOAT32_TILING, HALF_TILINGS, choose_tiling
 
     half = torch.bfloat16
     assert choose_tiling(8192, 6144, half, 99) == HALF_TILINGS[0]

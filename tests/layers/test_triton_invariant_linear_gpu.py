@@ -42,7 +42,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize(("num_columns", "size"), SHAPES)
 def test_all_tilings_give_the_same_bits(num_columns: int, size: int, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.invariant import HALF_TILINGS, invariant_linear
+    from octavo.layers.linear.invariant import invariant_linear
+    from octavo.layers.linear.invariant_tiling import HALF_TILINGS
 
     x, weight, bias = case(num_columns, size, dtype)
     expected = invariant_linear(x, weight, bias, dtype=torch.float32, tiling=HALF_TILINGS[0])

@@ -1,4 +1,4 @@
-"""Products of few rows on a real GPU: the shapes of decoders, CUDA graphs, kernels that overlap."""
+"""The skinny GEMM on a real GPU: the shapes of decoders, CUDA graphs, kernels that overlap."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: t
     residual = random(num_rows, num_columns, dtype=dtype)
     exact_norm = plain_norm(x.double(), norm_weight.double(), EPS, 0.0)
     got = skinny_linear(x, weight, norm_weight=norm_weight, eps=EPS)
-    plain = plain_norm(x, norm_weight, EPS, 0.0) @ weight.T
+    plain = plain_norm(x, norm_weight, EPS) @ weight.T
     assert_as_good_as_torch(got, plain, exact_norm @ weight.double().T)
     expected, exact = residual + x @ weight.T, residual.double() + x.double() @ weight.double().T
     assert_as_good_as_torch(skinny_linear(x, weight, residual=residual), expected, exact)

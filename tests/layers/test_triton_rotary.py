@@ -29,7 +29,6 @@ class QKVCase:
         heads: tuple[int, int] = (4, 2),
         head_dim: int = 16,
         block_size: int = 4,
-        interleaved: bool = True,
         norm: bool = True,
         slots: tuple[int, ...] = (9, -1, 3, 14, 0),
         slot_dtype: torch.dtype = torch.int64,
@@ -37,14 +36,16 @@ class QKVCase:
     ) -> None:
         self.num_heads, self.num_kv_heads = heads
         self.head_dim, self.block_size = head_dim, block_size
-        self.interleaved, self.eps = interleaved, 1e-6
+        self.eps = 1e-6
         num_tokens, num_all = len(slots), heads[0] + 2 * heads[1]
         # A strided view: rows of a wider tensor.
         self.qkv = random(num_tokens, num_all * head_dim + 8, device=device, dtype=dtype)[:, :-8]
-        self.positions = torch.tensor([0, 5, 99, 2, 31][:num_tokens], dtype=torch.int32, device=device)
+        positions = [0, 5, 99, 2, 31][:num_tokens]
         self.slot_mapping = torch.tensor(slots, dtype=slot_dtype, device=device)
         frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
-        self.cos, self.sin = rotary_table(frequencies, 1.25, 100)
+        # Rows of a wider table, of which only the first D / 2 columns are read.
+        tables = rotary_table(frequencies, 1.25, 100)
+        self.cos, self.sin = (torch.nn.functional.pad(table[positions], (0, 3)) for table in tables)
         self.norm_weight = random(sum(heads), head_dim, device=device, seed=1) if norm else None
         num_blocks = max(slots) // block_size + 2
         cache = KVCache.allocate(
@@ -60,18 +61,12 @@ class QKVCase:
         self.k_cache, self.v_cache = cache.layer(0)
 
     def run(
-        self,
-        q_out: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        *,
-        keep_k: bool = False,
+        self, *, k_scale: Tensor | None = None, v_scale: Tensor | None = None, keep_k: bool = False
     ) -> Tensor:
         from octavo.layers.triton.rotary import rotate_and_store
 
         return rotate_and_store(
             self.qkv,
-            self.positions,
             self.slot_mapping,
             self.cos,
             self.sin,
@@ -80,8 +75,6 @@ class QKVCase:
             num_heads=self.num_heads,
             norm_weight=self.norm_weight,
             eps=self.eps,
-            interleaved=self.interleaved,
-            q_out=q_out,
             keep_k=keep_k,
             k_scale=k_scale,
             v_scale=v_scale,
@@ -93,32 +86,25 @@ class QKVCase:
         num_rotated = self.num_heads + self.num_kv_heads
         rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if self.norm_weight is not None:
-            rotated = plain_norm(rotated, self.norm_weight, self.eps, 0.0)
+            rotated = plain_norm(rotated, self.norm_weight, self.eps)
         rotated = self._rotate(rotated, dtype)
         return rotated[:, : self.num_heads], rotated[:, self.num_heads :], v
 
     def _rotate(self, heads: Tensor, dtype: torch.dtype) -> Tensor:
-        cos = self.cos[self.positions.long()][:, None].to(dtype)
-        sin = self.sin[self.positions.long()][:, None].to(dtype)
-        half = self.head_dim // 2
-        members = (
-            (slice(0, None, 2), slice(1, None, 2)) if self.interleaved else (slice(half), slice(half, None))
-        )
-        first, second = (heads[..., member] for member in members)
-        out = torch.empty_like(heads)
-        out[..., members[0]] = first * cos - second * sin
-        out[..., members[1]] = second * cos + first * sin
-        return out
+        cos, sin = (table[:, None, : self.head_dim // 2].to(dtype) for table in (self.cos, self.sin))
+        first, second = heads[..., ::2], heads[..., 1::2]
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
 
     def assert_right(self) -> None:
-        """Run out of place and compare q and the whole caches."""
+        """Run and compare q, what must stay as it was, and the whole caches."""
         exact, same_dtype = self.expected(torch.float64), self.expected(self.qkv.dtype)
         before = self.qkv.clone()
-        q_out = torch.zeros(len(self.qkv), self.num_heads, self.head_dim + 1, device=self.qkv.device)
-        q_out = q_out.to(self.qkv.dtype)[..., :-1]
-        assert self.run(q_out) is q_out
-        assert torch.equal(self.qkv, before)
-        assert_as_good_as_torch(q_out, same_dtype[0], exact[0])
+        q = self.run()
+        q_size = self.num_heads * self.head_dim
+        assert q.data_ptr() == self.qkv.data_ptr()
+        assert torch.equal(q.flatten(1), self.qkv[:, :q_size])
+        assert torch.equal(self.qkv[:, q_size:], before[:, q_size:])
+        assert_as_good_as_torch(q, same_dtype[0], exact[0])
         for cache, plain, right in zip((self.k_cache, self.v_cache), same_dtype[1:], exact[1:], strict=True):
             self._assert_stored(cache, plain, right)
 
@@ -133,35 +119,19 @@ class QKVCase:
 
 
 @everywhere
-@pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((4, 2), 16), ((9, 3), 64), ((7, 1), 80), ((16, 8), 128), ((1, 1), 2)]
 )
 def test_rotate_and_store(
-    device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, norm: bool, interleaved: bool
+    device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, norm: bool
 ) -> None:
-    QKVCase(device, dtype, heads=heads, head_dim=head_dim, norm=norm, interleaved=interleaved).assert_right()
+    QKVCase(device, dtype, heads=heads, head_dim=head_dim, norm=norm).assert_right()
 
 
 @everywhere
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_rotate_and_store_in_place_changes_only_q(device: str, dtype: torch.dtype, interleaved: bool) -> None:
-    aside = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
-    in_place = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
-    q_out = torch.empty(5, 6, 128, device=device, dtype=dtype)
-    aside.run(q_out)
-    q = in_place.run()
-    assert q.data_ptr() == in_place.qkv.data_ptr()
-    assert torch.equal(q, q_out)
-    assert torch.equal(in_place.qkv[:, 6 * 128 :], aside.qkv[:, 6 * 128 :])
-    assert torch.equal(in_place.k_cache, aside.k_cache)
-
-
-@everywhere
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype, interleaved: bool) -> None:
-    case = QKVCase(device, dtype, heads=(6, 2), head_dim=128, interleaved=interleaved)
+def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
+    case = QKVCase(device, dtype, heads=(6, 2), head_dim=128)
     exact, same_dtype = case.expected(torch.float64), case.expected(dtype)
     before = case.qkv.clone()
     case.run(keep_k=True)
@@ -169,25 +139,6 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype, interlea
     assert_as_good_as_torch(q, same_dtype[0], exact[0])
     assert_as_good_as_torch(k, same_dtype[1], exact[1])
     assert torch.equal(case.qkv[:, 8 * 128 :], before[:, 8 * 128 :])
-
-
-@everywhere
-def test_rows_of_the_table_can_be_those_of_the_tokens(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.rotary import rotate_and_store
-
-    by_position, by_token = QKVCase(device, dtype), QKVCase(device, dtype)
-    expected = by_position.run()
-    rows = by_token.positions.long()
-    caches = (by_token.k_cache, by_token.v_cache)
-    tables = (by_token.cos[rows], by_token.sin[rows])
-    q = rotate_and_store(
-        *(by_token.qkv, None, by_token.slot_mapping, *tables, *caches),
-        num_heads=by_token.num_heads,
-        norm_weight=by_token.norm_weight,
-        eps=by_token.eps,
-    )
-    assert torch.equal(q, expected)
-    assert torch.equal(by_token.k_cache, by_position.k_cache)
 
 
 @pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
@@ -224,10 +175,9 @@ def test_any_cache_layout(device: str, dtype: torch.dtype) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_float8_cache(device: str, dtype: torch.dtype, interleaved: bool) -> None:
+def test_float8_cache(device: str, dtype: torch.dtype) -> None:
     """Scaled keys and values, some of them too large for float8, which saturates."""
-    case = QKVCase(device, dtype, interleaved=interleaved, norm=False, float8=True)
+    case = QKVCase(device, dtype, norm=False, float8=True)
     case.qkv[1:3] *= 3000
     k_scale, v_scale = torch.tensor([[0.5, 1.0], [2.0, 4.0]], device=device)
     case.run(k_scale=k_scale, v_scale=v_scale)
@@ -278,10 +228,10 @@ def test_rotate_and_store_refuses_what_does_not_fit(device: str, dtype: torch.dt
         with pytest.raises(InvalidArgumentError, match=message):
             case.run()
     case = QKVCase(device, dtype)
-    with pytest.raises(InvalidArgumentError, match="q_out must be None"):
-        case.run(torch.zeros(5, 4, 16, device=device, dtype=dtype), keep_k=True)
-    with pytest.raises(InvalidArgumentError, match="q_out must be"):
-        case.run(torch.zeros(5, 4, 15, device=device, dtype=dtype))
+    case.cos, case.sin = case.cos[:-1], case.sin[:-1]
+    with pytest.raises(InvalidArgumentError, match="cos and sin"):
+        case.run()
+    case = QKVCase(device, dtype)
     case.v_cache = case.v_cache[1:]
     with pytest.raises(InvalidArgumentError, match="k_cache and v_cache"):
         case.run()

@@ -63,6 +63,6 @@ def assert_as_good_as_torch(got: Tensor, same_dtype: Tensor, exact: Tensor) -> N
     assert error <= allowed
 
 
-def plain_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[T, C] in its own dtype."""
-    return x * torch.rsqrt(x.square().mean(-1, True) + eps) * (weight.to(x.dtype) + offset)
+    return x * torch.rsqrt(x.square().mean(-1, True) + eps) * weight.to(x.dtype)

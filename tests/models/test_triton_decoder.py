@@ -11,9 +11,8 @@ import pytest
 import torch
 from decoder_harness import PagedSequences, make_decoder, random_weights, run_chunked
 
-from octavo.layers import block
 from octavo.layers.block import FusedInput, FusedOutput, PlainInput
-from octavo.layers.linear import plain as linear
+from octavo.layers.linear import invariant_tiling, packed, skinny_tiling
 from octavo.models import Decoder, ModelConfig
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -64,8 +63,8 @@ def logits_of(decoder: Decoder) -> dict[str, torch.Tensor]:
 def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.from_hf(TINY | CASES[case])
     plain = make_decoder(config, random_weights(config), attention_impl="torch")
-    monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
-    monkeypatch.setattr(block, "has_triton", lambda tensor: True)
+    monkeypatch.setattr(packed, "unsupported_reason", lambda weight: "not here")
+    monkeypatch.setattr(skinny_tiling, "has_triton", lambda tensor: True)
     fused = make_decoder(config, random_weights(config), attention_impl="torch")
     assert isinstance(plain.layers[0].attention.qkv_proj, PlainInput)
     assert isinstance(fused.layers[0].attention.qkv_proj, FusedInput)
@@ -81,7 +80,7 @@ def test_same_logits_as_without(case: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.from_hf(TINY | CASES[case])
     plain = make_decoder(config, random_weights(config), attention_impl="torch")
-    monkeypatch.setattr(linear, "has_triton", lambda tensor: True)
+    monkeypatch.setattr(invariant_tiling, "has_triton", lambda tensor: True)
     made = make_decoder(config, random_weights(config), attention_impl="torch", deterministic=True)
     assert made.deterministic
     for layer in made.layers:

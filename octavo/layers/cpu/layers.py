@@ -1,4 +1,4 @@
-"""The compiled small layers, called through ctypes; without a C compiler, torch's operators serve."""
+"""The small layers in C, called through ctypes; without a C compiler, torch's operators do their work."""
 
 import ctypes
 from functools import cache
@@ -16,14 +16,35 @@ _LIBRARY = Library(
 )
 
 
+def unsupported_reason(*tensors: Tensor) -> str | None:
+    """Say why the compiled layers cannot work on [T, n] tensors; None: they can.
+
+    Called per layer and step.
+    """
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return "they need contiguous float32 tensors on a CPU"
+    return _compile_failure()
+
+
 @cache
-def compiled_layers() -> "CompiledLayers | None":
-    """Return the compiled layers, or None where they cannot be compiled. Asked once per process."""
+def compiled_layers() -> "CompiledLayers":
+    """Return the compiled layers; compiles them in the first call of a process.
+
+    Raises:
+        KernelUnavailableError: they cannot be compiled.
+    """
+    return CompiledLayers(load_library(_LIBRARY))
+
+
+@cache
+def _compile_failure() -> str | None:
     try:
-        return CompiledLayers(load_library(_LIBRARY))
-    except KernelUnavailableError:
-        # octavo.attention meets the same obstacle and says so.
-        return None
+        compiled_layers()
+    except KernelUnavailableError as error:
+        # octavo.attention meets the same obstacle and tells the user.
+        return str(error)
+    return None
 
 
 class CompiledLayers:
@@ -59,8 +80,3 @@ class CompiledLayers:
             gate_up.data_ptr(), out.data_ptr(), rows, double // 2, torch.get_num_threads()
         )
         return out
-
-
-def takes(tensor: Tensor) -> bool:
-    """True for what the compiled layers work on: [T, n] contiguous float32 on a CPU."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()

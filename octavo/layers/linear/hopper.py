@@ -1,17 +1,16 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
-# The kernel language is not typed.
-"""Products of some rows with weights on Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
+"""The GEMM of 5 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
-Beyond the few rows of triton_linear the matrix units do the arithmetic, and still reading the weights and
-starting up are what a product costs. So one warp asks for weights as soon as the program starts, while the
-kernel before this one still runs, and only then waits for the rows of x that kernel writes:
+With more rows than the skinny GEMM takes, tensor cores do the arithmetic, and reading the weights and
+starting up still are what a GEMM costs. So one warp fetches weights by TMA as soon as the program starts,
+while the kernel before this one still runs, and only then waits for the rows of x that that kernel writes:
 
     kernel before   ................ done
-    copies             w0 w1 w2 ...  | x0 x1 x2 ...
-    products                         |    0  1  2 ...   epilogue
+    TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
+    warpgroup                        |    0  1  2 ...   epilogue
 
-A program multiplies a tile of rows by a tile of weights over all of K, in one order. A row's result depends
-on its own values and on the tiling, never on what the other rows hold.
+hopper_kernel draws its warps, barriers and buffers. A program multiplies a tile of rows by a tile of weights
+over all of K, in one order: a row's result depends on its own values and on the tiling, never on what the
+other rows hold.
 """
 
 from torch import Tensor
@@ -21,8 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import overlap_options
 from octavo.layers.linear.hopper_kernel import Result, Shape, linear_kernel
-from octavo.layers.linear.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, takes
-from octavo.layers.linear.skinny import check_vector, make_result
+from octavo.layers.linear.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, unsupported_reason
+from octavo.layers.linear.operands import check_vector, make_result
 
 
 def hopper_linear(
@@ -46,15 +45,19 @@ def hopper_linear(
         activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
         residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
             result is added to it; not together with an activation.
-        tiling: default: choose_hopper_tiling.
+        tiling: None: choose_hopper_tiling's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, stride or tiling does not fit.
+        InvalidArgumentError: the GPU is not Hopper, or a shape, dtype, stride or tiling does not fit.
     """
-    _check(x, weight, bias)
+    reason = unsupported_reason(x, weight)
+    if reason is not None:
+        raise InvalidArgumentError(f"hopper_linear cannot run: {reason}")
+    if bias is not None:
+        check_vector("bias", bias, weight.shape[0])
     halves = 1 if activation is None else 2
     (num_rows, size), num_columns = x.shape, weight.shape[0] // halves
     out = make_result(x, weight.shape[0], activation, residual)
@@ -83,7 +86,7 @@ def hopper_linear(
         num_tiles,
         Shape(*map(gl.constexpr, shape)),
         num_warps=4,
-        # The copying warp cedes most of its share to the others.
+        # The TMA warp needs few registers and leaves most of its share to the warpgroup.
         maxnreg=80 if halves * tiling.columns <= 64 else 128,
         launch_pdl=overlap_options(x)["OVERLAP"],
     )
@@ -91,18 +94,6 @@ def hopper_linear(
 
 
 def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
-    """Describe a tensor to the copy engine; what lies outside of it reads as zero."""
+    """Describe a tensor to TMA; what lies outside of it reads as zero."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(tile))
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if not takes(x, weight):
-        raise InvalidArgumentError(
-            "x [M, K] and weight [N, K] must be bfloat16 or float16, the weight contiguous, x with a "
-            "contiguous last dimension, M >= 1, K a multiple of 64, N of 16, addresses and strides of 16 "
-            f"bytes; got {list(x.shape)} {x.dtype} with strides {list(x.stride())}, "
-            f"{list(weight.shape)} {weight.dtype} with strides {list(weight.stride())}"
-        )
-    if bias is not None:
-        check_vector("bias", bias, weight.shape[0])

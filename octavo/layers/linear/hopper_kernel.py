@@ -1,7 +1,28 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportPossiblyUnboundVariable=false
-# The kernel language is not typed.
-"""The kernel of hopper_linear: one warp copies, a warpgroup multiplies."""
+"""The kernel of hopper_linear: one warp fetches by TMA, a warpgroup multiplies on tensor cores.
+
+    TMA warp (_fetch)                              warpgroup of 4 warps (_multiply, _sum_tiles)
+
+    weights of the first tiles --> weights         wait for the kernel before
+    wait for the kernel before                     load the residual and the bias
+    for each tile of K:                            for each tile of K:
+      wait free[row stage]                           wait weights_filled[weight stage]
+      rows of x --> rows                             wait rows_filled[row stage]
+      weights of a later tile --> weights            wgmma: sums += rows x weights
+                                                     the tile before is done: arrive free[its row stage]
+                                                   epilogue, store
+
+Shared memory; a stage holds one tile of K as `atoms` side by side, each ATOM = 64 values (128 bytes) wide:
+
+    rows            | stage 0: atoms x [rows, 64] | stage 1 | ... | spare: 64 / rows - 1 atoms
+    weights         | stage 0: atoms x [halves, columns, 64] | stage 1 | ...
+    rows_filled     | one mbarrier per row stage      TMA has written the rows
+    weights_filled  | one mbarrier per weight stage   TMA has written the weights
+    free            | one mbarrier per row stage      the warpgroup has read rows and weights of a tile
+
+There are at least as many weight stages as row stages. When tile t's rows may be written, tile
+t - row stages has been multiplied; its weights' buffer is free as well, and gets tile
+t - row stages + weight stages.
+"""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +40,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.layers.linear.hopper_tiling import ATOM, GROUP_ROWS
 from octavo.layers.triton.activation import activate
 
-# Columns of a tile in shared memory, rows of a warpgroup's product.
+# Columns of an atom, rows of a wgmma.
 _ATOM = gl.constexpr(ATOM)
 _GROUP = gl.constexpr(GROUP_ROWS)
 
@@ -28,14 +49,14 @@ class Shape(NamedTuple):
     """Tiling and epilogue, all constants of the kernel.
 
     Attributes:
-        rows: of x in a tile.
-        halves: 2 with an activation, where columns of gate and up come in pairs, else 1.
+        rows: of x per program.
+        halves: 2 with an activation, which needs a column of gate and one of up, else 1.
         columns: of the result per program.
-        atoms: tiles of ATOM columns per stage.
+        atoms: of ATOM values of K per stage.
         weight_stages: buffers for weights.
         row_stages: buffers for rows.
         activation: name or None.
-        adds: whether the result is added to what is there.
+        adds: whether the result is added to the residual.
     """
 
     rows: Any
@@ -49,10 +70,7 @@ class Shape(NamedTuple):
 
 
 class _Pipe(NamedTuple):
-    """Buffers in shared memory and barriers: 'filled' by the copy engine, a stage of rows 'free' again.
-
-    Weights need no barrier of their own to tell that a buffer is free: they are used with the rows.
-    """
+    """Buffers in shared memory and their barriers, as drawn above."""
 
     rows: Any
     weights: Any
@@ -73,12 +91,12 @@ class Result(NamedTuple):
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
 def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
     """Grid: (ceil(columns of the result / columns of a tile), ceil(M / rows of a tile))."""
-    # Every program is resident by the time the next kernel's come in, and those wait for this kernel's end.
+    # The next kernel's programs start once all of this kernel's are on an SM, and wait for their end.
     gdc_launch_dependents()
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ATOMS: gl.constexpr = shape.atoms
-    # A product reads 64 rows from where a tile begins: beyond its own lie those of the next tiles, or these
-    # spare ones. They make rows of the result that are not stored.
+    # A wgmma reads 64 rows from where an atom begins: beyond the atom's own lie those of the next atoms, or
+    # these spare ones. They make rows of the result that are not stored.
     ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
     pipe = _Pipe(
         gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, _ATOM], x_matrix.layout),
@@ -109,7 +127,7 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
 
 @gluon.jit
 def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
-    """Copy weights as far as they fit, then, once the kernel before has ended, rows and further weights."""
+    """Fetch as many weights as fit, then, once the kernel before has ended, rows and further weights."""
     for tile in range(0, gl.minimum(num_tiles, shape.weight_stages)):
         _fetch_weights(weight_matrix, pipe, tile, shape)
     gdc_wait()
@@ -123,7 +141,7 @@ def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
             at = [row, (tile * shape.atoms + atom) * _ATOM]
             buffer = pipe.rows.index(stage * shape.atoms + atom)
             tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
-        # The tile whose rows made room has left its weights' buffer too.
+        # The tile that freed its rows has freed its weights too.
         ahead = tile - shape.row_stages + shape.weight_stages
         if (tile >= shape.row_stages) & (ahead < num_tiles):
             _fetch_weights(weight_matrix, pipe, ahead, shape)
@@ -131,7 +149,7 @@ def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
 
 @gluon.jit
 def _fetch_weights(weight_matrix, pipe, tile, shape):
-    """Copy one stage of weights."""
+    """Fetch one stage of weights."""
     stage = tile % shape.weight_stages
     filled = pipe.weights_filled.index(stage)
     mbarrier.expect(filled, weight_matrix.block_type.nbytes * shape.atoms)
@@ -143,7 +161,7 @@ def _fetch_weights(weight_matrix, pipe, tile, shape):
 
 @gluon.jit
 def _multiply(pipe, result, num_rows, num_tiles, shape):
-    """Make and store the results."""
+    """Multiply all tiles, apply the epilogue, store the results."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.columns, 16])
@@ -154,7 +172,7 @@ def _multiply(pipe, result, num_rows, num_tiles, shape):
     has_row = (index < shape.rows) & (row < num_rows)
     inside = has_row[:, None] & (column < result.num_columns)[None, :]
     out_at = result.out + row.to(gl.int64)[:, None] * result.stride + column[None, :]
-    # Asked for now, needed after the products.
+    # Loaded now, needed after the products.
     if shape.adds:
         old = gl.load(out_at, mask=inside, other=0.0)
     bias = result.bias
@@ -181,7 +199,7 @@ def _multiply(pipe, result, num_rows, num_tiles, shape):
 
 @gluon.jit
 def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
-    """Products of the rows and the weights [64, WIDTH], over all of K."""
+    """Return rows x weights over all of K: [64, WIDTH] float32."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sums = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
@@ -195,7 +213,7 @@ def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
             x = x._reinterpret(x.dtype, [_GROUP, _ATOM], TILE)
             weight = weight._reinterpret(weight.dtype, [WIDTH, _ATOM], TILE)
             sums = warpgroup_mma(x, weight.permute((1, 0)), sums, is_async=True)
-        # The products of the tile before are done; those of this one go on.
+        # Waits until the wgmmas of the tile before are done; those of this tile go on.
         sums = warpgroup_mma_wait(shape.atoms, deps=(sums,))
         before = gl.maximum(tile - 1, 0) % shape.row_stages
         mbarrier.arrive(pipe.free.index(before), count=1, pred=tile > 0)

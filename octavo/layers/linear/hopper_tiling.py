@@ -1,4 +1,4 @@
-"""Which products get the kernel for Hopper GPUs, and how they are tiled."""
+"""Where the GEMM for Hopper GPUs runs, and how it is tiled: by measurement on an H200."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,19 @@ from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
 
-# By measurement on an H200: rows from which on the kernel beats cuBLAS, and up to which, for weights of few
-# columns, of many, and where sums are long; and columns from which on cuBLAS has enough to do.
-MIN_ROWS = 5
-MAX_ROWS = 256
-_MAX_ROWS_WIDE = 128
-_MAX_ROWS_LONG = 64
-_WIDE = 2048
-_LONG = 4096
-_VOCABULARY = 65536
 # Values of K side by side in shared memory, 128 bytes; and rows of x that a warpgroup multiplies at once.
 ATOM = 64
 GROUP_ROWS = 64
-# All of a multiprocessor's but what barriers and the system take: bytes under way are what counts.
+# All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
 _SHARED_BYTES = 200 * 1024
-# Programs at least; small tiles read rows too often. Long sums of few rows want all multiprocessors.
+# Fewest programs. More of them have smaller tiles and read rows more often; long sums (K) of few rows still
+# want all SMs.
 _NUM_PROGRAMS = 64
 _NUM_PROGRAMS_LONG = 120
-# Each takes time to set up.
+_LONG = 4096
+# Each stage's barriers take time to set up.
 _MAX_STAGES = 24
+_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +30,7 @@ class HopperTiling:
         rows: of x: 8, 16, 32 or 64.
         columns: of the result: 8, 16, 32, 64 or 128; with an activation twice as many rows of the weight.
         depth: of K per stage, a multiple of ATOM.
-        weight_stages: buffers for weights, at least row_stages. They fill before the rows may be read.
+        weight_stages: buffers for weights, at least row_stages. They are filled before rows may be read.
         row_stages: buffers for rows, at least 2 unless depth is all of K.
     """
 
@@ -47,36 +41,34 @@ class HopperTiling:
     row_stages: int
 
 
-def can_use(x: Tensor, weight: Tensor) -> bool:
-    """Say whether x W^T, x [M, K] or rows of the same shape, is a product that hopper_linear is meant for."""
-    num_columns, size = weight.shape
-    most_rows = MAX_ROWS if num_columns <= _WIDE else _MAX_ROWS_WIDE
-    return (
-        MIN_ROWS <= x.shape[0] <= (most_rows if size < _LONG else _MAX_ROWS_LONG)
-        and num_columns < _VOCABULARY
-        and nvidia_generation(weight.device) == 9
-        and takes(x, weight)
-    )
+def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
+    """Say why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K]; None: it can.
 
-
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Say whether hopper_linear's kernel can read its operands, wherever they are."""
-    if x.ndim != 2 or weight.ndim != 2:
-        return False
-    (num_rows, size), (num_columns, weight_size) = x.shape, weight.shape
-    return (
-        num_rows >= 1
-        and num_columns >= 1
-        and size == weight_size
-        and size >= ATOM
-        and size % ATOM == 0
-        and num_columns % 16 == 0
+    Called per layer and step.
+    """
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    x_shape, weight_shape = x.shape, weight.shape
+    if (
+        len(x_shape) == len(weight_shape) == 2
+        and x_shape[0] >= 1
+        and weight_shape[0] >= 16
+        and weight_shape[0] % 16 == 0
+        and x_shape[1] == weight_shape[1] >= ATOM
+        and x_shape[1] % ATOM == 0
         and x.dtype == weight.dtype
-        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype in _DTYPES
         and x.stride(1) == 1
         and x.stride(0) % 8 == 0
         and weight.is_contiguous()
         and (x.data_ptr() | weight.data_ptr()) % 16 == 0
+    ):
+        return None
+    return (
+        "x [M, K] and weight [N, K] must be bfloat16 or float16, the weight contiguous, x with a "
+        "contiguous last dimension, M >= 1, K a multiple of 64, N of 16, addresses and strides of 16 "
+        f"bytes; got {list(x.shape)} {x.dtype} with strides {list(x.stride())}, "
+        f"{list(weight.shape)} {weight.dtype} with strides {list(weight.stride())}"
     )
 
 
@@ -104,17 +96,17 @@ def fill_tiling(
 ) -> HopperTiling:
     """Return a tiling with as many buffers as fit into shared memory.
 
-    A stage of rows takes up to 16 KiB, and four or more stages fit. Weights get what rows leave them, which
-    is at least half. If all of a program's weights fit, rows get what weights leave.
+    A stage of rows takes up to 16 KiB, and at least four stages fit. Weights get what rows leave, which is at
+    least half. If all of a program's weights fit, rows get what weights leave.
 
     Args:
         rows: as in HopperTiling.
         columns: as in HopperTiling.
         size: K.
         is_gated: whether an activation halves the columns.
-        shared_bytes: to fill.
+        shared_bytes: shared memory to fill.
     """
-    # What a product reads beyond the last rows, and barriers.
+    # Without what a product reads beyond the last rows, and barriers.
     space = shared_bytes - 2 * ATOM * (GROUP_ROWS - rows) - 1024
     weight_rows = columns * (2 if is_gated else 1)
     depth = 128 if rows > 16 else 256

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 _LIMIT = 127
-# Where pairs of products are added up in 16 bits: 255 * 63 * 2 is the largest sum that fits.
+# For CPUs that add pairs of products in 16 bits: 255 * 63 * 2 is the largest sum that fits.
 _LIMIT_OF_16_BIT_SUMS = 63
 
 
-def int8_unavailable_reason(weight: Tensor) -> str | None:
-    """Say why a weight cannot run in int8; None: it can."""
+def unsupported_reason(weight: Tensor) -> str | None:
+    """Say why the product with a weight cannot run in int8; None: it can."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return f"it needs float32 on a CPU, got {weight.dtype} on {weight.device}"
     if "onednn" not in torch.backends.quantized.supported_engines:
@@ -64,5 +64,5 @@ def _sums_saturate() -> bool:
 
 
 def _row_scale(x: Tensor, limit: int = _LIMIT) -> Tensor:
-    """[rows, 1] size of one int8 step per row; a row of zeros gets a harmless positive one."""
+    """[rows, 1] size of one int8 step per row; for a row of zeros a tiny positive one."""
     return x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny * 2**10).div_(limit)

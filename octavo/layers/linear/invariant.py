@@ -1,6 +1,6 @@
-"""Products y = x W^T + b whose rows do not depend on each other; imported only where Triton runs.
+"""The row-invariant GEMM, y = x W^T + b: no row depends on the others; imported only where Triton runs.
 
-A library picks kernels by the number of rows, and sums K in another order in each of them. Here every result
+A library picks kernels by the number of rows, and each of them sums K in another order. Here every result
 is one chain of the same instructions, 16 numbers of K at a time from the first to the last, in float32:
 
     x [M, K] -- tiles of rows x columns, one program each, that walk K alone ---> [M, N]
@@ -11,75 +11,18 @@ of them: one row may take small tiles, to have enough programs, and thousands of
 Source: He et al., "Defeating Nondeterminism in LLM Inference", 2025.
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.invariant_tiling import InvariantTiling, choose_tiling
+from octavo.layers.linear.operands import check_operands
 
-# Tiles of rows that take their turns over the columns together: what they read stays in the L2 cache.
+# Tiles of rows that walk the columns together, so that what they read stays in the L2 cache.
 _GROUP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class InvariantTiling:
-    """Tile of one program. At least 64 rows per 4 warps: with fewer the instruction would be another one.
-
-    Attributes:
-        rows: of the result, 64 or 128.
-        columns: of the result, a power of two.
-        depth: of K per iteration, a power of two, at least 16.
-        num_warps: warps per program.
-        num_stages: depth of the software pipeline.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
-
-    def num_programs(self, num_rows: int, num_columns: int) -> int:
-        """Return how many tiles a result of that size has."""
-        return -(-num_rows // self.rows) * -(-num_columns // self.columns)
-
-
-# From large to small.
-HALF_TILINGS = (
-    InvariantTiling(128, 256, 64, 8, 3),
-    InvariantTiling(128, 128, 64, 8, 4),
-    InvariantTiling(64, 64, 64, 4, 4),
-    InvariantTiling(64, 32, 128, 4, 4),
-    InvariantTiling(64, 16, 128, 4, 5),
-)
-# Exact float32 products run on the vector units: there is nothing to choose for speed.
-FLOAT32_TILING = InvariantTiling(64, 32, 16, 4, 2)
-
-
-def choose_tiling(num_rows: int, num_columns: int, dtype: torch.dtype, min_programs: int) -> InvariantTiling:
-    """Return the largest tiling of no more rows than there are that makes min_programs, else the last.
-
-    Args:
-        num_rows: M.
-        num_columns: N.
-        dtype: of x and weight.
-        min_programs: that keep the GPU busy.
-    """
-    if dtype == torch.float32:
-        return FLOAT32_TILING
-    for tiling in HALF_TILINGS:
-        num_programs = tiling.num_programs(num_rows, num_columns)
-        if tiling.rows <= max(64, num_rows) and num_programs >= min_programs:
-            return tiling
-    return HALF_TILINGS[-1]
 
 
 def invariant_linear(
@@ -97,7 +40,7 @@ def invariant_linear(
         weight: [N, K] contiguous, dtype of x.
         bias: [N] contiguous, or None.
         dtype: of the result; None: that of x.
-        tiling: default: choose_tiling. Does not change a bit of the result.
+        tiling: None: choose_tiling's. Changes no bit of the result.
 
     Returns:
         A new contiguous [M, N].
@@ -105,7 +48,7 @@ def invariant_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    _check(x, weight, bias)
+    check_operands(x, weight, bias)
     num_rows, (num_columns, size) = x.shape[0], weight.shape
     out = x.new_empty(num_rows, num_columns, dtype=dtype)
     if num_rows == 0 or num_columns == 0:
@@ -136,23 +79,6 @@ class InvariantLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         return invariant_linear(x, self.weight, self.bias, dtype=self._dtype)
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    x_shape, weight_shape = x.shape, weight.shape
-    if len(x_shape) != 2 or x.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"x must be [M, K] with a contiguous last dimension, "
-            f"got shape {list(x_shape)}, strides {list(x.stride())}"
-        )
-    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
-        raise InvalidArgumentError(
-            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
-        )
-    if not weight.is_contiguous():
-        raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")
-    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_contiguous()):
-        raise InvalidArgumentError(f"bias must be contiguous [{weight.shape[0]}], got {list(bias.shape)}")
 
 
 @triton.jit

@@ -1,28 +1,26 @@
-"""Products of a few rows with weights, y = epilogue(prologue(x) W^T); imported only where Triton runs.
+"""The skinny GEMM, for 1 to 4 rows: y = epilogue(prologue(x) W^T); imported only where Triton runs.
 
-With few rows a product costs what reading the weights costs, plus a launch, so norms, activations and the
+With so few rows a GEMM costs what reading the weights costs, plus a launch, so norms, activations and the
 residual sum ride along:
 
     prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
     epilogue   + bias; gated activation of [gate | up]; or sum into the residual stream, in place
 
-A program reads its rows of the weight once and multiplies each with all rows of x on the vector units, in
-float32. A row's result depends on its own values, on the tiling and on how many rows there are, rounded up
-to a power of two, never on what the other rows hold.
+A program reads its rows of the weight once and multiplies each with all rows of x in float32, without tensor
+cores. A row's result depends on its own values, on the tiling and on the number of rows, rounded up to a
+power of two, never on what the other rows hold.
 """
-
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.errors import InvalidArgumentError, suggest
+from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.operands import check_operands, check_vector, make_result
 from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
-from octavo.layers.triton.activation import NAMES, activate
+from octavo.layers.triton.activation import activate
 
 
 def skinny_linear(
@@ -46,12 +44,13 @@ def skinny_linear(
             contiguous.
         weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N.
         bias: [N] contiguous, or None.
-        norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight is multiplied; None: x is.
+        norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight takes the place of x; None:
+            no norm.
         eps: added to the mean square of a row of x.
         activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
         residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
             result is added to it; not together with an activation.
-        tiling: default: choose_tiling.
+        tiling: None: choose_tiling's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -61,9 +60,13 @@ def skinny_linear(
 
     Source of the norm: Zhang and Sennrich 2019.
     """
-    _check(x, weight, bias, norm_weight)
+    check_operands(x, weight, bias)
     num_rows = x.shape[0]
     num_weight_rows, size = weight.shape
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {MAX_ROWS}, got {list(x.shape)}")
+    if norm_weight is not None:
+        check_vector("norm_weight", norm_weight, size)
     out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
@@ -81,71 +84,6 @@ def skinny_linear(
         **overlap_options(x),
     )
     return out
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None) -> None:
-    x_shape, weight_shape = x.shape, weight.shape
-    if len(x_shape) != 2 or not 1 <= x_shape[0] <= MAX_ROWS or x.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"x must be [M, K] with 1 <= M <= {MAX_ROWS} and a contiguous last dimension, "
-            f"got shape {list(x_shape)}, strides {list(x.stride())}"
-        )
-    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
-        raise InvalidArgumentError(
-            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
-        )
-    if bias is not None:
-        check_vector("bias", bias, weight_shape[0])
-    if norm_weight is not None:
-        check_vector("norm_weight", norm_weight, weight_shape[1])
-    if not weight.is_contiguous():
-        raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")
-
-
-def check_vector(name: str, vector: Tensor, size: int) -> None:
-    """Refuse a vector that a product cannot read.
-
-    Raises:
-        InvalidArgumentError: it is not contiguous [size].
-    """
-    if vector.shape != (size,) or not vector.is_contiguous():
-        raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
-
-
-def make_result(x: Tensor, num_weight_rows: int, activation: str | None, residual: Tensor | None) -> Tensor:
-    """Return where a product of x [M, K] and a weight of N rows puts its results.
-
-    Returns:
-        residual, or a new contiguous [M, N], with an activation [M, N / 2], dtype of x.
-
-    Raises:
-        InvalidArgumentError: the activation is unknown or cannot be, or the residual does not fit.
-    """
-    num_rows, num_columns = x.shape[0], num_weight_rows
-    if activation is not None:
-        num_columns = _gated_columns(num_columns, activation, residual)
-    if residual is None:
-        return x.new_empty(num_rows, num_columns)
-    if residual.shape != (num_rows, num_columns) or residual.dtype != x.dtype or residual.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "
-            f"dimension, got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
-        )
-    return residual
-
-
-def _gated_columns(num_columns: int, activation: str, residual: Tensor | None) -> int:
-    if activation not in NAMES:
-        raise InvalidArgumentError(
-            f"the activation must be one of {', '.join(NAMES)}, got {activation!r}"
-            f"{suggest(activation, NAMES)}"
-        )
-    if num_columns % 2 or residual is not None:
-        raise InvalidArgumentError(
-            f"an activation needs an even number of columns and no residual, got {num_columns} columns, "
-            f"{'no' if residual is None else 'a'} residual"
-        )
-    return num_columns // 2
 
 
 @triton.jit
@@ -181,8 +119,8 @@ def _skinny_linear_kernel(
 ):
     """Grid: (ceil(num_weight_rows / COLUMNS),).
 
-    With an activation gate and up columns alternate in a program. The weights of the next iteration are
-    loaded one ahead, those of the first before x may be read.
+    With an activation, gate and up columns alternate in a program. Each iteration loads the weights of the
+    next one; the first weights are loaded before x may be read.
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.

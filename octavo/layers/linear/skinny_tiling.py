@@ -1,19 +1,28 @@
-"""Which products of few rows get a kernel of their own, and how they are tiled: by measurement on an H200."""
+"""Where the skinny GEMM runs, and how it is tiled: by measurement on an H100."""
 
 from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
-# Most rows, of products with short and with long sums; beyond that cuBLAS was faster, and at an LM head too.
+from octavo.gpu.device import has_triton
+
+# Most rows of x: each has sums of its own in registers.
 MAX_ROWS = 4
 _SHORT = 4096
-_VOCABULARY = 65536
 
 
-def is_skinny(num_rows: int, num_weight_rows: int, size: int) -> bool:
-    """True for products of M = num_rows rows and a weight [num_weight_rows, size] that pay off."""
-    return num_rows == 1 or (1 < num_rows <= MAX_ROWS and size < _SHORT and num_weight_rows < _VOCABULARY)
+def unsupported_reason(weight: Tensor) -> str | None:
+    """Say why the skinny GEMM cannot run with a weight; None: it can, for up to MAX_ROWS rows."""
+    if not has_triton(weight):
+        return (
+            "it needs bfloat16, float16 or float32 weights on an NVIDIA GPU with Triton, "
+            f"got {weight.dtype} weights on {weight.device}"
+        )
+    if not weight.is_contiguous():
+        return f"it needs a contiguous weight, got strides {list(weight.stride())}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

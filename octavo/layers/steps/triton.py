@@ -45,11 +45,12 @@ class TritonStep:
         qk_norm, window = options.qk_norm, options.window
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
+        cos, sin = rotations
         q = rotate_and_store(
             qkv,
-            None,
             self._metadata.slot_mapping,
-            *rotations,
+            cos,
+            sin,
             cache.k,
             cache.v,
             num_heads=self._num_heads,

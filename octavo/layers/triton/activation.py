@@ -1,8 +1,5 @@
 """Gated activations on a GPU, one launch each; imported only where Triton runs."""
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 import triton
 import triton.language as tl
 from torch import Tensor

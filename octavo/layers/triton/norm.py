@@ -3,9 +3,6 @@
 One program per row keeps the whole row in registers: each input is read once, each result written once.
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 from functools import cache
 
 import triton
@@ -21,14 +18,13 @@ _MAX_ROW = 65536
 _VALUES_PER_WARP = 256
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-    """Return x / rms(x) * (weight + weight_offset), computed in float32.
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight, computed in float32.
 
     Args:
         x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         weight: [C] contiguous, any floating dtype.
         eps: added to the mean square.
-        weight_offset: 1 for models that store weight - 1.
 
     Returns:
         A new contiguous [T, C], dtype of x.
@@ -39,26 +35,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
     Source: Zhang and Sennrich 2019.
     """
     _check_rows(x, weight)
-    return _launch(x, None, weight, eps, weight_offset)
+    return _launch(x, None, weight, eps)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add x to the residual stream and return the norm of the sum.
 
-    The norm is taken of the sum as it is stored, rounded to its dtype: the same as adding first and
-    normalising afterwards.
+    The norm is that of the sum as stored, rounded to its dtype: the same as adding first and normalising
+    afterwards.
 
     Args:
         x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         residual: [T, C], likewise, dtype of x; becomes residual + x.
         weight: [C] contiguous, any floating dtype.
         eps: added to the mean square.
-        weight_offset: 1 for models that store weight - 1.
 
     Returns:
-        A new contiguous [T, C], dtype of x: residual / rms(residual) * (weight + weight_offset).
+        A new contiguous [T, C], dtype of x: residual / rms(residual) * weight.
 
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
@@ -69,7 +62,7 @@ def add_rms_norm(
             f"residual must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
             f"got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
         )
-    return _launch(x, residual, weight, eps, weight_offset)
+    return _launch(x, residual, weight, eps)
 
 
 def _check_rows(x: Tensor, weight: Tensor) -> None:
@@ -83,7 +76,7 @@ def _check_rows(x: Tensor, weight: Tensor) -> None:
         raise InvalidArgumentError(f"rows must hold at most {_MAX_ROW} values, got {size}")
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     num_rows, size = x.shape
     out = x.new_empty(num_rows, size)
     if num_rows == 0:
@@ -99,7 +92,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weig
         stream.stride(0),
         size,
         eps,
-        weight_offset,
         ADD=residual is not None,
         BLOCK=block,
         num_warps=num_warps,
@@ -125,7 +117,6 @@ def _rms_norm_kernel(
     stride_residual,
     size,
     eps,
-    weight_offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -144,6 +135,6 @@ def _rms_norm_kernel(
         tl.store(residual_at, stored, mask=inside)
         x = stored.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32) + weight_offset
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     out = x * inverse_rms * weight
     tl.store(out_ptr + row * size + column, out.to(out_ptr.dtype.element_ty), mask=inside)

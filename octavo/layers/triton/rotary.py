@@ -3,13 +3,10 @@
 At small batches a decode step is a chain of short kernels, so the whole way from the fused projection to
 the cache is one:
 
-    qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> q_out
+    qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> back to qkv
                            k heads   norm -> rotate -> k_cache[slot]
                            v heads                     v_cache[slot]
 """
-
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from functools import cache
 
@@ -28,7 +25,6 @@ _VALUES = 1024
 
 def rotate_and_store(
     qkv: Tensor,
-    positions: Tensor | None,
     slot_mapping: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -38,8 +34,6 @@ def rotate_and_store(
     num_heads: int,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
-    interleaved: bool = True,
-    q_out: Tensor | None = None,
     keep_k: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -50,11 +44,10 @@ def rotate_and_store(
 
     Args:
         qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
-            contiguous. Its q part is overwritten with the result if q_out is None, its k part if keep_k; its
-            v part never.
-        positions: [T] int32 or int64, rows of cos and sin; each below their length. None: row t is token t's.
+            contiguous; pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights. Its q
+            part is overwritten with the result, with keep_k its k part too; its v part never.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
-        cos: [num_positions, at least D / 2] float32; only the first D / 2 columns are read.
+        cos: [T, at least D / 2] float32, row t for token t; only the first D / 2 columns are read.
         sin: like cos.
         k_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
             float8 (e4m3) saturates.
@@ -62,15 +55,12 @@ def rotate_and_store(
         num_heads: H.
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
         eps: added to the mean square of a head.
-        interleaved: pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights;
-            False: (i, i + D / 2), the order of checkpoints.
-        q_out: [T, H, D], any strides, last dimension contiguous; written.
-        keep_k: write normed and rotated keys back to qkv, too; only without q_out.
-        k_scale: [KH] contiguous float32, what 1.0 in a float8 k_cache stands for; None: 1.
+        keep_k: write normed and rotated keys back to qkv, too.
+        k_scale: [KH] contiguous float32, the value that 1.0 in a float8 k_cache stands for; None: 1.
         v_scale: [KH], likewise of v_cache.
 
     Returns:
-        q_out, or the [T, H, D] view of qkv that holds the rotated queries.
+        The [T, H, D] view of qkv that holds the rotated queries.
 
     Raises:
         InvalidArgumentError: a shape or stride does not fit.
@@ -81,41 +71,23 @@ def rotate_and_store(
         _check_scale("k_scale", k_scale, num_kv_heads)
     if v_scale is not None:
         _check_scale("v_scale", v_scale, num_kv_heads)
-    if keep_k and q_out is not None:
-        raise InvalidArgumentError("keep_k writes to qkv, where queries go too: q_out must be None")
     num_tokens = qkv.shape[0]
-    q = _queries(qkv, q_out, (num_tokens, num_heads, head_dim))
+    q = qkv.as_strided((num_tokens, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     if num_tokens == 0:
         return q
     num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
     # Constants by position: keywords cost the host more.
     _rotate_and_store_kernel[(num_tokens, num_programs)](
-        *(qkv, q, k_cache, v_cache, positions, slot_mapping, cos, sin),
+        *(qkv, k_cache, v_cache, slot_mapping, cos, sin),
         *(cos if norm_weight is None else norm_weight, k_scale, v_scale),
-        *(eps, block_size, qkv.stride(0), *q.stride()[:2]),
+        *(eps, block_size, qkv.stride(0)),
         *(*k_cache.stride()[:3], *v_cache.stride()[:3], *cos.stride(), *sin.stride()),
-        *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast, norm_weight is not None),
-        *(interleaved, keep_k),
+        *(num_heads, num_kv_heads, head_dim, num_pairs, heads_abreast),
+        *(norm_weight is not None, keep_k),
         num_warps=num_warps,
         **overlap_options(qkv),
     )
     return q
-
-
-def _queries(qkv: Tensor, q_out: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
-    """Where queries go, [T, H, D]: q_out, or into qkv.
-
-    Raises:
-        InvalidArgumentError: a shape or stride does not fit.
-    """
-    if q_out is None:
-        return qkv.as_strided(shape, (qkv.stride(0), shape[2], 1))
-    if q_out.shape != shape or q_out.stride(2) != 1:
-        raise InvalidArgumentError(
-            f"q_out must be [T, H, D] = {list(shape)} with a contiguous last dimension, "
-            f"got shape {list(q_out.shape)}, strides {list(q_out.stride())}"
-        )
-    return q_out
 
 
 @cache
@@ -150,9 +122,16 @@ def _check(
             f"got shape {list(qkv.shape)}, strides {list(qkv.stride())}"
         )
     cos_shape = cos.shape
-    if head_dim % 2 or len(cos_shape) != 2 or cos_shape != sin.shape or cos_shape[1] < head_dim // 2:
+    num_tokens, smallest = qkv.shape[0], head_dim // 2
+    if (
+        head_dim % 2
+        or cos_shape != sin.shape
+        or len(cos_shape) != 2
+        or cos_shape[0] < num_tokens
+        or cos_shape[1] < smallest
+    ):
         raise InvalidArgumentError(
-            f"cos and sin must both be [positions, {head_dim // 2} or more] for even D = {head_dim}, "
+            f"cos and sin must both be [{num_tokens}, {smallest} or more] for even D = {head_dim}, "
             f"got {list(cos_shape)} and {list(sin.shape)}"
         )
     expected = (num_heads + num_kv_heads, head_dim)
@@ -170,47 +149,31 @@ def _check_scale(name: str, scale: Tensor, num_kv_heads: int) -> None:
 
 
 @triton.jit
-def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
     """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
-    if INTERLEAVED:
-        # One contiguous load, then a split in registers.
-        dim = tl.arange(0, 2 * PAIRS)[None, :]
-        both = tl.load(row_at + dim, mask=is_row & (dim < HEAD_DIM), other=0.0).to(tl.float32)
-        first, second = tl.split(tl.reshape(both, [row_at.shape[0], PAIRS, 2]))
-    else:
-        pair = tl.arange(0, PAIRS)[None, :]
-        inside = is_row & (pair < HEAD_DIM // 2)
-        first = tl.load(row_at + pair, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(row_at + HEAD_DIM // 2 + pair, mask=inside, other=0.0).to(tl.float32)
+    # One contiguous load, then a split in registers.
+    dim = tl.arange(0, 2 * PAIRS)[None, :]
+    both = tl.load(row_at + dim, mask=is_row & (dim < HEAD_DIM), other=0.0).to(tl.float32)
+    first, second = tl.split(tl.reshape(both, [row_at.shape[0], PAIRS, 2]))
     return first, second
 
 
 @triton.jit
-def _store_pairs(
-    row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr
-):
+def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
     """Store what _load_pairs loads, rounded to the dtype of the destination."""
-    dtype = row_at.dtype.element_ty
-    if INTERLEAVED:
-        dim = tl.arange(0, 2 * PAIRS)[None, :]
-        both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
-        tl.store(row_at + dim, round_to(both, dtype), mask=is_row & (dim < HEAD_DIM))
-    else:
-        pair = tl.arange(0, PAIRS)[None, :]
-        inside = is_row & (pair < HEAD_DIM // 2)
-        tl.store(row_at + pair, round_to(first, dtype), mask=inside)
-        tl.store(row_at + HEAD_DIM // 2 + pair, round_to(second, dtype), mask=inside)
+    dim = tl.arange(0, 2 * PAIRS)[None, :]
+    both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
+    tl.store(row_at + dim, round_to(both, row_at.dtype.element_ty), mask=is_row & (dim < HEAD_DIM))
 
 
 @triton.jit
 def _rotate_and_store_kernel(
-    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, positions_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
-    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv, stride_q_token, stride_q_head,
+    qkv_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
+    norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv,
     stride_k_block, stride_k_token, stride_k_head, stride_v_block, stride_v_token, stride_v_head,
     stride_cos_row, stride_cos_column, stride_sin_row, stride_sin_column,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, KEEP_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T, ceil((H + 2 KH) / HEADS)). A program owns its heads: in place is safe."""
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
@@ -221,27 +184,24 @@ def _rotate_and_store_kernel(
     row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
     is_head = head < NUM_ROTATED + NUM_KV_HEADS
     wait_for_previous(OVERLAP)
-    first, second = _load_pairs(row_at, is_head, HEAD_DIM, PAIRS, INTERLEAVED)
+    first, second = _load_pairs(row_at, is_head, HEAD_DIM, PAIRS)
     if NORM:
         mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
         scale = tl.rsqrt(mean_square + eps)
         weight_at = norm_weight_ptr + head * HEAD_DIM
-        first_weight, second_weight = _load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS, INTERLEAVED)
+        first_weight, second_weight = _load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS)
         first = tl.where(is_rotated, first * scale * first_weight, first)
         second = tl.where(is_rotated, second * scale * second_weight, second)
 
     pair = tl.arange(0, PAIRS)[None, :]
-    position = token if positions_ptr is None else tl.load(positions_ptr + token).to(tl.int64)
     is_pair = is_rotated & (pair < HEAD_DIM // 2)
-    cos = tl.load(cos_ptr + position * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
-    sin = tl.load(sin_ptr + position * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
+    cos = tl.load(cos_ptr + token * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
+    sin = tl.load(sin_ptr + token * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
     rotated_first = first * cos - second * sin
     rotated_second = second * cos + first * sin
 
-    q_at = q_ptr + token * stride_q_token + head * stride_q_head
-    # In place the heads of keys follow those of queries.
     is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
-    _store_pairs(q_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS, INTERLEAVED)
+    _store_pairs(row_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
         block = slot // block_size
@@ -255,7 +215,7 @@ def _rotate_and_store_kernel(
         )
         k_first = scale_down(rotated_first, k_scale_ptr, head - NUM_HEADS, is_k)
         k_second = scale_down(rotated_second, k_scale_ptr, head - NUM_HEADS, is_k)
-        _store_pairs(k_at, is_k, k_first, k_second, HEAD_DIM, PAIRS, INTERLEAVED)
+        _store_pairs(k_at, is_k, k_first, k_second, HEAD_DIM, PAIRS)
         is_v = (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS)
         v_at = (
             v_cache_ptr
@@ -265,4 +225,4 @@ def _rotate_and_store_kernel(
         )
         v_first = scale_down(rotated_first, v_scale_ptr, head - NUM_ROTATED, is_v)
         v_second = scale_down(rotated_second, v_scale_ptr, head - NUM_ROTATED, is_v)
-        _store_pairs(v_at, is_v, v_first, v_second, HEAD_DIM, PAIRS, INTERLEAVED)
+        _store_pairs(v_at, is_v, v_first, v_second, HEAD_DIM, PAIRS)

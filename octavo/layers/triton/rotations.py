@@ -1,8 +1,5 @@
 """Rotations of a step's positions, for all layers, in one launch; imported only where Triton runs."""
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 import torch
 import triton
 import triton.language as tl

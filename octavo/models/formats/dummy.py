@@ -16,10 +16,10 @@ _POOL_SIZE = 2**21 - 9
 
 
 class DummyWeights:
-    """Normal random weights of deviation 0.02; norm weights are one.
+    """Normally distributed weights of standard deviation 0.02; norm weights are 1.
 
-    One pool of random numbers serves all tensors, each from a start of its own. Drawing billions of
-    numbers one by one would take minutes; copying them takes seconds, and any slice costs only itself.
+    All tensors copy from one pool of random numbers, each from a start of its own. Drawing billions of
+    numbers would take minutes; copying them takes seconds, and reading a slice costs only that slice.
 
         pool    [ r0 r1 r2 ............... rP ]  then from r0 again
         tensor         ^ start = hash(seed, name), row after row

@@ -57,9 +57,9 @@ class GGUFTensorInfo:
 class GGUFFile:
     """The checked header of a GGUF file, and the bytes of its tensors. One thread at a time may read.
 
-    The header is parsed from a mapping that is closed again; tensors are read with plain reads. So pages of
-    the file never count as memory of this process, and a file that is cut short while it is in use gives an
-    error rather than a bus fault.
+    Memory is mapped only while the header is parsed; tensors are read with plain reads. So pages of the file
+    never count as memory of this process, and a file that is cut short while in use raises an error instead
+    of a bus fault.
 
     Attributes:
         path: the file.
@@ -129,7 +129,7 @@ class GGUFFile:
         return buffer
 
     def close(self) -> None:
-        """Close the file; the header stays usable, and reading a tensor opens the file again."""
+        """Close the file. The header stays usable; reading a tensor opens the file again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -163,7 +163,7 @@ def _open(path: Path) -> FileIO:
 
 
 def _identity(file: FileIO) -> tuple[int, ...]:
-    """What tells whether a path still leads to the file whose header was read."""
+    """What differs once a path leads to another file than the one whose header was read."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -206,7 +206,7 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, object]) -> int:
 
 
 def _read_infos(cursor: Cursor, num_tensors: int) -> dict[str, GGUFTensorInfo]:
-    """Tensor infos by name; offsets still count from the data's start."""
+    """Tensor infos by name; their offsets count from the start of the data."""
     infos: dict[str, GGUFTensorInfo] = {}
     for index in range(num_tensors):
         info = _read_info(cursor, index)
@@ -240,7 +240,7 @@ def _read_info(cursor: Cursor, index: int) -> GGUFTensorInfo:
 def _placed(
     cursor: Cursor, infos: Mapping[str, GGUFTensorInfo], alignment: int, size: int
 ) -> dict[str, GGUFTensorInfo]:
-    """Infos with absolute offsets, once all lie aligned and apart within the file."""
+    """Infos with absolute offsets; checks that tensors are aligned, apart and within the file."""
     data_start = -(-cursor.position // alignment) * alignment
     end, previous = data_start, "the header"
     for info in sorted(infos.values(), key=lambda info: info.offset):

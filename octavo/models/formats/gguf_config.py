@@ -8,7 +8,7 @@ import numpy as np
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_names import ROPE_FACTORS, GGUFArchitecture, find_architecture
+from octavo.models.formats.gguf_architectures import ROPE_FACTORS, GGUFArchitecture, find_architecture
 
 # Keys under "<architecture>." that are read below.
 _READ_KEYS = frozenset(
@@ -30,7 +30,7 @@ _READ_KEYS = frozenset(
         "rope.scale_linear",
     }
 )
-# Keys that say what the tensors say already, or nothing about the network.
+# Keys that repeat what the tensors say, or say nothing about the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys that are supported with one value only.
 _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
@@ -42,17 +42,10 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
 }
-# Has one value per layer.
+# May be an array of one value per layer.
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
-_GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
-_OWN_KEYS: Mapping[str, frozenset[str]] = {
-    "gemma2": _GEMMA_KEYS | {"attn_logit_softcapping"},
-    "gemma3": _GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
-}
-# The 27B of each family, known by its layers, scales attention by hidden_size / heads, not by head_dim.
-_WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
 _DEFAULT_THETA = 10_000.0
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -65,7 +58,7 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
     none of their own.
 
     Args:
-        file: the file; its tensors decide the vocabulary's size, biases and whether embeddings are tied.
+        file: the file; its tensors tell the vocabulary's size, biases and whether embeddings are tied.
 
     Raises:
         UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
@@ -93,15 +86,14 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-        "sliding_window": None,
         "hidden_act": "silu",
         **_token_ids(fields),
     }
-    return config | _gemma_fields(fields, config) if architecture.is_gemma else config
+    return config | _attention_scale(fields, config) | _softcaps(fields) | _windows(fields)
 
 
 class ArchitectureFields(ConfigFields):
-    """The metadata under "<architecture>.", all of whose keys are known.
+    """The metadata under "<architecture>."; unknown keys are refused.
 
     Attributes:
         file: whose metadata it is.
@@ -121,7 +113,7 @@ class ArchitectureFields(ConfigFields):
         self.file = file
         self.architecture = architecture
         known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys()
-        known |= _OWN_KEYS.get(architecture.name, frozenset())
+        known |= architecture.own_keys
         for key in own:
             if key not in known:
                 raise UnsupportedModelError(
@@ -148,7 +140,7 @@ def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
 
 
 def _uniform(value: object) -> object:
-    """Equal sizes of all layers stand for one; unequal ones stay, to be refused."""
+    """Turn an array of equal sizes into one size; an array of unequal ones stays, and is refused later."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
         return int(value[0])
     return value
@@ -173,7 +165,7 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
-    """BOS, and every id that ends a text; null where there is none, as families have defaults."""
+    """The ids of BOS and of all ends of text. None where there is none: it overrules the family's default."""
     file = fields.file
     bos, *ends = (_token_id(file, f"tokenizer.ggml.{key}") for key in ("bos_token_id", *_END_KEYS))
     return {"bos_token_id": bos, "eos_token_id": sorted({end for end in ends if end is not None}) or None}
@@ -220,23 +212,33 @@ def _rope_factors(file: GGUFFile, head_dim: int) -> list[float]:
     return factors
 
 
-def _gemma_fields(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
-    name = fields.architecture.name
+def _attention_scale(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
+    """The number whose 1 / sqrt scales q.k, which the file does not hold."""
+    wide_layers = fields.architecture.wide_layers
+    if wide_layers is None:
+        return {}
+    is_wide = fields.integer("block_count") == wide_layers
     hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-    is_wide = fields.integer("block_count") == _WIDE_LAYERS[name]
-    extra: dict[str, object] = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"],
-    }
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.get(key) is not None:
-            extra[key] = fields.number(key)
-    if name == "gemma2":
-        return extra | {"sliding_window": fields.integer("attention.sliding_window", 4096)}
+    return {"query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"]}
+
+
+def _softcaps(fields: ArchitectureFields) -> dict[str, object]:
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {name: fields.number(name) for name in names if fields.get(name) is not None}
+
+
+def _windows(fields: ArchitectureFields) -> dict[str, object]:
+    """The window, which layers have it, and the sliding layers' own rotary base."""
+    own_keys = fields.architecture.own_keys
+    window = fields.architecture.sliding_window
     if fields.get("attention.sliding_window") is not None:
-        extra["sliding_window"] = fields.integer("attention.sliding_window")
-        extra |= _sliding_layers(fields)
-    return extra | {"rope_local_base_freq": fields.number("rope.freq_base_swa", _DEFAULT_THETA)}
+        window = fields.integer("attention.sliding_window")
+    windows: dict[str, object] = {"sliding_window": window}
+    if window is not None and "attention.sliding_window_pattern" in own_keys:
+        windows |= _sliding_layers(fields)
+    if "rope.freq_base_swa" in own_keys:
+        windows["rope_local_base_freq"] = fields.number("rope.freq_base_swa", _DEFAULT_THETA)
+    return windows
 
 
 def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """A bounded reader over the header of a GGUF file: every length is checked before it is used.
 
-A file is untrusted. Sizes are Python integers, so that no product or sum can overflow, and every count has
-a bound of its own, so that a small file cannot ask for much memory.
+Files are not trusted. Sizes are Python integers, so no product or sum can overflow, and every count has a
+bound of its own, so a small file cannot ask for much memory.
 """
 
 import reprlib
@@ -69,7 +69,7 @@ class Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """Read `count` strings, one after the other; see `string`."""
-        # One loop without calls of our own: a vocabulary and its merges are 100,000 strings or more.
+        # No calls of our own in the loop: a vocabulary and its merges are 100,000 strings or more.
         data, end, position = self._data, self._size, self.position
         found: list[str] = []
         try:

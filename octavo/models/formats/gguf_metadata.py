@@ -10,7 +10,7 @@ from octavo.models.formats.gguf_cursor import UINT32, UINT64, Cursor
 
 MAX_PAIRS = 2**16
 MAX_ARRAY_LENGTH = 2**24
-# Every inner array is an object of its own, far larger than its 12 bytes in the file.
+# Every inner array becomes an object far larger than its 12 bytes in the file.
 MAX_OUTER_LENGTH = 2**16
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9

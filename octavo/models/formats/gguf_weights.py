@@ -8,9 +8,9 @@ from torch import Tensor
 
 from octavo.errors import FileFormatError, WeightsError
 from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
+from octavo.models.formats.gguf_architectures import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.formats.gguf_config import ArchitectureFields
 from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
-from octavo.models.formats.gguf_names import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.weights import missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32, which stays in a core's cache.
@@ -20,8 +20,8 @@ _CHUNK_ELEMENTS = 2**18
 class GGUFWeights:
     """The tensors of a GGUF file.
 
-    Only the blocks that hold the requested part are decoded, chunk by chunk: no second copy of a tensor is
-    ever in memory, except for queries and keys, whose rows are reordered.
+    A read decodes only the blocks that hold the requested part, chunk by chunk: there is never a second copy
+    of a tensor in memory, except for queries and keys, whose rows are reordered.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -46,7 +46,7 @@ class GGUFWeights:
         self._num_heads = self._head_counts()
 
     def names(self) -> Set[str]:
-        """Return the Hugging Face names of all tensors but rope_freqs, which is in the config."""
+        """Return the Hugging Face names of all tensors but rope_freqs, which becomes part of the config."""
         return self._infos.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:

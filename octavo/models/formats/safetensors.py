@@ -91,7 +91,7 @@ class SafetensorsWeights:
 
 
 def _check_index(path: Path, expected: Set[str], found: Set[str]) -> None:
-    """An index that is not of these shards means that files of two checkpoints were mixed."""
+    """Refuse an index that does not match a shard: files of two checkpoints were mixed."""
     for name in sorted(expected - found):
         raise FileFormatError(
             f"{path}: no tensor {name!r}, which {INDEX_NAME} places there{suggest(name, found)}"

@@ -1,4 +1,4 @@
-"""Which architectures a GGUF file can hold, and what their tensors are called on Hugging Face."""
+"""Which architectures a GGUF file can hold: their keys, their tensors, and their names on Hugging Face."""
 
 import re
 from collections.abc import Mapping
@@ -44,6 +44,10 @@ class GGUFArchitecture:
         interleaves_heads: rows of q and k are stored in the order of pairs (0, D/2), (1, D/2 + 1)...
         norm_offset: what the converter added to norm weights.
         layer_names: tensor of a layer -> its name on Hugging Face.
+        own_keys: keys under "<name>." beside those that every architecture may have.
+        sliding_window: in tokens, where the file names none; None: no window.
+        wide_layers: number of layers of the one model that scales attention by hidden size / heads instead of
+            the head dimension; None: the config has no scale.
     """
 
     name: str
@@ -52,13 +56,12 @@ class GGUFArchitecture:
     interleaves_heads: bool = False
     norm_offset: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
-
-    @property
-    def is_gemma(self) -> bool:
-        """Whether it is of the Gemma family."""
-        return self.name.startswith("gemma")
+    own_keys: frozenset[str] = frozenset()
+    sliding_window: int | None = None
+    wide_layers: int | None = None
 
 
+_GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
@@ -76,6 +79,9 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 model_type="gemma2",
                 norm_offset=1.0,
                 layer_names=_GEMMA_NAMES,
+                own_keys=_GEMMA_KEYS | {"attn_logit_softcapping"},
+                sliding_window=4096,
+                wide_layers=46,
             ),
             GGUFArchitecture(
                 name="gemma3",
@@ -83,6 +89,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 model_type="gemma3_text",
                 norm_offset=1.0,
                 layer_names=_GEMMA_NAMES,
+                own_keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
+                wide_layers=62,
             ),
         )
     }

@@ -1,0 +1,117 @@
+"""Which GEMM computes y = x W^T + b: the one place that decides it.
+
+    a layer, when it is made      float32 on a CPU        elsewhere
+      by default                  packed, or plain        plain
+      quantization="int8"         int8                    refused
+      deterministic=True          refused                 invariant, on a GPU with Triton
+
+    a product, in every step, of a plain layer on a GPU with Triton, by the rows M of x
+      1 to 4                      skinny: reads the weights once; norm, activation and sum ride along
+      5 to 256                    hopper, on a Hopper GPU: tensor cores; activation and sum ride along
+      others                      plain
+
+Whether a GEMM can run at all, it says itself (unsupported_reason). Which one pays off is decided here, by
+limits measured on an H100 (skinny) and an H200 (hopper). A new kind of weight, such as fp8, int4 or those of
+experts, is a file beside int8.py and a line in _QUANTIZED; a new kernel for some numbers of rows is a name in
+Gemm and a branch in choose_gemm.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, TypeGuard
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError
+from octavo.layers.linear import hopper_tiling, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear.int8 import Int8Linear
+from octavo.layers.linear.packed import PackedLinear
+from octavo.layers.linear.plain import Linear, PlainLinear
+
+Gemm = Literal["skinny", "hopper", "plain"]
+
+# How a layer keeps its weights -> why it cannot here (None: it can), and the layer.
+_QUANTIZED: Mapping[str, tuple[Callable[[Tensor], str | None], Callable[[Tensor, Tensor | None], Linear]]]
+_QUANTIZED = MappingProxyType({"int8": (int8.unsupported_reason, Int8Linear)})
+
+# Skinny: beyond one row cuBLAS is faster where sums are long (K), and at an LM head (N).
+_SKINNY_MAX_SIZE = 4096
+# Hopper: fewest rows; most rows for weights of few columns (N), of many, and where sums are long (K). Beyond
+# them, and from as many columns as an LM head has, cuBLAS has enough to do.
+HOPPER_MIN_ROWS = 5
+HOPPER_MAX_ROWS = 256
+_HOPPER_MAX_ROWS_WIDE = 128
+_HOPPER_MAX_ROWS_LONG = 64
+_WIDE = 2048
+_LONG = 4096
+_VOCABULARY = 65536
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none") -> Linear:
+    """Return a callable from [T, in] to [T, out] in the dtype of x.
+
+    Args:
+        weight: [out, in]; copied where packing pays off, else kept.
+        bias: [out], or None.
+        quantization: "none", or "int8" for 8-bit weights and activations (CPU, float32).
+
+    Raises:
+        ConfigError: the quantization is unknown or cannot run here.
+    """
+    if quantization in _QUANTIZED:
+        unsupported_reason, make = _QUANTIZED[quantization]
+        reason = unsupported_reason(weight)
+        if reason is not None:
+            raise ConfigError(f'quantization="{quantization}" cannot run: {reason}; use quantization="none"')
+        return make(weight, bias)
+    if quantization != "none":
+        names = ", ".join(f'"{name}"' for name in ("none", *_QUANTIZED))
+        raise ConfigError(f"quantization must be one of {names}, got {quantization!r}")
+    return (PackedLinear if packed.unsupported_reason(weight) is None else PlainLinear)(weight, bias)
+
+
+def make_invariant_linear(
+    weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Linear:
+    """Return a callable from [T, in] to [T, out] in which no row's bits depend on the other rows.
+
+    Args:
+        weight: [out, in].
+        bias: [out], or None.
+        dtype: of results; None: that of x.
+
+    Raises:
+        ConfigError: the weight is not on a GPU with Triton.
+    """
+    reason = invariant_tiling.unsupported_reason(weight)
+    if reason is not None:
+        raise ConfigError(f"deterministic=True cannot run: {reason}; use deterministic=False, or a GPU")
+    from octavo.layers.linear.invariant import InvariantLinear
+
+    return InvariantLinear(weight, bias, dtype=dtype)
+
+
+def has_fused_gemms(linear: Linear) -> TypeGuard[PlainLinear]:
+    """Say whether choose_gemm can be asked for a layer's products."""
+    return isinstance(linear, PlainLinear) and skinny_tiling.unsupported_reason(linear.weight) is None
+
+
+def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
+    """Return the GEMM for one product x W^T. Called per layer and step: costs about a microsecond.
+
+    Args:
+        x: [M, K], or something of that shape and layout that will be multiplied, such as its norm.
+        weight: [N, K] of a layer that has_fused_gemms.
+    """
+    num_rows = x.shape[0]
+    num_columns, size = weight.shape
+    if num_rows <= skinny_tiling.MAX_ROWS:
+        pays_off = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
+        return "skinny" if pays_off else "plain"
+    max_rows = HOPPER_MAX_ROWS if num_columns <= _WIDE else _HOPPER_MAX_ROWS_WIDE
+    pays_off = (
+        HOPPER_MIN_ROWS <= num_rows <= (max_rows if size < _LONG else _HOPPER_MAX_ROWS_LONG)
+        and num_columns < _VOCABULARY
+    )
+    return "hopper" if pays_off and hopper_tiling.unsupported_reason(x, weight) is None else "plain"
