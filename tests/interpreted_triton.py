@@ -1,7 +1,7 @@
 """Triton's interpreter without a third of its work.
 
-The interpreter replaces the functions of triton.language before it runs a kernel. Triton 3.6 looks through all
-of them again whenever the kernel calls a function, tl.sum among them, and finds nothing to replace.
+The interpreter replaces the functions of triton.language before it runs a kernel. Triton 3.6 looks through
+all of them again whenever the kernel calls a function, tl.sum among them, and finds nothing to replace.
 """
 
 import inspect
