@@ -1,23 +1,20 @@
-"""Paged attention on this CPU: each implementation per shape, against what memory and arithmetic allow.
+"""Paged attention on this CPU: milliseconds of each implementation at each shape, beside the memory bound.
 
-    python benchmarks/cpu_attention.py [--repeats 20]
+    python benchmarks/cpu_attention.py [--repeats 20] [--save MACHINE]
 
-The bytes bound of a shape is (KV bytes that its plan reads) / (measured copy bandwidth, bytes read plus bytes
-written); a fraction above 1 means that blocks were still in a cache of the CPU. The last line is JSON.
-Busy neighbours distort every number: compare within one run, and only when the machine is idle.
+The bound of a shape is the KV bytes that its plan reads over the measured copy bandwidth (bytes read plus
+bytes written). A fraction above 1 means that the CPU's caches still held blocks. Other processes distort
+every number: run on an idle machine, and compare within one run. The last line is JSON.
 """
 
-import argparse
-import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
 import torch
+from support.common import make_parser, median_s, publish
 
 from octavo.attention import AttentionMetadata, ForestPlan, KVCache, available_impls, paged_attention
 
@@ -97,17 +94,6 @@ def make_arguments(shape: Shape) -> Arguments:
     return q, cache.layer(0), metadata
 
 
-def median_s(function: Callable[[], object], repeats: int) -> float:
-    """Median wall time of a call in seconds, after two calls to warm up."""
-    times = []
-    for repeat in range(repeats + 2):
-        start = time.perf_counter()
-        function()
-        if repeat >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def copy_bandwidth(repeats: int) -> float:
     """Bytes read plus bytes written per second, copying 128 MiB."""
     source = torch.ones(32 << 20)
@@ -120,8 +106,8 @@ def call_next(turns: Iterator[Arguments], scale: float, impl: str) -> None:
 
 
 def measure(shape: Shape, bandwidth: float, repeats: int) -> dict[str, float | str]:
-    """Time every implementation that can run; a plan reads kv_tokens_read tokens per kv head."""
-    # Several copies in turn: a step reads other layers before it comes back to this one.
+    """Time every implementation that this machine can run."""
+    # Calls go through four copies: a model's step reads other layers before it comes back to this one.
     copies = [make_arguments(shape) for _ in range(4)]
     plan = copies[0][3].plan
     assert plan is not None
@@ -140,9 +126,10 @@ def measure(shape: Shape, bandwidth: float, repeats: int) -> dict[str, float | s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
-    repeats = parser.parse_args().repeats
+    arguments = parser.parse_args()
+    repeats = arguments.repeats
     torch.manual_seed(0)
     bandwidth = copy_bandwidth(repeats)
     print(
@@ -155,7 +142,8 @@ def main() -> None:
         rows.append(measure(shape, bandwidth, repeats))
         cells = (rows[-1].get(name, float("nan")) for name in columns)
         print(f"{shape.name:34}" + "".join(f"{cell:11.2f}" for cell in cells), flush=True)
-    print(json.dumps({"threads": torch.get_num_threads(), "copy_bytes_per_s": bandwidth, "rows": rows}))
+    figures = {"threads": torch.get_num_threads(), "copy_bytes_per_s": bandwidth, "rows": rows}
+    publish("cpu_attention", figures, arguments.save)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""CPU: cost of one decoded token against the length of its context, 512 to 8,192 tokens.
+"""Milliseconds to decode one token on a CPU, by the length of its context, 512 to 8,192 tokens.
 
-The cost must grow linearly: attention reads every cached token once, and no bookkeeping looks at the whole
-sequence again. Prints a table with the memory bound beside it (weights and KV read once at the measured
-bandwidth); the last line is JSON. The peer is Hugging Face transformers on the same contexts.
+They must grow linearly: attention reads every cached token once, and nothing else walks over the sequence.
+Prints a table beside Hugging Face transformers on the same contexts, and beside the memory bound, which is
+weights and KV cache read once at the measured bandwidth. The last line is JSON.
 
     python benchmarks/cpu_context.py [--contexts 512,1024,2048,4096,8128] [--tokens 32] [--save MACHINE]
 """
 
-import argparse
-import json
 import statistics
 import time
 from itertools import pairwise
@@ -16,9 +14,9 @@ from random import Random
 from typing import Any
 
 import torch
-from common import machine, read_bandwidth, save, table, wait_until_idle
-from hf_model import load_smollm2
-from workloads import END_ID, LOWEST_ID
+from peers.hf_smollm2 import load_smollm2
+from support.common import make_parser, publish, read_bandwidth, table, wait_until_idle
+from support.cpu_workloads import END_ID, LOWEST_ID
 
 from octavo import LLM, SamplingParams
 
@@ -26,12 +24,9 @@ WEIGHT_BYTES, KV_BYTES = 134.5e6 * 4, 46080
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--contexts", default="512,1024,2048,4096,8128")
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     contexts = [int(context) for context in arguments.contexts.split(",")]
     load, bandwidth = wait_until_idle(), read_bandwidth()
@@ -50,7 +45,6 @@ def main() -> None:
         f"line: {intercept:.1f} ms + {slope * 1000:.2f} ms per 1,000 tokens; worst point off by {worst:.0%}"
     )
     report: dict[str, object] = {
-        "machine": machine(),
         "load_before": load,
         "contexts": contexts,
         "octavo_ms": octavo,
@@ -59,9 +53,7 @@ def main() -> None:
         "slope_ms_per_1000": slope * 1000,
         "worst_deviation": worst,
     }
-    if arguments.save:
-        print("saved", save("cpu_context", report, arguments.save))
-    print(json.dumps(report))
+    publish("cpu_context", report, arguments.save)
 
 
 def ids(num: int) -> list[int]:

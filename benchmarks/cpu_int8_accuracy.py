@@ -1,40 +1,24 @@
-"""What quantization="int8" costs in accuracy: teacher-forced on a fixed text, against float32.
+"""What quantization="int8" costs in accuracy against float32, teacher-forced on a fixed text.
 
-Prints perplexity of both, how often they agree on the most likely token, and the mean and largest difference
-of the log-probability of the text's own tokens; the last line is JSON.
+Prints the perplexity of both, the share of positions where both have the same most likely token, and the mean
+and largest difference of the log-probabilities of the text's own tokens. The last line is JSON.
 
     python benchmarks/cpu_int8_accuracy.py [--save MACHINE]
 """
 
-import argparse
-import json
 import math
 
-from common import machine, save, table
+from support.common import figures_table, make_parser, publish
+from support.texts import TIDE
 
 from octavo import LLM, RequestOutput, SamplingParams
 
-TEXT = """\
-The tide comes in twice a day because the moon pulls on the sea. Where the shore is flat, the water
-walks a long way; where it is steep, it only climbs. Sailors learned to read it long before anyone
-could say why. They kept tables, first in their heads and later on paper, and a harbour whose table
-was wrong soon had no visitors. In 1687 Newton explained the pull, and a century later Laplace
-explained why the sea does not simply follow the moon: water is slow, and the basin it lies in has a
-rhythm of its own. A bay whose rhythm is close to twelve hours answers the moon the way a swing
-answers a patient child. That is why the water in one bay rises sixteen metres and in the next
-hardly at all. To predict a tide today, a computer adds some forty cosines, each with the period of
-a wobble of the moon or the sun, and the sum is right to a few centimetres for years ahead, storms
-excepted."""
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--save", metavar="MACHINE")
+    parser = make_parser(__doc__)
     arguments = parser.parse_args()
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    exact, rough = (LLM("smollm2", quantization=q).generate(TEXT, params)[0] for q in ("none", "int8"))
+    exact, rough = (LLM("smollm2", quantization=q).generate(TIDE, params)[0] for q in ("none", "int8"))
     own_exact, own_rough = own_logprobs(exact), own_logprobs(rough)
     gaps = [abs(a - b) for a, b in zip(own_exact, own_rough, strict=True)]
     pairs = zip(best_ids(exact), best_ids(rough), strict=True)
@@ -47,15 +31,8 @@ def main() -> None:
         "mean_logprob_difference": sum(gaps) / len(gaps),
         "largest_logprob_difference": max(gaps),
     }
-    print(
-        table(
-            ["figure", "value"], [[k, f"{v:.4g}" if isinstance(v, float) else v] for k, v in figures.items()]
-        )
-    )
-    report = {"machine": machine(), **figures}
-    if arguments.save:
-        print("saved", save("cpu_int8_accuracy", report, arguments.save))
-    print(json.dumps(report))
+    print(figures_table(figures))
+    publish("cpu_int8_accuracy", figures, arguments.save)
 
 
 def own_logprobs(output: RequestOutput) -> list[float]:

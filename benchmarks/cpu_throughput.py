@@ -1,7 +1,8 @@
-"""CPU throughput: Octavo beside Hugging Face generate and llama-cpp-python on the same token ids.
+"""CPU throughput of Octavo, Hugging Face generate and llama-cpp-python on the same token ids.
 
-Each engine runs each workload in a process of its own, in turns, and the machine must be idle before each.
-Prints a table with the physical bound and the fraction reached; the last line is JSON.
+For each workload, each round runs every engine once, one after the other, each in a fresh process that starts
+when the machine is idle. Prints medians over the rounds, with the physical bound and the fraction reached.
+The last line is JSON.
 
     python benchmarks/cpu_throughput.py [--repeat 3] [--engines octavo,hf] [--workloads single] [--save NAME]
 """
@@ -14,23 +15,27 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from common import float32_flops, machine, read_bandwidth, save, table, wait_until_idle
-from workloads import WORKLOADS, Job
+from support.common import (
+    float32_flops,
+    left_padded,
+    make_parser,
+    publish,
+    read_bandwidth,
+    table,
+    wait_until_idle,
+)
+from support.cpu_workloads import WORKLOADS, Job
 
 ENGINES = ("octavo", "octavo-flat", "octavo-int8", "hf", "llama.cpp")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--save", metavar="MACHINE", help="keep the result under benchmarks/results")
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -40,7 +45,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Run all engines in turns and print the comparison."""
+    """Run the rounds of each workload and print the comparison."""
     engines = [name for name in arguments.engines.split(",") if name != "llama.cpp" or find_spec("llama_cpp")]
     bounds = {name: bound_s(WORKLOADS[name]()) for name in arguments.workloads.split(",")}
     results: dict[str, dict[str, dict[str, float]]] = {}
@@ -51,10 +56,7 @@ def compare(arguments: argparse.Namespace) -> None:
                 runs[engine].append(measure(engine, workload))
         results[workload] = {engine: median_of(runs[engine]) for engine in engines}
         print_workload(workload, bound, results[workload])
-    report: dict[str, object] = {"machine": machine(), "bound_s": bounds, "results": results}
-    if arguments.save:
-        print("saved", save("cpu_throughput", report, arguments.save))
-    print(json.dumps(report))
+    publish("cpu_throughput", {"bound_s": bounds, "results": results}, arguments.save)
 
 
 def measure(engine: str, workload: str) -> dict[str, float]:
@@ -99,8 +101,10 @@ def print_workload(workload: str, bound: float, results: dict[str, dict[str, flo
 
 
 def bound_s(jobs: list[Job]) -> float:
-    """Seconds no float32 engine on this machine can beat: weights and unshared KV read once a step at the
-    measured bandwidth, or the arithmetic at the measured peak, whichever is longer; prompts at the peak.
+    """Seconds that no float32 engine on this machine can beat.
+
+    A decode step reads the weights and each distinct KV token once at the measured bandwidth, or computes at
+    the measured peak, whichever takes longer. Prompts run at the peak.
     """
     bandwidth, flops = read_bandwidth(), float32_flops()
     num_parameters, kv_bytes = 134.5e6, 46080
@@ -116,7 +120,7 @@ def bound_s(jobs: list[Job]) -> float:
 
 
 def common_prefix(jobs: list[Job]) -> int:
-    """Tokens all prompts begin with, 0 for a single one."""
+    """Number of leading tokens that all prompts have in common; 0 for a single prompt."""
     if len(jobs) == 1:
         return 0
     num = 0
@@ -156,19 +160,13 @@ def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:
 
 
 def run_hf(jobs: list[Job]) -> dict[str, float]:
-    """Hugging Face generate: one left-padded batch up to its longest output; only asked-for tokens count."""
-    import torch
-    from hf_model import load_smollm2
+    """Hugging Face generate: one left-padded batch up to its longest output; only tokens asked for count."""
+    from peers.hf_smollm2 import load_smollm2
 
     start = time.perf_counter()
     model: Any = load_smollm2()
     load_s = time.perf_counter() - start
-    width = max(len(job.prompt) for job in jobs)
-    ids = torch.zeros(len(jobs), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, job in enumerate(jobs):
-        ids[row, width - len(job.prompt) :] = torch.tensor(job.prompt)
-        mask[row, width - len(job.prompt) :] = 1
+    ids, mask = left_padded([job.prompt for job in jobs])
 
     def generate(num_new: int) -> None:
         model.generate(
@@ -190,7 +188,7 @@ def run_hf(jobs: list[Job]) -> dict[str, float]:
 
 
 def run_llama_cpp(jobs: list[Job]) -> dict[str, float]:
-    """llama-cpp-python on the quantised file itself, one request after the other: its API batches none."""
+    """llama-cpp-python on the quantised file, one request after the other: its Python API does not batch."""
     from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     from octavo.models import resolve_model
@@ -212,5 +210,4 @@ def run_llama_cpp(jobs: list[Job]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -1,20 +1,18 @@
 """What kv_cache_dtype="fp8" costs in accuracy, against a cache in the model's dtype.
 
-Teacher-forced on a fixed text: perplexity, how often both agree on the most likely token, mean and largest
-difference of the logits. Greedy on prompts of the text: tokens until the first one that differs. The last
-line is JSON.
+Teacher-forced on a fixed text: perplexity of both, the share of positions where both have the same most
+likely token, mean and largest difference of the logits. Greedy on prompts cut from the text: tokens before
+the first one that differs. The last line is JSON.
 
     python benchmarks/fp8_accuracy.py [--model smollm2] [--device auto] [--save MACHINE]
 """
 
-import argparse
-import json
 import math
 from itertools import takewhile
 
 import torch
-from common import machine, save, table
-from cpu_int8_accuracy import TEXT
+from support.common import figures_table, make_parser, publish
+from support.texts import TIDE
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
@@ -26,12 +24,9 @@ OUTPUT_LEN = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     exact, rough = (
         LLM(arguments.model, device=arguments.device, kv_cache_dtype=dtype, num_blocks=256)
@@ -39,23 +34,16 @@ def main() -> None:
     )
     tokenizer = exact.engine.tokenizer
     assert tokenizer is not None, "the model has no tokenizer"
-    token_ids = tokenizer.encode(TEXT)
+    token_ids = tokenizer.encode(TIDE)
     figures = {**teacher_forced(exact, rough, token_ids), **greedy(exact, rough, token_ids)}
-    print(
-        table(
-            ["figure", "value"], [[k, f"{v:.4g}" if isinstance(v, float) else v] for k, v in figures.items()]
-        )
-    )
+    print(figures_table(figures))
     report: dict[str, object] = {
-        "machine": machine(),
         "model": arguments.model,
         "device": str(exact.engine.plan.device),
         "kv_dtypes": [str(llm.engine.plan.kv_dtype) for llm in (exact, rough)],
         **figures,
     }
-    if arguments.save:
-        print("saved", save("fp8_accuracy", report, arguments.save))
-    print(json.dumps(report))
+    publish("fp8_accuracy", report, arguments.save)
 
 
 def teacher_forced(exact: LLM, rough: LLM, token_ids: list[int]) -> dict[str, float]:

@@ -1,23 +1,22 @@
-"""Attention kernels on one GPU, beside FlashAttention-3 if its shared object is at hand.
+"""Attention kernels on one NVIDIA GPU, beside FlashAttention-3 if you have its shared object.
 
     python benchmarks/gpu_attention.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
                                        [--kv-cache-dtype fp8] [--only decode] [--save MACHINE]
 
-Keys, values and queries are random and fresh for each workload, so that neither zeros nor caches flatter.
-Each time is the median over replays of a CUDA graph of several calls. The bound is the larger of bytes over
-the measured copy rate and products over the measured matrix rate. Prints a table, then one line of JSON.
+Each workload draws random keys, values and queries of its own: zeros would draw less power, and keys left
+in the L2 cache would read faster. Each time is the median over replays of a CUDA graph of several calls. The
+bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
+a table, then one line of JSON.
 """
 
-import argparse
-import lzma
-import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from common import publish, table
+from peers.flash_attention_3 import call_flash_attention_3, load_flash_attention_3
+from support.common import make_parser, publish, table
+from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
@@ -144,68 +143,6 @@ def flash_attention_3(batch: Batch) -> Attend:
     return lambda: call_flash_attention_3(batch.q, *caches, batch.metadata, batch.options.scale)
 
 
-def call_flash_attention_3(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    scale: float,
-    causal: bool = True,
-) -> Tensor:
-    """Call FlashAttention-3's paged kernel; caches are [N, B, KH, D], contiguous."""
-    return torch.ops._vllm_fa3_C.fwd(
-        *(q, k_cache, v_cache, None, None, None, None),
-        *(metadata.cu_seqlens_q, None, None, None, metadata.seq_lens),
-        *(metadata.max_query_len, metadata.max_seq_len, metadata.block_table),
-        *(None, None, None, None, None, None, None, None),
-        *(scale, causal, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None),
-    )[0]
-
-
-def load_flash_attention_3(path: Path) -> None:
-    """Load the peer's shared object, unpacking it first if it ends in .xz."""
-    if path.suffix == ".xz":
-        unpacked = Path(tempfile.mkdtemp()) / path.stem
-        unpacked.write_bytes(lzma.decompress(path.read_bytes()))
-        path = unpacked
-    torch.ops.load_library(path)
-
-
-def graph_seconds(call: Callable[[], object], num_calls: int = 10, num_replays: int = 15) -> float:
-    """Median seconds of a call, measured as replays of a CUDA graph of several calls."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(num_calls):
-            call()
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(num_replays)
-    ]
-    for _ in range(3):
-        graph.replay()
-    for begin, end in events:
-        begin.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3 / num_calls
-
-
-def copy_rate() -> float:
-    """Bytes per second of a 4 GiB copy by a kernel, counting what is read and what is written."""
-    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / graph_seconds(lambda: torch.neg(source, out=target), 2)
-
-
-def matrix_rate() -> float:
-    """Floating-point operations per second of a bfloat16 product of 8192 x 8192 random matrices."""
-    a, b = torch.randn(2, 8192, 8192, dtype=torch.bfloat16, device="cuda")
-    return 2 * 8192**3 / graph_seconds(lambda: a @ b, 4)
-
-
 def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
     """|out - exact| / |exact| over the first and last sequence's last tokens, exact in float64."""
     workload, metadata = batch.workload, batch.metadata
@@ -250,14 +187,13 @@ def measure(batch: Batch, make: Callable[[Batch], Attend], rates: dict[str, floa
 
 def main() -> None:
     """Measure every workload and print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description="Attention kernels on one GPU.")
+    parser = make_parser(__doc__)
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
     parser.add_argument("--only", default="", help="run the workloads whose names contain this")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="fp8: decode over float8 too"
     )
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     implementations: dict[str, Callable[[Batch], Attend]] = {"octavo": octavo_attention}
     if arguments.fa3:

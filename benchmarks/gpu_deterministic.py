@@ -1,37 +1,32 @@
-"""What determinism costs on one NVIDIA GPU: the same workloads with deterministic=False and True.
+"""What deterministic=True costs on one NVIDIA GPU.
 
-Prints tokens per second of both, measured in turns in one process, and their ratio; then the row-invariant
-products beside cuBLAS: microseconds, and the share of the bound, which is weights at the measured copy
-bandwidth or operations at the measured matrix rate, whichever takes longer. The last line is JSON.
+Prints tokens per second with deterministic=False and True, and their ratio: two engines in one process run
+each workload alternately. Then times row-invariant GEMMs beside cuBLAS: microseconds, and the share of the
+bound, which is weights at the measured copy bandwidth or operations at the measured matrix rate, whichever
+takes longer. The last line is JSON.
 
     python benchmarks/gpu_deterministic.py [--model 0.6b] [--nano] [--save MACHINE]
 """
 
-import argparse
-import json
-
-import torch
-from common import machine, save, table
-from gpu_bound import SHAPES
 from gpu_linear import microseconds, random_numbers
-from gpu_serving import copy_bandwidth, load, matrix_flops, run
-from gpu_workloads import WORKLOADS
+from support.common import make_parser, publish, table
+from support.gpu_bound import SHAPES
+from support.gpu_model import load, run
+from support.gpu_timing import copy_bandwidth, matrix_flops
+from support.gpu_workloads import WORKLOADS
 from torch.nn.functional import linear
 
 from octavo.layers.linear.invariant import invariant_linear
 
 _ROWS = (1, 64, 256, 8192)
-# Of weights that take turns, so that they come from memory: several times an L2 cache of 50 MB.
+# Bytes of weights that calls go through, several times an L2 cache of 50 MB, so that they come from memory.
 _ROTATED_BYTES = 300e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--nano", action="store_true", help="run the nano workload too")
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     bandwidth, flops = copy_bandwidth(), matrix_flops()
     workloads = ["single", "mid", "nano"] if arguments.nano else ["single", "mid"]
@@ -46,20 +41,17 @@ def main() -> None:
     ]
     print(table(list(products[0]), [list(result.values()) for result in products]))
     report: dict[str, object] = {
-        "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
         "model": arguments.model,
         "copy_bytes_per_s": bandwidth,
         "matrix_flops": flops,
         "workloads": served,
         "products": products,
     }
-    if arguments.save:
-        print("saved", save("gpu_deterministic", report, arguments.save))
-    print(json.dumps(report))
+    publish("gpu_deterministic", report, arguments.save)
 
 
 def serve(size: str, workloads: list[str]) -> list[dict[str, object]]:
-    """Tokens per second of each workload by two engines in turns, the better of two runs after a first."""
+    """Run each workload three times on both engines, alternately; tokens/s of the better of the last two."""
     llms = [load(size, deterministic=mode, memory_fraction=0.4) for mode in (False, True)]
     results: list[dict[str, object]] = []
     for name in workloads:
@@ -78,7 +70,7 @@ def serve(size: str, workloads: list[str]) -> list[dict[str, object]]:
 
 
 def product_shapes(size: str) -> dict[str, tuple[int, int]]:
-    """(columns, K) of a decoder's products."""
+    """(N, K) of a decoder layer's GEMMs and of the LM head."""
     hidden, _, heads, inner = SHAPES[size]
     return {
         "qkv": (128 * (heads + 16), hidden),
@@ -92,7 +84,7 @@ def product_shapes(size: str) -> dict[str, tuple[int, int]]:
 def compare(
     num_rows: int, name: str, shape: tuple[int, int], bandwidth: float, flops: float
 ) -> dict[str, object]:
-    """Time one product both ways."""
+    """Time one GEMM by the row-invariant kernel and by cuBLAS."""
     num_columns, size = shape
     num_copies = max(2, round(_ROTATED_BYTES / (2 * num_columns * size)))
     weights = [random_numbers(num_columns, size) for _ in range(num_copies)]

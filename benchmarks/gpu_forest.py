@@ -3,31 +3,26 @@
     python benchmarks/gpu_forest.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--flashinfer [DIRECTORY]]
                                     [--save MACHINE]
 
-All implementations get the same block tables, whose sequences truly share blocks. Keys, values and queries
-are random; each replay of a CUDA graph goes through the caches of several layers, so that no layer finds its
-keys in the L2 cache. Each result is checked against the flat kernel's before it is timed. The bound counts
-every block once: the larger of bytes over the measured copy rate and products over the measured matrix rate.
-"plan us" is what the host takes to plan: Octavo when sequences join or leave, FlashInfer in every step.
-Prints a table, then one line of JSON. gpu_forest_sweep.py tries tilings.
+Every implementation reads the same block tables, in which sequences share blocks. Keys, values and queries
+are random. Each replay of a CUDA graph runs several layers, each with a cache of its own, so that no layer
+finds its keys in the L2 cache. Each result is compared with the flat kernel's before it is timed. The bound
+counts every block once: the larger of bytes over the measured copy rate and operations over the measured
+matrix rate. "plan us" is the host's planning time: Octavo plans when sequences join or leave, FlashInfer in
+every step. Prints a table, then one line of JSON. gpu_forest_sweep.py compares tilings.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-import flashinfer_peer
 import numpy as np
 import torch
-from common import median_s, publish, table
-from gpu_attention import (
-    call_flash_attention_3,
-    copy_rate,
-    graph_seconds,
-    load_flash_attention_3,
-    matrix_rate,
-)
+from peers import flashinfer as flashinfer_peer
+from peers.flash_attention_3 import call_flash_attention_3, load_flash_attention_3
+from support.common import make_parser, median_s, publish, table
+from support.forest_workloads import BLOCK_SIZE, HEAD_DIM, WORKLOADS, Workload, make_block_tables
+from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
@@ -37,7 +32,6 @@ from octavo.attention.triton.nodes import attend_fat_nodes, attend_thin_nodes, n
 from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import plan_step
 
-BLOCK_SIZE, HEAD_DIM = 64, 128
 # Keys and values that one replay reads at least, several times the L2 cache.
 _MIN_REPLAY_BYTES = 400 << 20
 _MAX_ERROR = 5e-3
@@ -45,55 +39,6 @@ _MAX_ERROR = 5e-3
 _MAX_CASCADE_ERROR = 1e-2
 
 Attend = Callable[[int], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One query token for each of some sequences that share tokens.
-
-    Attributes:
-        name: for the table.
-        levels: (nodes, tokens of each) from the root to the sequences' own parts; every node has equally
-            many of the next level below it.
-        heads, kv_heads: H and KH.
-    """
-
-    name: str
-    levels: tuple[tuple[int, int], ...]
-    heads: int
-    kv_heads: int
-
-    @property
-    def batch(self) -> int:
-        """Sequences."""
-        return self.levels[-1][0]
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a sequence."""
-        return sum(num_tokens for _, num_tokens in self.levels)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values in bfloat16, shared ones counted once."""
-        return sum(count * num_tokens for count, num_tokens in self.levels) * self.kv_heads * HEAD_DIM * 4
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of both products."""
-        return 4 * self.batch * self.seq_len * self.heads * HEAD_DIM
-
-
-GOALS = (
-    Workload("256 x (4096 + 128) 16/8", ((1, 4096), (256, 128)), 16, 8),
-    Workload("64 x (8192 + 256) 32/8", ((1, 8192), (64, 256)), 32, 8),
-    Workload("16 x (4096 + 256) 32/8", ((1, 4096), (16, 256)), 32, 8),
-)
-WORKLOADS = (
-    *GOALS,
-    Workload("64 prompts x 8 samples (1024 + 256) 16/8", ((64, 1024), (512, 256)), 16, 8),
-    Workload("8 documents x 8 questions (2048 + 1024 + 128) 16/8", ((1, 2048), (8, 1024), (64, 128)), 16, 8),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +58,6 @@ class Batch:
     @property
     def options(self) -> ScoreOptions:
         return ScoreOptions(HEAD_DIM**-0.5)
-
-
-def make_block_tables(workload: Workload) -> np.ndarray:
-    """Deal shuffled blocks to nodes, and to each sequence those of its nodes: [S, blocks] int32."""
-    num_blocks = sum(count * num_tokens for count, num_tokens in workload.levels) // BLOCK_SIZE
-    ids = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
-    columns, begin = [], 0
-    for count, num_tokens in workload.levels:
-        end = begin + count * num_tokens // BLOCK_SIZE
-        nodes = ids[begin:end].reshape(count, -1)
-        columns.append(nodes.repeat(workload.batch // count, axis=0))
-        begin = end
-    return np.concatenate(columns, axis=1)
 
 
 def make_batch(workload: Workload) -> Batch:
@@ -353,7 +285,7 @@ def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | N
 
 def main() -> None:
     """Compare implementations."""
-    parser = argparse.ArgumentParser(description="Decoding with shared prefixes on one GPU.")
+    parser = make_parser(__doc__)
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3's shared object, .so or .so.xz")
     parser.add_argument(
         "--flashinfer",
@@ -362,7 +294,6 @@ def main() -> None:
         metavar="DIRECTORY",
         help="measure FlashInfer too: that of a directory, else the installed one",
     )
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     if arguments.fa3:
         load_flash_attention_3(arguments.fa3)

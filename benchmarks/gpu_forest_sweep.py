@@ -1,10 +1,10 @@
-"""Tilings of the kernels for shared prefixes: which is fastest on this GPU.
+"""Compare tilings of the kernels for shared prefixes on this GPU.
 
     python benchmarks/gpu_forest_sweep.py
 
-For each workload of gpu_forest.py, and for one whose own parts have grown, tries tilings for nodes with many
-queries, then, with the best of them, tilings for the sequences' own parts. Each result is checked. Prints the
-best ones.
+For each large workload of gpu_forest.py, and for one with longer leaves, times tilings for nodes with many
+queries, then tilings for the leaves with the best tiling for nodes. Compares each result with the flat
+kernel's. Prints the fastest tilings.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from dataclasses import replace
 from itertools import product
 
 import torch
-from gpu_forest import GOALS, HEAD_DIM, Workload, check, make_batch, octavo_forest, seconds_per_layer
+from gpu_forest import check, make_batch, octavo_forest, seconds_per_layer
+from support.forest_workloads import GOALS, HEAD_DIM, Workload
 
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE, NODE_SHAPE
 from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape

@@ -1,12 +1,12 @@
-"""The skinny GEMM on one GPU, beside cuBLAS with separate norm and activation kernels.
+"""Skinny GEMMs (1 to 4 rows) on one GPU, beside cuBLAS with separate norm and activation kernels.
 
     python benchmarks/gpu_linear.py [--models 0.6b 8b] [--rows 1 2 4] [--save MACHINE]
     python benchmarks/gpu_linear.py --sweep [--models ...] [--rows ...]
 
-A time is that of a CUDA graph of one call per copy of the weights, divided by their number: together the
-copies are several times the L2 cache, so that weights come from memory, as in a decoder. The bound is bytes
-over 4.28 TB/s, this GPU's copy rate. Prints a table, then one line of JSON. --sweep times other tilings and
-prints the best few, and what Octavo's tiling takes with overlapping launches and without.
+A CUDA graph makes one call per copy of the weights, and its time is divided by the number of copies. The
+copies together are several times the L2 cache, so that weights come from memory, as in a decoder. The bound
+is bytes over 4.28 TB/s, an H200's copy rate. Prints a table, then one line of JSON. --sweep times other
+tilings and prints the fastest few, and Octavo's own tiling with and without overlapping launches.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing import get_context
 
 import torch
-from common import publish, table
+from support.common import publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -29,17 +29,17 @@ from octavo.layers.triton.activation import gated_activation
 from octavo.layers.triton.norm import rms_norm
 
 BYTES_PER_SECOND = 4.28e12
-# Of weights in one graph: several times an L2 cache of 60 MB.
+# Bytes of weights in one graph: several times an L2 cache of 60 MB.
 _ROTATED_BYTES = 400e6
 _MAX_COPIES = 28
 _EPS = 1e-6
-# What a run may compile at once, in processes of their own.
+# Processes that compile kernels side by side.
 _COMPILERS = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One of a decoder's products: weight [num_weight_rows, size] and what rides along."""
+    """One of a decoder's GEMMs: weight [num_weight_rows, size], and what is fused with it."""
 
     name: str
     num_weight_rows: int
@@ -58,17 +58,17 @@ class Shape:
         return 2 * self.num_weight_rows * self.size
 
     def bound_us(self, num_rows: int) -> float:
-        """Microseconds to move weights, rows and results once."""
+        """Microseconds to read weights and rows and to write results once."""
         row_bytes = 2 * (self.size + self.num_columns * (2 if self.adds else 1))
         return (self.weight_bytes + num_rows * row_bytes) / BYTES_PER_SECOND * 1e6
 
     def tiling(self, num_rows: int) -> Tiling:
-        """What Octavo runs."""
+        """The tiling that Octavo uses."""
         return choose_tiling(num_rows, self.num_weight_rows, self.size, torch.bfloat16)
 
 
 def decoder_shapes(hidden: int, heads: int, kv_heads: int, inner: int) -> tuple[Shape, ...]:
-    """The products of a Qwen3 decoder with heads of 128."""
+    """The GEMMs of a Qwen3 decoder with heads of 128."""
     return (
         Shape("qkv", 128 * (heads + 2 * kv_heads), hidden, has_norm=True),
         Shape("o", hidden, 128 * heads, adds=True),
@@ -93,7 +93,7 @@ class Case:
         self.residual = random_numbers(num_rows, shape.num_columns) if shape.adds else None
 
     def fused(self, weight: Tensor, tiling: Tiling) -> Tensor:
-        """Octavo's product."""
+        """Octavo's fused GEMM."""
         return skinny_linear(
             self.x,
             weight,
@@ -105,7 +105,7 @@ class Case:
         )
 
     def separate(self, weight: Tensor) -> Tensor:
-        """The peer: cuBLAS between kernels of their own."""
+        """The peer: cuBLAS, with separate kernels for norm and activation."""
         x = self.x if self.norm_weight is None else rms_norm(self.x, self.norm_weight, _EPS)
         out = linear(x, weight)
         if self.shape.activation is not None:
@@ -113,12 +113,12 @@ class Case:
         return out if self.residual is None else self.residual.add_(out)
 
     def microseconds(self, call: Callable[[Tensor], Tensor], num_replays: int = 9) -> float:
-        """Median time of a call with one copy of the weights after the other."""
+        """Median microseconds of a call, over all copies of the weights."""
         return microseconds(call, self.weights, num_replays)
 
 
 def microseconds(call: Callable[[Tensor], Tensor], weights: list[Tensor], num_replays: int = 9) -> float:
-    """Median time of a call in a CUDA graph of one call for each weight."""
+    """Median microseconds of a call in a CUDA graph that makes one call for each weight."""
     call(weights[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -142,7 +142,7 @@ def random_numbers(*sizes: int) -> Tensor:
 
 
 def compare(model: str, num_rows: int) -> list[dict[str, object]]:
-    """Time Octavo's product and the peer at every shape of a model."""
+    """Time Octavo's GEMM and the peer at every shape of a model."""
     results: list[dict[str, object]] = []
     for shape in MODELS[model]:
         case = Case(shape, num_rows)
@@ -165,7 +165,7 @@ def compare(model: str, num_rows: int) -> list[dict[str, object]]:
 
 
 def candidates(shape: Shape, num_rows: int) -> list[Tiling]:
-    """Octavo's tiling and some ten others worth a try."""
+    """Octavo's tiling and about ten others."""
     sizes = [(2, 2048, 8), (2, 1024, 4), (4, 1024, 4), (4, 512, 2), (8, 1024, 4), (8, 512, 2)]
     sizes += [(4, 512, 4), (4, 1024, 2), (8, 512, 4)] if num_rows <= 2 else [(4, 256, 1), (8, 256, 1)]
     chosen = shape.tiling(num_rows)

@@ -1,8 +1,9 @@
-"""Serving workloads on one NVIDIA GPU: random weights with the true shapes, temperature 0.6, no detokenising.
+"""Serving workloads on one NVIDIA GPU: random weights in Qwen3's shapes, temperature 0.6, no detokenising.
 
-Prints tokens per second (or time to first token) beside the physical bound (gpu_bound.py: bytes at the
-measured copy bandwidth plus operations at the measured matrix rate), beside Hugging Face transformers in the
-same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. The last line is JSON.
+Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: bytes at
+the measured copy bandwidth plus operations at the measured matrix rate), beside Hugging Face transformers,
+which runs first in the same process, and beside figures recorded of vLLM 0.26 on another H200. The last line
+is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
                                       [--peer none] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
@@ -11,30 +12,25 @@ same run, and beside figures of vLLM 0.26 on an H200, recorded in another run. T
 
 import argparse
 import gc
-import json
 import sys
-import tempfile
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, save, table
-from gpu_bound import SHAPES, bound_s
-from gpu_peer import LABEL, measure_peer
-from gpu_startup import measure_startup
-from gpu_workloads import WORKLOADS, Workload, recorded_vllm
-
-from octavo import LLM, SamplingParams
+from peers.hf_serving import LABEL, measure_peer
+from support.common import make_parser, publish, table
+from support.gpu_bound import SHAPES, bound_s
+from support.gpu_model import load, model_config, run
+from support.gpu_timing import copy_bandwidth, matrix_flops
+from support.gpu_workloads import WORKLOADS, Workload, recorded_vllm
+from support.startup import measure_startup
 
 Figures = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
@@ -42,20 +38,19 @@ def main() -> None:
     parser.add_argument(
         "--peer", choices=["hf", "none"], default="hf" if find_spec("transformers") else "none"
     )
-    parser.add_argument("--peer-limit", type=float, default=60, help="seconds the peer gets for a workload")
-    parser.add_argument("--startup", action="store_true", help="measure the start in a fresh process too")
-    parser.add_argument("--save", metavar="MACHINE")
+    parser.add_argument(
+        "--peer-limit", type=float, default=60, help="most seconds of the peer for a workload"
+    )
+    parser.add_argument("--startup", action="store_true", help="measure start-up in fresh processes too")
     arguments = parser.parse_args()
     report = measure(arguments)
     print_report(report)
-    if arguments.save:
-        suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
-        print("saved", save(f"gpu_serving-{arguments.model}{suffix}", report, arguments.save))
-    print(json.dumps(report))
+    suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
+    publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments.save)
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
-    """Measure the start, the machine, the peer and then the engine, each with the GPU to itself."""
+    """Measure start-up, the GPU's rates, the peer and the engine, one after the other, alone on the GPU."""
     size, kv_cache_dtype = arguments.model, arguments.kv_cache_dtype
     workloads = {name: WORKLOADS[name]() for name in arguments.workloads.split(",")}
     startup = measure_startup(size, kv_cache_dtype) if arguments.startup else None
@@ -82,7 +77,6 @@ def measure(arguments: argparse.Namespace) -> Figures:
             "vllm_recorded": recorded_vllm(size, name, kv_cache_dtype),
         }
     return {
-        "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
         "model": size,
         "kv_cache_dtype": kv_cache_dtype,
         "sharing": arguments.sharing,
@@ -99,7 +93,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
 def measure_engine(
     size: str, kv_cache_dtype: str, share_prefixes: bool, workloads: dict[str, Workload]
 ) -> Figures:
-    """Load one engine and run every workload: once to warm up, twice, or once without sharing, to measure."""
+    """Load one engine and run each workload to warm up, then twice to measure, once without sharing."""
     start = time.perf_counter()
     llm = load(size, kv_cache_dtype, share_prefixes)
     ready_s = time.perf_counter() - start
@@ -113,7 +107,7 @@ def measure_engine(
 
 
 def print_report(report: Figures) -> None:
-    """Print the table, its labels and the start."""
+    """Print the table, then sharing and start-up times."""
     both = report["sharing"] == "both"
     header = [
         "workload",
@@ -137,7 +131,9 @@ def print_report(report: Figures) -> None:
             ]
         )
     print(table(header, rows))
-    print(f"share_prefixes {report['sharing']}; ready s {report['ready_s']}; start {report['startup']}")
+    print(
+        f"share_prefixes {report['sharing']}; ready after {report['ready_s']} s; start-up {report['startup']}"
+    )
 
 
 def _describe_peer(figures: Figures | None) -> str:
@@ -147,85 +143,10 @@ def _describe_peer(figures: Figures | None) -> str:
     return f"{rate} ({figures['note']})" if figures["note"] else rate
 
 
-def model_config(size: str) -> Figures:
-    """Fields of config.json."""
-    hidden, layers, heads, inner = SHAPES[size]
-    return dict(  # noqa: C408
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
-        hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000, max_position_embeddings=40960,
-        attention_bias=False, vocab_size=151936, eos_token_id=151645, torch_dtype="bfloat16",
-        tie_word_embeddings=size == "0.6b", hidden_size=hidden,
-        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
-    )  # fmt: skip
-
-
-def load(
-    size: str,
-    kv_cache_dtype: str = "auto",
-    share_prefixes: bool = True,
-    *,
-    deterministic: bool = False,
-    memory_fraction: float | None = None,
-) -> LLM:
-    """Build the model with random weights; options as of EngineConfig."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(model_config(size)))
-    return LLM(
-        str(folder),
-        load_format="dummy",
-        max_model_len=16384,
-        kv_cache_dtype=kv_cache_dtype,
-        share_prefixes=share_prefixes,
-        deterministic=deterministic,
-        memory_fraction=memory_fraction,
-    )
-
-
-def run(llm: LLM, workload: Workload) -> float:
-    """Seconds for all requests, from an empty prefix cache."""
-    llm.reset_prefix_cache()
-    params = [
-        SamplingParams(n=workload.n, temperature=0.6, max_tokens=num, ignore_eos=True, detokenize=False)
-        for num in workload.max_tokens
-    ]
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    outputs = llm.generate(workload.prompts, params)
-    seconds = time.perf_counter() - start
-    for output, num in zip(outputs, workload.max_tokens, strict=True):
-        assert [len(completion.token_ids) for completion in output.outputs] == [num] * workload.n
-    return seconds
-
-
 def free_memory() -> None:
-    """Give back to the device what the model before held: the next cache takes a share of what is free."""
+    """Free the last model's memory: the next KV cache takes a share of what is free."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by a large device copy."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _event_s(lambda: target.copy_(source))
-
-
-def matrix_flops() -> float:
-    """bf16 operations per second on random data."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / _event_s(lambda: a @ b)
-
-
-def _event_s(function: object, repeat: int = 10) -> float:
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()  # type: ignore[operator]
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return sorted(times)[repeat // 2]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""One decode step on an NVIDIA GPU at several batch sizes: where its time goes.
+"""Where the time of one decode step goes on an NVIDIA GPU, at several batch sizes.
 
-Prints, per step: wall time; the host's own work (all but waiting for the device); the time some kernel runs,
-from a profile of further steps; the share of the wall time in which none does; kernels; calls that wait for
-the whole device or stream (there must be none); the bound, weights and KV cache read once at the measured
-copy bandwidth. The last line is JSON.
+Prints, per step: wall time; the host's own work, which is all but waiting for the device; the time in which
+at least one kernel runs, from a profile of further steps; the share of the wall time in which none runs;
+kernel launches; calls that wait for the whole device or stream (there must be none); the bound, which is
+weights and KV cache read once at the measured copy bandwidth. The last line is JSON.
 
     python benchmarks/gpu_step.py [--model 0.6b] [--batches 1,16,64,256] [--context 512] [--save MACHINE]
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections import Counter
@@ -17,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import machine, save, table
-from gpu_bound import SHAPES, step_bytes
-from gpu_serving import copy_bandwidth, load
+from support.common import make_parser, publish, table
+from support.gpu_bound import SHAPES, step_bytes
+from support.gpu_model import load
+from support.gpu_timing import copy_bandwidth
 
 from octavo import LLM, SamplingParams
 from octavo.engine.scheduler import SchedulerOutput
@@ -30,14 +29,11 @@ _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--kernels", type=int, default=0, help="list the N kernels that take most time")
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     bandwidth = copy_bandwidth()
     llm = load(arguments.model)
@@ -70,15 +66,12 @@ def main() -> None:
     ]
     print(table(header, rows))
     report: dict[str, object] = {
-        "machine": {**machine(), "gpu": torch.cuda.get_device_name()},
         "model": arguments.model,
         "context": arguments.context,
         "copy_bytes_per_s": bandwidth,
         "results": results,
     }
-    if arguments.save:
-        print("saved", save("gpu_step", report, arguments.save))
-    print(json.dumps(report))
+    publish("gpu_step", report, arguments.save)
 
 
 class Kernels(dict[str, tuple[float, float]]):

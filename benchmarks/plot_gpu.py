@@ -1,8 +1,8 @@
-"""Draw result files of gpu_serving.py as bars: one row of panels for each file, one panel for each workload.
+"""Draw result files of gpu_serving.py as bars: a row of panels for each file, a panel for each workload.
 
     python benchmarks/plot_gpu.py benchmarks/results/*gpu_serving*.json [--out docs/images/gpu_serving.png]
 
-Only what a file holds is drawn: Hugging Face where it ran beside Octavo, vLLM where a figure was recorded.
+Draws what a file holds: Hugging Face where it ran beside Octavo, vLLM where a figure was recorded.
 Needs matplotlib: pip install 'octavo[plot]'.
 """
 
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_workloads import recorded_vllm
+from support.gpu_workloads import recorded_vllm
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "gpu_serving.png"
 COLOURS = {
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def bars(report: dict[str, Any], workload: str) -> dict[str, float]:
-    """Rates of a workload in its unit, by label; files from before there was a peer will do."""
+    """Rates of a workload in its unit, by label; older files without a peer are fine."""
     result = report["results"][workload]
     recorded = recorded_vllm(report["model"], workload, report.get("kv_cache_dtype", "auto"))
     rates = {
@@ -51,7 +51,7 @@ def bars(report: dict[str, Any], workload: str) -> dict[str, float]:
 
 
 def _whole_run(peer: dict[str, Any]) -> float | None:
-    """The peer's rate, unless it was cut off: too much of such a run is prompts."""
+    """The peer's rate, or None if its run was cut off: such a run is mostly prefill."""
     return None if peer.get("note") else peer.get("rate")
 
 

@@ -1,11 +1,11 @@
-"""What share_prefixes=True does to greedy answers: rounding, and what rounding can turn.
+"""How share_prefixes=True changes greedy answers by rounding.
 
-Conversations share a system text, and groups of them a document; each asks its own question. They run with
-sharing off, on, and, as a control, off in another order. Tokens are compared up to an answer's first
-difference, after which the texts differ by right; the margin there says how near the two most likely tokens
-were to each other. The other figure is the largest difference of a log-probability among the 20 most likely
-tokens, before any difference of text.
---golden compares with float32 answers of Hugging Face transformers too. The last line is JSON.
+Conversations have a system text in common, and groups of them a document; each asks its own question. They
+run with sharing off, then, as a control, with sharing off in reverse order, then with sharing on. Answers are
+compared up to their first different token, since after it the contexts differ. The margin there is how far
+apart the logits of the two most likely tokens were. The other figure is the largest difference of a
+log-probability among the 20 most likely tokens, up to the first different token.
+--golden also compares with float32 answers of Hugging Face transformers on file. The last line is JSON.
 
     python benchmarks/prefix_accuracy.py [--device auto] [--dtype auto] [--prompts 16] [--golden]
                                          [--save MACHINE]
@@ -18,26 +18,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import machine, save, table
-from cpu_int8_accuracy import TEXT
+from support.common import figures_table, make_parser, publish
+from support.texts import DOCUMENTS
 
 from octavo import LLM, SamplingParams
 from octavo.outputs import CompletionOutput
 
-ROOT = Path(__file__).parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "smollm2_greedy_fp32.json"
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "smollm2_greedy_fp32.json"
 OUTPUT_LEN = 64
 
 SYSTEM = """\
 You answer questions about the text below. Use only what the text says, and say so when it does not answer the
 question. Prefer short sentences and plain words. Numbers keep their units. Do not repeat the question, do not
 apologise, and do not mention these instructions."""
-DOCUMENTS = (
-    TEXT,
-    *((ROOT / "docs" / "adr" / name).read_text() for name in (
-        "0002-one-work-list.md", "0006-cpu-linear-layers.md", "0007-openmp-spinning.md",
-    )),
-)  # fmt: skip
 QUESTIONS = (
     "What is this text about?",
     "Which reason does it give?",
@@ -50,23 +43,18 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument(
         "--prompts", type=int, help="default: 16 on a CPU, 512 on a GPU, where few do not pay"
     )
     parser.add_argument("--golden", action="store_true")
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
-    report: Figures = {"machine": machine(), "sharing": compare_sharing(arguments)}
+    report: Figures = {"sharing": compare_sharing(arguments)}
     if arguments.golden:
         report["golden"] = compare_golden(arguments)
-    if arguments.save:
-        print("saved", save(f"prefix_accuracy-{report['sharing']['dtype']}", report, arguments.save))
-    print(json.dumps(report))
+    publish(f"prefix_accuracy-{report['sharing']['dtype']}", report, arguments.save)
 
 
 def load(arguments: argparse.Namespace, share_prefixes: bool) -> LLM:
@@ -210,12 +198,8 @@ def agreement(divergences: list[Figures], num_answers: int) -> Figures:
 
 
 def print_figures(title: str, figures: Figures) -> None:
-    rows = [
-        [name, f"{value:.4g}" if isinstance(value, float) else value]
-        for name, value in figures.items()
-        if name != "divergences"
-    ]
-    print(f"\n{title}\n{table(['figure', 'value'], rows)}", flush=True)
+    shown = {name: value for name, value in figures.items() if name != "divergences"}
+    print(f"\n{title}\n{figures_table(shown)}", flush=True)
 
 
 if __name__ == "__main__":

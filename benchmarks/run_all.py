@@ -1,8 +1,8 @@
-"""Run the benchmarks that fit this machine: those for NVIDIA GPUs where there is one, else those for CPUs.
+"""Run the benchmarks for this machine: those for NVIDIA GPUs if it has one, else those for CPUs.
 
     python benchmarks/run_all.py [--save MACHINE]
 
-Each prints its table and a JSON last line; with --save it keeps it under benchmarks/results.
+Each prints a table and a last line of JSON. --save MACHINE also keeps the JSON under benchmarks/results.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""The arithmetic behind benchmark figures: a bound that is wrong makes every fraction of it wrong."""
+"""The arithmetic behind benchmark figures: a wrong bound makes every fraction of it wrong."""
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
@@ -21,8 +22,8 @@ def prefixes(prompts: list[list[int]]) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_bound_counts_every_distinct_prefix_once(seed: int) -> None:
     """Prompts of two letters share prefixes at every depth, and end at different times."""
-    import gpu_bound
-    from gpu_workloads import Workload
+    from support import gpu_bound
+    from support.gpu_workloads import Workload
 
     rng = Random(seed)
     prompts = [[rng.randrange(2) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 20))]
@@ -87,14 +88,14 @@ def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.M
 
 def test_levels_of_a_cascade_hold_each_sequences_blocks_in_order() -> None:
     """Through FlashInfer's arrays every query finds its block table's row, level by level."""
-    import gpu_forest
     import torch
-    from flashinfer_peer import Problem, make_levels
+    from peers.flashinfer import Problem, make_levels
+    from support.forest_workloads import BLOCK_SIZE, WORKLOADS, make_block_tables
 
-    for workload in gpu_forest.WORKLOADS:
-        block_tables = gpu_forest.make_block_tables(workload)
+    for workload in WORKLOADS:
+        block_tables = make_block_tables(workload)
         q = torch.empty(workload.batch, workload.heads, 128)
-        cache = torch.empty(1, workload.kv_heads, gpu_forest.BLOCK_SIZE, 128)
+        cache = torch.empty(1, workload.kv_heads, BLOCK_SIZE, 128)
         levels = make_levels(Problem(q, [(cache, cache)], block_tables, workload.levels, 1.0))
         assert [len(level.last_block_len) for level in levels] == [count for count, _ in workload.levels]
         for query in range(workload.batch):
@@ -103,3 +104,22 @@ def test_levels_of_a_cascade_hold_each_sequences_blocks_in_order() -> None:
                 node = int(torch.searchsorted(level.cu_queries, query, right=True)) - 1
                 found += level.blocks[level.cu_blocks[node] : level.cu_blocks[node + 1]].tolist()
             assert found == block_tables[query].tolist()
+
+
+def test_scripts_import_no_script_that_imports_them() -> None:
+    """A circle of imports works or fails by which script is run."""
+    folder = ROOT / "benchmarks"
+    imports = {path.stem: _imported(path) for path in folder.glob("*.py")}
+    for script, seen in imports.items():
+        reached, todo = set[str](), [name for name in seen if name in imports]
+        while todo:
+            name = todo.pop()
+            if name not in reached:
+                reached.add(name)
+                todo += [other for other in imports[name] if other in imports]
+        assert script not in reached, script
+
+
+def _imported(path: Path) -> list[str]:
+    """First names of all modules that a file imports, anywhere in it."""
+    return re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)

@@ -1,8 +1,10 @@
-"""README's Python blocks and the examples run as they stand; documents point to files that exist."""
+"""README's Python blocks and the examples run as they stand; documents cite files that exist."""
 
 import re
 import subprocess
 import sys
+from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+# A result file by its full name or without its date: h200-7d5c172-gpu_forest, h200-7d5c172-gpu_serving-*.
+CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -39,3 +44,22 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def cited_by(path: Path) -> dict[str, list[Path]]:
+    """Result files by citation in a document, with their dates left out."""
+    citations = CITATION.findall(path.read_text())
+    names = {cited: re.sub(r"^[\d-]{11}|\.json$", "", cited) for cited in citations}
+    return {cited: [r for r in RESULTS if fnmatch(r.stem[11:], name)] for cited, name in names.items()}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_result_files_that_are_cited_exist(path: Path) -> None:
+    assert [cited for cited, found in cited_by(path).items() if not found] == []
+
+
+def test_result_files_are_cited_or_the_only_other_of_their_benchmark_and_machine() -> None:
+    """Of the files that nobody cites only the newest one is kept."""
+    cited = {result for path in DOCUMENTS for found in cited_by(path).values() for result in found}
+    others = Counter(re.sub(r"-[0-9a-f]{7}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
+    assert [benchmark for benchmark, num in others.items() if num > 1] == []

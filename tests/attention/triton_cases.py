@@ -23,6 +23,7 @@ from octavo.attention.triton.arguments import empty_results, make_call  # noqa: 
 
 if not HAS_GPU:
     import interpreted_float8
+    import interpreted_triton
     from triton.runtime import interpreter
 
     _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -35,6 +36,7 @@ if not HAS_GPU:
     interpreter._patch_lang_tensor = _patch_with_index
 
     interpreted_float8.patch()
+    interpreted_triton.patch()
 
     @triton.jit
     def _unpack(pairs):

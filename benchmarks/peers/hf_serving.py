@@ -1,14 +1,16 @@
 """The peer of GPU serving: Hugging Face transformers generate() on the same requests and shapes.
 
-As its users run it: bfloat16, scaled_dot_product_attention, left-padded static batches of up to 64 sequences
-of prompts of similar length, each run up to its longest output. Only tokens that were asked for count.
+It runs as its users run it: bfloat16, scaled_dot_product_attention, static batches of up to 64 sequences with
+prompts of similar length, padded on the left, each batch up to its longest output. Only tokens asked for
+count.
 """
 
 import time
 from typing import Any
 
 import torch
-from gpu_workloads import Workload
+from support.common import left_padded
+from support.gpu_workloads import Workload
 
 MAX_SEQUENCES = 64
 LABEL = f"HF transformers generate, batches of {MAX_SEQUENCES}"
@@ -23,11 +25,11 @@ def measure_peer(
         config: fields of config.json.
         workloads: by name.
         device: where.
-        limit_s: of a workload only so many whole batches run as fit; figures say how many.
+        limit_s: seconds for each workload; only the batches that fit run, and the figures say how many.
 
     Returns:
-        By name: rate in the workload's unit, seconds, num_requests that ran, note for a reader. Without a
-        rate where the device's memory does not suffice.
+        By name: rate in the workload's unit, seconds, num_requests that ran, note for a reader. No rate
+        where the device ran out of memory.
     """
     model = build(config, device)
     results = {}
@@ -41,7 +43,7 @@ def measure_peer(
 
 
 def build(config: dict[str, Any], device: str) -> Any:
-    """Build a Qwen3 of random weights that never ends a sequence by itself."""
+    """Build a Qwen3 of random weights without an end-of-sequence token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     fields: dict[str, Any] = {"attn_implementation": "sdpa"}
@@ -62,7 +64,7 @@ def measure(model: Any, workload: Workload, limit_s: float) -> dict[str, Any]:
 
 
 def make_batches(workload: Workload) -> list[list[int]]:
-    """Requests sorted by prompt length and cut; batches of medium length first, should time end early."""
+    """Cut requests, sorted by prompt length, into batches; medium lengths first, in case time runs out."""
     order = sorted(range(len(workload.prompts)), key=lambda index: len(workload.prompts[index]))
     size = MAX_SEQUENCES // workload.n
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
@@ -71,7 +73,7 @@ def make_batches(workload: Workload) -> list[list[int]]:
 
 
 def run(model: Any, workload: Workload, batches: list[list[int]], limit_s: float) -> dict[str, Any]:
-    """Run as many batches as the limit allows; the first one always, if need be cut off."""
+    """Run as many batches as the limit allows; the first one always runs, and is cut off at the limit."""
     seconds, slowest, num_requests, num_tokens = 0.0, 0.0, 0, 0
     for batch in batches:
         if seconds + slowest > limit_s:
@@ -99,13 +101,7 @@ def _note(workload: Workload, num_requests: int, num_tokens: int) -> str:
 
 def generate(model: Any, workload: Workload, batch: list[int], num_new: int, limit_s: float) -> int:
     """Sample up to num_new tokens for each request of a batch; returns how many the limit allowed."""
-    prompts = [workload.prompts[index] for index in batch]
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+    ids, mask = left_padded([workload.prompts[index] for index in batch])
     outputs = model.generate(
         ids.to(model.device),
         attention_mask=mask.to(model.device),
@@ -118,4 +114,4 @@ def generate(model: Any, workload: Workload, batch: list[int], num_new: int, lim
         num_return_sequences=workload.n,
         pad_token_id=0,
     )
-    return outputs.cpu().shape[1] - width
+    return outputs.shape[1] - ids.shape[1]

@@ -1,18 +1,29 @@
-"""What every benchmark shares: machine figures, result files, tables."""
+"""What every benchmark shares: command line, CPU rates, the machine's description, result files, tables."""
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+_ROOT = Path(__file__).parents[2]
+RESULTS = _ROOT / "benchmarks" / "results"
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make a script's command line with the option that every script has, --save."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--save", metavar="MACHINE", help="keep the result under benchmarks/results")
+    return parser
 
 
 def median_s(function: Callable[[], object], repeat: int = 9) -> float:
@@ -28,7 +39,7 @@ def median_s(function: Callable[[], object], repeat: int = 9) -> float:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second the CPU streams from memory: a matrix-vector product over 512 MiB."""
+    """Bytes per second that the CPU reads from memory, by a matrix-vector product over 512 MiB."""
     matrix, vector = torch.randn(16384, 8192), torch.randn(8192)
     return matrix.nbytes / median_s(lambda: matrix @ vector)
 
@@ -40,9 +51,10 @@ def float32_flops() -> float:
 
 
 def wait_until_idle(limit_s: float = 60.0) -> float:
-    """Wait until the machine is idle, since a busy neighbour slows OpenMP many times; returns its load.
+    """Wait until the machine is idle: a busy neighbour makes OpenMP many times slower.
 
-    The load is the share of CPU time other processes took during the last half second.
+    Returns:
+        The share of CPU time that other processes took during the last half second.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -63,17 +75,16 @@ def _busy_share(seconds: float) -> float:
 
 
 def commit() -> str:
-    """Short id of the checked-out commit, with "-dirty" when product code differs from it."""
-    root = Path(__file__).parent.parent
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=root)
+    """Short id of the checked-out commit, with "-dirty" if octavo/ differs from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=_ROOT)
     dirty = subprocess.run(
-        ["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=root
+        ["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=_ROOT
     )
     return (head.stdout.strip() or "unknown") + ("-dirty" if dirty.stdout.strip() else "")
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Describe the machine, the versions and the commit that figures were measured on."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
         platform.processor(),
@@ -102,7 +113,7 @@ def save(name: str, result: dict[str, object], machine_name: str) -> Path:
 
 
 def publish(name: str, figures: dict[str, object], machine_name: str | None) -> None:
-    """Print figures as a JSON line, with the machine they are of; keep them in a file if it has a name."""
+    """Print figures and the machine as one JSON line; with a machine name, keep them in a result file."""
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     report: dict[str, object] = {"machine": {**machine(), **gpu}, **figures}
     if machine_name:
@@ -114,3 +125,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Format a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def figures_table(figures: Mapping[str, object]) -> str:
+    """Format named figures as a table of two columns, numbers to four digits."""
+    rows = [[name, f"{v:.4g}" if isinstance(v, float) else v] for name, v in figures.items()]
+    return table(["figure", "value"], rows)
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad prompts on the left to one width: ([S, width] int64 ids, [S, width] int64 mask, 0 for padding)."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return ids, mask

@@ -1,4 +1,4 @@
-"""SmolLM2 as a Hugging Face model with the very weights Octavo reads, as the peer of benchmarks and tests."""
+"""SmolLM2 as a Hugging Face model with the same weights as Octavo's: the peer of CPU benchmarks."""
 
 from typing import Any
 

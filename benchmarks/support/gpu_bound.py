@@ -1,26 +1,27 @@
-"""The physical bound of a serving workload: what must be read and computed at least. Needs no GPU."""
+"""The physical bound of a serving workload: the bytes and operations no engine can save. Needs no GPU."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from gpu_workloads import Workload
+
+from .gpu_workloads import Workload
 
 # Qwen3: hidden size, layers, attention heads, intermediate size; all have 8 kv heads of 128.
 SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288)}
 
 
 def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, number_bytes: int) -> float:
-    """Seconds for a workload, of which everything runs at once.
+    """Seconds for a workload whose requests all run at once.
 
-    Each step reads the weights and the keys and values of every live token once, however many sequences
-    have it in common. Each distinct prefix is prefilled once. Operations run at the peak.
+    Each decode step reads the weights once, and the keys and values of every live token once, however many
+    sequences share it. Each distinct prefix is prefilled once. Operations run at the peak.
 
     Args:
-        size: of the model.
-        workload: what is run.
+        size: of the model, a key of SHAPES.
+        workload: the requests.
         bandwidth: bytes per second.
         flops: operations per second.
-        number_bytes: of a number of the KV cache.
+        number_bytes: bytes of one number in the KV cache.
     """
     _, layers, heads, _ = SHAPES[size]
     weights, head = num_weights(size)
@@ -42,7 +43,7 @@ def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, numbe
 
 
 def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Position from which on each prompt differs from all prompts before it: exact, by a trie."""
+    """For each prompt, the length of the longest prefix that an earlier prompt has too; by a trie."""
     children: dict[tuple[int, int], int] = {}
     begins = []
     for prompt in prompts:
@@ -56,11 +57,11 @@ def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def num_weights(size: str) -> tuple[int, int]:
-    """Numbers in the layers' products, and in the LM head."""
+    """Number of weights in all layers' GEMMs, and in the LM head."""
     hidden, layers, heads, inner = SHAPES[size]
     return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
 
 
 def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2) -> int:
-    """Bytes a decode step must read: all weights, and the keys and values of so many tokens."""
+    """Bytes that a decode step must read: all weights, and the keys and values of `num_kv_tokens` tokens."""
     return 2 * sum(num_weights(size)) + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes

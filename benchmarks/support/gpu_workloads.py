@@ -1,6 +1,6 @@
 """GPU serving workloads as token ids: deterministic, no tokenizer, the same for every engine.
 
-And what vLLM 0.26 was recorded to do with them on an H200. Needs neither torch nor a GPU.
+With what vLLM 0.26 was recorded to reach on an H200. Needs neither torch nor a GPU.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class Workload:
 
     Attributes:
         prompts: token ids of each request.
-        max_tokens: tokens that each of a request's completions gets.
+        max_tokens: output tokens of each of a request's completions.
         n: completions of each request.
-        unit: "tokens/s" of output, or "ms" for all of it.
+        unit: "tokens/s" of output, or "ms" for the whole run.
     """
 
     prompts: list[list[int]]
@@ -37,12 +37,12 @@ class Workload:
         return self.n * sum(self.max_tokens)
 
     def rate(self, seconds: float) -> float:
-        """What the unit says of a run that took so long."""
+        """A run's figure in the workload's unit, given its seconds."""
         return seconds * 1000 if self.unit == "ms" else self.num_output_tokens / seconds
 
 
 def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | None:
-    """What was recorded of vLLM with the same cache, or None."""
+    """The figure recorded of vLLM with the same KV cache dtype, or None."""
     recorded = RECORDED_VLLM_FP8 if kv_cache_dtype == "fp8" else RECORDED_VLLM
     return recorded.get((size, workload))
 

@@ -1,7 +1,6 @@
-"""FlashInfer as a peer of gpu_forest: its decode kernels read each sequence flat, its cascades share levels.
+"""FlashInfer 0.7.2 as a peer of gpu_forest.py: its decode kernels read flat, its cascades share levels.
 
-A cascade's levels are told by hand here. Plans are made beforehand, as layers share them. Written against
-FlashInfer 0.7.2.
+The caller declares a cascade's levels. Plans are made before the timing, because all layers share them.
 """
 
 import importlib
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Where keys of few queries are split, partial results wait here; FlashInfer recommends 128 MiB or more.
+# Workspace for partial results of split keys; FlashInfer recommends 128 MiB or more.
 _WORKSPACE_BYTES = 512 << 20
 _LAYOUT = "HND"
 
