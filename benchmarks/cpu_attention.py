@@ -109,7 +109,7 @@ def measure(shape: Shape, bandwidth: float, repeats: int) -> dict[str, float | s
     """Time every implementation that this machine can run."""
     # Calls go through four copies: a model's step reads other layers before it comes back to this one.
     copies = [make_arguments(shape) for _ in range(4)]
-    plan = copies[0][3].plan
+    plan = copies[0][2].plan
     assert plan is not None
     kv_bytes = plan.kv_tokens_read * shape.kv_heads * shape.head_dim * 2 * 4
     row: dict[str, float | str] = {"shape": shape.name, "bound_ms": kv_bytes / bandwidth * 1e3}

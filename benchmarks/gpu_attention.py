@@ -19,7 +19,7 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
-from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention import AttentionMetadata, KVCache, LayerCache
 from octavo.attention.float8 import FLOAT8, read_rows
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
@@ -80,15 +80,14 @@ class Batch:
 
     workload: Workload
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
+    cache: LayerCache
     metadata: AttentionMetadata
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values."""
         shape = self.workload
-        return 2 * sum(shape.seq_lens) * shape.kv_heads * shape.head_dim * self.k_cache.itemsize
+        return 2 * sum(shape.seq_lens) * shape.kv_heads * shape.head_dim * self.cache.k.itemsize
 
     @property
     def options(self) -> ScoreOptions:
@@ -127,19 +126,18 @@ def make_batch(workload: Workload, block_size: int) -> Batch:
 
 def to_float8(batch: Batch) -> Batch:
     """Return the same batch over a float8 cache of the same layout."""
-    return replace(batch, k_cache=batch.k_cache.to(FLOAT8), v_cache=batch.v_cache.to(FLOAT8))
+    return replace(batch, cache=LayerCache(batch.cache.k.to(FLOAT8), batch.cache.v.to(FLOAT8)))
 
 
 def octavo_attention(batch: Batch) -> Attend:
     """Return a call of Octavo's kernels with a task map made beforehand, as layers share it."""
     step_map = plan_step(batch.q, batch.cache, batch.metadata)
-    tensors = (batch.q, batch.k_cache, batch.v_cache)
-    return lambda: attend_with_map(*tensors, batch.metadata, batch.options, step_map)[0]
+    return lambda: attend_with_map(batch.q, batch.cache, batch.metadata, batch.options, step_map)[0]
 
 
 def flash_attention_3(batch: Batch) -> Attend:
     """Return a call of FlashAttention-3's paged kernel; it wants blocks as [N, B, KH, D] in memory."""
-    caches = (batch.k_cache.contiguous(), batch.v_cache.contiguous())
+    caches = (batch.cache.k.contiguous(), batch.cache.v.contiguous())
     return lambda: call_flash_attention_3(batch.q, *caches, batch.metadata, batch.options.scale)
 
 
@@ -152,7 +150,7 @@ def relative_error(batch: Batch, out: Tensor, num_checked: int = 4) -> float:
         rows, seq_len = metadata.block_table[s].long(), workload.seq_lens[s]
         keys, values = (
             read_rows(c, (rows,), torch.float64, None).flatten(0, 1)[:seq_len]
-            for c in (batch.k_cache, batch.v_cache)
+            for c in (batch.cache.k, batch.cache.v)
         )
         tokens = torch.arange(workload.query_len)[-num_checked:].cuda() + s * workload.query_len
         q = batch.q[tokens].double().unflatten(1, (workload.kv_heads, group))

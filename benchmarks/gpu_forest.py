@@ -26,9 +26,10 @@ from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.attention.choice import attend_fat_nodes
 from octavo.attention.gpu_paged import attend_with_map
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.nodes import attend_fat_nodes, attend_thin_nodes, node_call
+from octavo.attention.triton.nodes import attend_thin_nodes, node_call
 from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import plan_step
 
@@ -140,8 +141,8 @@ def octavo_nodes(batch: Batch, forest: DeviceForest) -> Attend:
     """Return a call of the shared nodes' kernels alone, which returns the forest's partial results."""
 
     def attend(layer: int) -> Tensor:
-        caches = batch.cache.layer(layer)
-        call = node_call(batch.q, *caches, batch.metadata.positions, batch.options, forest)
+        cache = batch.cache.layer(layer)
+        call = node_call(batch.q, cache, batch.metadata.positions, batch.options, forest)
         attend_fat_nodes(call, forest, decodes=True)
         if forest.has_thin_units:
             attend_thin_nodes(call, forest)
@@ -174,13 +175,13 @@ def fa3_twice(batch: Batch) -> Attend:
 def _token_major(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Copy each layer's caches to [N, B, KH, D] in memory, as FlashAttention-3 wants them."""
     layers = [batch.cache.layer(layer) for layer in range(batch.num_layers)]
-    return [(k.contiguous(), v.contiguous()) for k, v in layers]
+    return [(layer.k.contiguous(), layer.v.contiguous()) for layer in layers]
 
 
 def flashinfer_problem(batch: Batch) -> flashinfer_peer.Problem:
     """Hand the workload to FlashInfer, which reads the caches as they lie in memory."""
     layers = [batch.cache.layer(layer) for layer in range(batch.num_layers)]
-    caches = [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in layers]
+    caches = [(layer.k.transpose(1, 2), layer.v.transpose(1, 2)) for layer in layers]
     return flashinfer_peer.Problem(
         batch.q, caches, batch.block_tables, batch.workload.levels, batch.options.scale
     )
