@@ -16,7 +16,14 @@ from itertools import cycle
 import torch
 from support.common import make_parser, median_s, publish
 
-from octavo.attention import AttentionMetadata, ForestPlan, KVCache, available_impls, paged_attention
+from octavo.attention import (
+    AttentionMetadata,
+    ForestPlan,
+    KVCache,
+    LayerCache,
+    available_impls,
+    paged_attention,
+)
 
 BLOCK_SIZE = 16
 
@@ -54,7 +61,7 @@ SHAPES = (
     Shape("prefill 1 x 2048, 8/2 x 128", 1, 2048, 2048, 8, 2, 128),
 )
 
-Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]
+Arguments = tuple[torch.Tensor, LayerCache, AttentionMetadata]
 
 
 def make_arguments(shape: Shape) -> Arguments:
