@@ -9,8 +9,6 @@ Every kernel launched so must wait before it reads or writes anything that anoth
 wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 import triton
 import triton.language as tl
 from torch import Tensor

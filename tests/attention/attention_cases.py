@@ -107,7 +107,7 @@ def make_float8_case(seq_lens, query_lens, *, kv_heads=2, **shape):
     """make_case with a float8 cache; returns it and (k_scale, v_scale) [KH] to read it with."""
     case = make_case(seq_lens, query_lens, kv_heads=kv_heads, **shape)
     # Keeps [N, KH, B, D] in memory; what nobody wrote stays NaN.
-    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (case.cache))
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (case.k_cache, case.v_cache))
     scales = torch.linspace(0.5, 1.5, 2 * kv_heads).view(2, kv_heads)
     return replace(case, k_cache=k_cache, v_cache=v_cache), (scales[0], scales[1])
 

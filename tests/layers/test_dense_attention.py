@@ -8,7 +8,7 @@ from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, random
 
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.steps.dense import attend_dense, can_attend_dense
+from octavo.layers.steps.dense import attend_dense, unsupported_reason
 
 
 def options(*, window: int | None = None, softcap: float = 0.0) -> LayerOptions:
@@ -34,7 +34,7 @@ def test_it_is_causal_attention_of_grouped_heads(num_heads: int, num_kv_heads: i
 
 def test_only_plain_layers_on_a_gpu_take_it() -> None:
     qkv = torch.zeros(8, 32, dtype=torch.bfloat16)
-    assert not can_attend_dense(qkv, options(), num_heads=2, num_kv_heads=1)
+    assert unsupported_reason(qkv, options(), num_heads=2, num_kv_heads=1)
 
 
 @pytest.mark.gpu
@@ -46,10 +46,10 @@ def test_it_is_as_good_as_torch_in_bfloat16(num_heads: int, num_kv_heads: int, h
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs a Hopper GPU or later")
-    assert can_attend_dense(qkv, options(), **heads)
-    assert can_attend_dense(qkv, options(window=1000), **heads)
-    assert not can_attend_dense(qkv, options(window=999), **heads)
-    assert not can_attend_dense(qkv, options(softcap=30.0), **heads)
+    assert not unsupported_reason(qkv, options(), **heads)
+    assert not unsupported_reason(qkv, options(window=1000), **heads)
+    assert unsupported_reason(qkv, options(window=999), **heads)
+    assert unsupported_reason(qkv, options(softcap=30.0), **heads)
     scale = head_dim**-0.5
     out = attend_dense(qkv, **heads, scale=scale)
     exact, same = (plain(qkv, num_heads, num_kv_heads, scale, dtype) for dtype in (torch.float64, qkv.dtype))

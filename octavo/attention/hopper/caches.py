@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 """A paged cache as TMA reads it: one matrix whose tiles are copied to shared memory.
 
 cache [N, B, KH, D]      a matrix of rows of D numbers, token after token in memory

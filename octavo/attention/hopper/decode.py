@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """Decode on Hopper GPUs: a program is one warp, whose copies run ahead of its products from piece to piece.
 
 A program that loads what it then uses waits most of its time where sequences are short: for the record of

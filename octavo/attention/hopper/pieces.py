@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """Pieces of a (unit, kv head) that several programs of hopper_decode attend to, and their merge."""
 
 from typing import Any, NamedTuple

@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """How Hopper kernels get keys and values: the copy engine brings tiles to buffers, barriers tell of them."""
 
 from typing import Any, NamedTuple

@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """Prefill and shared nodes on Hopper GPUs, with the matrix units and the copy engine driven by hand.
 
 Left to the compiler's schedule the matrix units idle during each softmax. Here one warp fetches tiles of

@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """Which key tiles a program of hopper_decode takes, in which order, and their copies ahead of their use."""
 
 from typing import Any, NamedTuple

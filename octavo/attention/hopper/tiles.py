@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# The kernel language is not typed.
 """The work of one warpgroup in the Hopper kernel: half of a unit's rows against its key tiles."""
 
 from typing import Any, NamedTuple

@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Decode: a few query rows per sequence; time is the reading of the cache."""
 
 import triton

@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Products with a float8 (e4m3) cache, read as pairs: an int16 holds the numbers of dims 2 i and 2 i + 1.
 
 Matrix units want two keys of one dim side by side in a register. The instruction that transposes values

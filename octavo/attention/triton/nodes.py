@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Shared nodes: keys that many sequences have in common, read once for the queries of all of them.
 
     nodes    queries gathered from many sequences  x  a segment of shared keys  ->  partial results

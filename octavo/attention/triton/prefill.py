@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Prefill and extend: tiles of many query rows; time is the matrix products."""
 
 import triton

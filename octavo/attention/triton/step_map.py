@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """The step's task map, made on the device: who attends to what, and how the work is cut.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are

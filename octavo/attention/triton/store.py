@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Write new keys and values to their slots of the paged cache."""
 
 from typing import Any, NamedTuple

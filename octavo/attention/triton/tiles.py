@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """The inner loop every Triton attention kernel shares: query rows against tiles of keys in paged blocks.
 
 The G query heads of a kv head are the rows of one product, token after token:

@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false
 """Records of units and the schedule of their work, written on the device.
 
     record   0 table row    1 token begin   2 tokens       3 kv begin

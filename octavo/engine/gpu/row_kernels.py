@@ -3,9 +3,6 @@
 Imported only where Triton runs.
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 from collections.abc import Sequence
 
 import torch

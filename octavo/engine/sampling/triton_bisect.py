@@ -1,7 +1,6 @@
 """Finding a cut in a row of logits by bisection, for kernels that filter; imported only where Triton runs."""
 
 # Triton's hints do not know that kernels call each other.
-# pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl

@@ -18,9 +18,6 @@ of groups) is bisected over all its logits, to the same result. Masses are summe
 of the candidates, which is up to the machine, then cannot change a bit of them.
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 from collections.abc import Sequence
 
 import numpy as np

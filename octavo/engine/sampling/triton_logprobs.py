@@ -3,9 +3,6 @@
 A library's softmax may sum a row in another order when there are other rows beside it.
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 import torch
 import triton
 import triton.language as tl

@@ -4,7 +4,6 @@ Imported only where Triton runs.
 """
 
 # Triton's hints do not know that kernels call each other.
-# pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl

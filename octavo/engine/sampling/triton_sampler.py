@@ -12,9 +12,6 @@ Rows with top-k, top-p or min-p are drawn again by triton_filters, launched only
 Source: Gumbel 1954; Maddison, Tarlow and Minka 2014 (Gumbel-max).
 """
 
-# Triton's hints know neither launch options nor plain values for constexpr, nor that kernels call each other.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 from collections.abc import Sequence
 
 import torch

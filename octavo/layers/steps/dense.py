@@ -13,8 +13,10 @@ from octavo.layers.layer_options import LayerOptions
 MIN_TOKENS = 4096
 
 
-def can_attend_dense(qkv: Tensor, options: LayerOptions, *, num_heads: int, num_kv_heads: int) -> bool:
-    """Say whether cuDNN takes a layer's heads; the paged kernels take all.
+def unsupported_reason(
+    qkv: Tensor, options: LayerOptions, *, num_heads: int, num_kv_heads: int
+) -> str | None:
+    """Say why cuDNN cannot take a layer's heads; None: it can. The paged kernels take all.
 
     Args:
         qkv: [T, (H + 2 KH) * D] of the step.
@@ -23,12 +25,13 @@ def can_attend_dense(qkv: Tensor, options: LayerOptions, *, num_heads: int, num_
         num_kv_heads: KH.
     """
     if nvidia_generation(qkv.device) < 9 or qkv.dtype not in (torch.bfloat16, torch.float16):
-        return False
+        return "it is for bfloat16 and float16 on Hopper GPUs or later"
     if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
-        return False
+        return "it has no softcap, and no window shorter than the prompt"
     # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
-    return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+    takes = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+    return None if takes else "cuDNN refuses these heads, or is switched off"
 
 
 def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:

@@ -9,7 +9,7 @@ from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.step_map import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
-from octavo.layers.steps.dense import MIN_TOKENS, attend_dense, can_attend_dense
+from octavo.layers.steps import dense
 from octavo.layers.triton.rotary import rotate_and_store
 from octavo.layers.triton.rotations import rotation_table
 
@@ -29,7 +29,7 @@ class TritonStep:
         self._deterministic = deterministic
         # A float8 cache holds rounded keys and values: those of later steps see no others.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
-        self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= MIN_TOKENS
+        self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= dense.MIN_TOKENS
         self._kv_cache = kv_cache
         self._metadata = metadata
         self._num_heads = num_heads
@@ -44,7 +44,7 @@ class TritonStep:
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
-        is_dense = self._is_dense and can_attend_dense(qkv, options, **heads)
+        is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
         cos, sin = rotations
         q = rotate_and_store(
             qkv,
@@ -61,7 +61,7 @@ class TritonStep:
             v_scale=cache.v_scale,
         )
         if is_dense:
-            return attend_dense(qkv, **heads, scale=options.scale)
+            return dense.attend_dense(qkv, **heads, scale=options.scale)
         if window not in self._maps:
             self._maps[window] = plan_step(
                 q, cache, self._metadata, window, deterministic=self._deterministic
