@@ -28,6 +28,12 @@ class Lengths(NamedTuple):
     cu_seqlens_q: np.ndarray
     query_lens: np.ndarray
 
+    def equal(self, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
+        """True for the same numbers."""
+        return self.seq_lens.shape == seq_lens.shape and bool(
+            (self.seq_lens == seq_lens).all() and (self.cu_seqlens_q == cu_seqlens_q).all()
+        )
+
 
 def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
     """Return a batch's lengths if there can be such a batch.

@@ -55,7 +55,8 @@ class AttentionMetadata:
         """Refuse what is no batch.
 
         Raises:
-            InvalidArgumentError: a shape or dtype does not fit, or there are no such lengths.
+            InvalidArgumentError: a shape or dtype does not fit, there are no such lengths, or the plan is of
+                other lengths.
         """
         _check_vector("cu_seqlens_q", "S + 1", self.cu_seqlens_q, _INTEGERS)
         _check_vector("seq_lens", "S", self.seq_lens, _INTEGERS)
@@ -88,11 +89,20 @@ class AttentionMetadata:
         """Look at the lengths themselves where that does not wait for a device; done when one is made.
 
         Raises:
-            InvalidArgumentError: there are no such lengths.
+            InvalidArgumentError: there are no such lengths, or the plan is of others.
         """
-        if self.seq_lens.device.type != "cpu" or self.cu_seqlens_q.device.type != "cpu":
+        if not (self.seq_lens.is_cpu and self.cu_seqlens_q.is_cpu):
             return
-        num_tokens = check_lengths(self.seq_lens.numpy(), self.cu_seqlens_q.numpy()).cu_seqlens_q[-1]
+        seq_lens, cu_seqlens_q = self.seq_lens.numpy(), self.cu_seqlens_q.numpy()
+        # A plan's lengths were checked; those that equal them need not be.
+        if self.plan is None or not self.plan.lengths.equal(seq_lens, cu_seqlens_q):
+            check_lengths(seq_lens, cu_seqlens_q)
+            if self.plan is not None:
+                raise InvalidArgumentError(
+                    "the plan is of another step: it was made for other seq_lens or cu_seqlens_q; plan "
+                    "each step anew"
+                )
+        num_tokens = cu_seqlens_q[-1]
         if num_tokens > self.positions.shape[0]:
             raise InvalidArgumentError(
                 f"cu_seqlens_q must end within the {self.positions.shape[0]} query tokens of positions, "

@@ -10,6 +10,7 @@ from octavo.errors import InvalidArgumentError
 
 # Kernels compute in float32, where what is beyond these is infinite, or 0 and means "off".
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+_LONGEST = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class ScoreOptions:
     alibi_slopes: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and not (is_integer(self.window) and self.window >= 1):
+        if self.window is not None and not (_is_integer(self.window) and 1 <= self.window <= _LONGEST):
             raise InvalidArgumentError(
-                f"window must be at least 1 token, a whole number, or None for all; got {self.window!r}"
+                f"window must be at least 1 token, an int64, or None for all; got {self.window!r}"
             )
         if not (isinstance(self.scale, Real) and -_LARGEST <= self.scale <= _LARGEST):
             raise InvalidArgumentError(
@@ -47,6 +48,6 @@ class ScoreOptions:
             )
 
 
-def is_integer(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     """True for an int that is no bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -21,7 +21,7 @@ from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
 from octavo.attention.cpu.kernel import StoreCall, kernel_library
-from octavo.attention.interface import choose_impl
+from octavo.attention.choice import choose_impl
 from octavo.errors import InvalidArgumentError
 from octavo.layers.attention import OperatorStep
 from octavo.layers.cpu.layers import compiled_layers
@@ -113,6 +113,9 @@ def check_damaged_plans(pick):
     """A few wrong entries, and everything that is left out or done twice."""
     rows = [[0, 1, 2, 3, 4], [0, 1, 5, 6, 7], [0, 1, 8, 9, 10], [11, 12, 13]]
     case = make_case([70, 70, 70, 40], [1, 2, 1, 30], rows=rows)
+    # Without a spare column, so that what lies past a row is another sequence's.
+    table = case.metadata.block_table[:, :5].contiguous()
+    case = replace(case, metadata=replace(case.metadata, block_table=table))
     plan = case.forest(split_tokens=pick.choice((8, 512)))
     capacity = case.metadata.block_table.shape[1] * case.k_cache.shape[1]
     wrong = [edited(plan, *edit) for edit in pick.sample(edits(plan, capacity), 12)]
@@ -194,6 +197,9 @@ def check_step(pick):
     outs = [step.attend(qkv.clone(), rotations, options) for step in (fast, plain)]
     close(*outs)
     torch.testing.assert_close(caches[0].data, caches[1].data, equal_nan=True)
+    if kv_heads > 1:
+        odd = CpuStep(caches[0], metadata, num_heads=kv_heads + 1)
+        refused(odd.attend, torch.ones(qkv.shape[0], (3 * kv_heads + 1) * head_dim), rotations, options)
 
 
 def _slots(case):

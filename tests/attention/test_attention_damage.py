@@ -23,9 +23,11 @@ from octavo.errors import InvalidArgumentError
 
 
 def forest_case():
-    """Three sequences of 70 tokens that share two blocks, one of them with a second token; and one alone."""
+    """Three sequences of 70 tokens that share two blocks, and one of 40, in a table without spare columns."""
     rows = [[0, 1, 10 + i, 20 + i, 30 + i] for i in range(3)] + [[2, 3, 4]]
-    return make_case([70, 70, 70, 40], [1, 2, 1, 30], rows=rows)
+    case = make_case([70, 70, 70, 40], [1, 2, 1, 30], rows=rows)
+    table = case.metadata.block_table[:, :5].contiguous()
+    return replace(case, metadata=replace(case.metadata, block_table=table))
 
 
 def capacity(case):
@@ -277,7 +279,10 @@ def test_a_window_wider_than_int32_hides_nothing(impl, window):
     [
         *(({"scale": x}, "scale must be a finite") for x in (np.inf, -np.inf, np.nan, 1e39, None, "1", 1j)),
         *(({"softcap": x}, "softcap must be 0") for x in (np.inf, -np.inf, np.nan, -1.0, 1e39, 1e-46, None)),
-        *(({"window": x}, "window must be at least 1 token") for x in (0, -1, 2.5, True, "4", np.nan)),
+        *(
+            ({"window": x}, "window must be at least 1 token")
+            for x in (0, -1, 2**64 + 5, 2.5, True, "4", np.nan)
+        ),
     ],
 )
 def test_options_that_have_no_result_are_refused(impl, options, message):

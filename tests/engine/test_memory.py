@@ -7,7 +7,7 @@ import torch
 from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
-from octavo.attention.interface import choose_impl
+from octavo.attention.choice import choose_impl
 from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig

@@ -143,9 +143,9 @@ static Scratch *new_scratch(const Plan *p, const Call *c) {
     return s;
 }
 
-// Attend a whole step. Returns OK, or what is wrong and in *fault where; then the outputs hold nothing.
-int octavo_attend(const Plan *p, const Call *c, int threads, Fault *fault) {
-    int status = check_call(p, c, fault);
+// Attend a whole step. Returns OK, or what is wrong, and in the plan where; then the outputs hold nothing.
+int octavo_attend(Plan *p, const Call *c, int threads) {
+    int status = check_call(p, c);
     if (status != OK) return status;
 #pragma omp parallel num_threads(threads)
     {

@@ -19,7 +19,6 @@ from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfM
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)
-_LARGEST_WINDOW = np.iinfo(np.int32).max
 
 # What the kernel expects of a plan's arrays, by status from _BAD_ROW on.
 _EXPECTED = (
@@ -45,14 +44,8 @@ class _Plan(ctypes.Structure):
 
     _fields_ = [
         *_fields(_POINTER, "row begin end token_begin tokens slots order merge_begin"),
-        *_fields(_INT, "num_items num_pairs num_tokens num_partials"),
+        *_fields(_INT, "num_items num_pairs num_tokens num_partials fault_index fault_value"),
     ]
-
-
-class _Fault(ctypes.Structure):
-    """Fault of plan.c."""
-
-    _fields_ = _fields(_INT, "index value")
 
 
 class AttendCall(ctypes.Structure):
@@ -138,15 +131,13 @@ def paged_attention_with_lse(
         *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
         *(*q.stride()[:2], *cache.k.stride()[:3], *cache.v.stride()[:3], table.stride(0)),
         *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-        *score_fields(options.window, options.scale, options.softcap),
+        options.window or 0,
+        options.scale,
+        options.softcap,
     )
-    call_kernel(structure, call, torch.get_num_threads())
+    status = kernel_library().octavo_attend(structure, call, torch.get_num_threads())
+    check_status(status, structure, call)
     return out, lse
-
-
-def score_fields(window: int | None, scale: float, softcap: float) -> tuple[int, float, float]:
-    """Return the last fields of an AttendCall; no position is beyond the largest window."""
-    return min(window or 0, _LARGEST_WINDOW), scale, softcap
 
 
 def plan_struct(plan: ForestPlan) -> _Plan:
@@ -174,25 +165,24 @@ def plan_struct(plan: ForestPlan) -> _Plan:
     return _Plan(*addresses, num_items, num_pairs, num_tokens, plan.num_partials)
 
 
-def call_kernel(plan: _Plan, call: AttendCall, threads: int) -> None:
-    """Attend; the kernel looks at everything that it follows beforehand.
+def check_status(status: int, plan: _Plan, call: AttendCall) -> None:
+    """Raise what octavo_attend found, which looks at everything that it follows beforehand.
 
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
         OutOfMemoryError: the machine has no memory for the kernel's scratch.
     """
-    fault = _Fault()
-    status = kernel_library().octavo_attend(plan, call, threads, fault)
     if status != _OK:
-        raise _error(status, fault, call)
+        raise _error(status, plan, call)
 
 
-def _error(status: int, fault: _Fault, call: AttendCall) -> OctavoError:
+def _error(status: int, plan: _Plan, call: AttendCall) -> OctavoError:
+    index, value = plan.fault_index, plan.fault_value
     if status == _NO_MEMORY:
         return OutOfMemoryError("no memory for the attention kernel's scratch; lower the batch size")
     if status == _BAD_BLOCK:
-        row, column = divmod(fault.index, call.num_columns)
-        return bad_block(row, column, fault.value, call.num_blocks)
+        row, column = divmod(index, call.num_columns)
+        return bad_block(row, column, value, call.num_blocks)
     if status == _BAD_SIZES:
         return InvalidArgumentError(
             f"the kernel needs at least one token a block, kv head and dimension, and a multiple of the kv "
@@ -206,13 +196,13 @@ def _error(status: int, fault: _Fault, call: AttendCall) -> OctavoError:
         )
     if status == _UNWRITTEN:
         return InvalidArgumentError(
-            f"the plan is damaged: expected {fault.value} pairs of an item and a token, one for each partial "
-            f"result and each token without, got {fault.index}; {_REMEDY}"
+            f"the plan is damaged: expected {value} pairs of an item and a token, one for each partial "
+            f"result and each token without, got {index}; {_REMEDY}"
         )
     if _BAD_ROW <= status < _UNWRITTEN:
         name, expected = _EXPECTED[status - _BAD_ROW]
         return InvalidArgumentError(
-            f"the plan is damaged: {name}[{fault.index}] is {fault.value}, expected {expected}; {_REMEDY}"
+            f"the plan is damaged: {name}[{index}] is {value}, expected {expected}; {_REMEDY}"
         )
     return EngineError(f"the attention kernel returned the unknown status {status}")
 
@@ -230,9 +220,7 @@ def _load() -> ctypes.CDLL | str:
         library = load_library()
     except KernelUnavailableError as error:
         return str(error)
-    structures = (_Plan, AttendCall, _Fault)
-    plan, call, fault = (ctypes.POINTER(structure) for structure in structures)
-    library.octavo_attend.argtypes = [plan, call, ctypes.c_int, fault]
+    library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(AttendCall), ctypes.c_int]
     library.octavo_attend.restype = ctypes.c_int
     library.octavo_store.argtypes = [ctypes.POINTER(StoreCall), ctypes.c_int]
     library.octavo_store.restype = _INT

@@ -102,6 +102,7 @@ static void score_tile(Scratch *s, const Tile *tile, const Tile *next, const flo
 // Cap, bias and mask the scores of row vector i for keys begin .. begin + count - 1.
 static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int count, bool masked) {
     int v = i % BLOCK_VECTORS;
+    int32_t window = c->window < INT32_MAX ? (int32_t)c->window : INT32_MAX;
     for (int t = 0; t < count; t++) {
         vec score = s->scores[t][v];
         ivec distance = s->position[i] - splat_int((int32_t)(begin + t));
@@ -109,7 +110,7 @@ static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int c
         if (c->alibi) score -= s->slope[i] * __builtin_convertvector(distance, vec);
         if (masked) {
             ivec visible = distance >= 0;
-            if (c->window) visible &= distance < (int32_t)c->window;
+            if (window) visible &= distance < window;
             score = select_vec(visible, score, splat(-INFINITY));
         }
         s->scores[t][v] = score;

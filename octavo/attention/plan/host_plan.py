@@ -12,6 +12,7 @@ from octavo.attention.lengths import Lengths, check_capacity, check_lengths
 from octavo.attention.plan.host_segments import (
     concatenated_ranges,
     count_flat_reads,
+    cumulative,
     cut_keys,
     cut_queries,
     find_segments,
@@ -53,8 +54,8 @@ class ForestPlan:
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         max_item_tokens: most query tokens of an item.
-        kv_tokens_flat: tokens of KV that are read if no sequence shares.
-        kv_tokens_read: tokens of KV that this plan reads.
+        lengths: of the sequences that were planned.
+        tile_tokens: query tokens that read a segment together.
         packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
     """
 
@@ -70,8 +71,8 @@ class ForestPlan:
     num_sequences: int
     max_kv_len: int
     max_item_tokens: int
-    kv_tokens_flat: int
-    kv_tokens_read: int
+    lengths: Lengths
+    tile_tokens: int
     # Nobody leaves it out but who makes a plan by hand, and is told so below.
     packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
     maker: InitVar[object] = None
@@ -172,6 +173,16 @@ class ForestPlan:
         """Query tokens the plan covers."""
         return self.merge_begin.shape[0] - 1
 
+    @property
+    def kv_tokens_flat(self) -> int:
+        """Tokens of KV that are read if no sequence shares."""
+        return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
+
+    @property
+    def kv_tokens_read(self) -> int:
+        """Tokens of KV that this plan reads."""
+        return int((self.item_kv_end - self.item_kv_begin).sum())
+
 
 def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: int) -> None:
     if block_size < 1:
@@ -207,7 +218,7 @@ def _assemble(
     kv_lens = kv_end - kv_begin
     # Reading dominates for few tokens and arithmetic for many; their sum ranks items well enough.
     order = np.argsort(-kv_lens * (8 + num_item_tokens), kind="stable")
-    token_begin = np.concatenate([[0], np.cumsum(num_item_tokens)])
+    token_begin = cumulative(num_item_tokens)
     packed, arrays = _pack((table_row, kv_begin, kv_end, token_begin, tokens, slots, order, merge_begin))
     return ForestPlan(
         *arrays,
@@ -215,8 +226,8 @@ def _assemble(
         num_sequences=lengths.seq_lens.shape[0],
         max_kv_len=int(kv_end.max(initial=0)),
         max_item_tokens=int(num_item_tokens.max(initial=0)),
-        kv_tokens_flat=count_flat_reads(lengths.seq_lens, lengths.query_lens, tile_tokens),
-        kv_tokens_read=int(kv_lens.sum()),
+        lengths=lengths,
+        tile_tokens=tile_tokens,
         packed=packed,
         maker=_MAKER,
     )
@@ -238,4 +249,4 @@ def _partial_slots(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.
         by_token = np.argsort(tokens, kind="stable")
         by_token = by_token[several[tokens[by_token]]]
         slots[by_token] = np.arange(by_token.shape[0])
-    return slots, np.concatenate([[0], np.cumsum(np.where(several, counts, 0))])
+    return slots, cumulative(np.where(several, counts, 0))

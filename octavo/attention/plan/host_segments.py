@@ -33,7 +33,7 @@ def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> 
         leaf_begin[shared.rows[first : last + 1]] = end * block_size
     query_lens = query_lens[shared.rows]
     pool = concatenated_ranges(cu_seqlens_q[shared.rows], query_lens)
-    bounds = np.concatenate([[0], np.cumsum(query_lens)])
+    bounds = cumulative(query_lens)
     num_nodes = shared.first.shape[0]
     return Segments(
         pool=np.concatenate([pool, np.arange(num_tokens)]),
@@ -49,6 +49,11 @@ def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> 
 def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
     """Cut each segment's query tokens into tiles; returns (row, kv begin, kv end, pool begin, end, alone)."""
     num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
+    alone = num_tiles == 1
+    if alone.all():
+        # Every decode step: nothing to cut.
+        row, kv_begin, kv_end = segments.table_row, segments.kv_begin, segments.kv_end
+        return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, alone
     segment = np.repeat(np.arange(num_tiles.shape[0]), num_tiles)
     index = np.arange(segment.shape[0]) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
     pool_begin = segments.pool_begin[segment] + index * tile_tokens
@@ -56,7 +61,7 @@ def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
     later_tokens = segments.pool_end[segment] - pool_end
     kv_begin = segments.kv_begin[segment]
     kv_end = np.maximum(segments.kv_end[segment] - segments.causal[segment] * later_tokens, kv_begin)
-    return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, num_tiles[segment] == 1
+    return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, alone[segment]
 
 
 def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarray, ...]:
@@ -69,6 +74,8 @@ def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarr
     first_cut = -(-(kv_begin + half) // split_tokens)
     last_cut = (kv_end - half) // split_tokens
     num_parts = np.where(alone, np.maximum(last_cut - first_cut + 1, 0), 0) + 1
+    if (num_parts == 1).all():
+        return tiles[:-1]
     tile = np.repeat(np.arange(num_parts.shape[0]), num_parts)
     part = np.arange(tile.shape[0]) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
     cut = (first_cut[tile] + part) * split_tokens
@@ -83,6 +90,13 @@ def count_flat_reads(seq_lens: np.ndarray, query_lens: np.ndarray, tile_tokens: 
     last_tile = query_lens - (num_tiles - 1) * tile_tokens
     cut_off = (num_tiles - 1) * last_tile + (num_tiles - 1) * (num_tiles - 2) // 2 * tile_tokens
     return int(np.where(query_lens > 0, np.maximum(num_tiles * seq_lens - cut_off, 0), 0).sum())
+
+
+def cumulative(lengths: np.ndarray) -> np.ndarray:
+    """Return 0, lengths[0], lengths[0] + lengths[1] and so on: [n + 1] int64."""
+    sums = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
+    np.cumsum(lengths, out=sums[1:])
+    return sums
 
 
 def concatenated_ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

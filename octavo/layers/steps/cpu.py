@@ -11,14 +11,7 @@ from torch import Tensor
 from octavo.attention.cache import KVCache
 from octavo.attention.checks import bad_slot, check_plan
 from octavo.attention.choice import choose_impl
-from octavo.attention.cpu.kernel import (
-    AttendCall,
-    StoreCall,
-    call_kernel,
-    kernel_library,
-    plan_struct,
-    score_fields,
-)
+from octavo.attention.cpu.kernel import AttendCall, StoreCall, check_status, kernel_library, plan_struct
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
@@ -123,6 +116,6 @@ class CpuStep:
         if bad_token >= 0:
             raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)
         call.q, call.out = base, out.data_ptr()
-        call.window, call.scale, call.softcap = score_fields(options.window, options.scale, options.softcap)
-        call_kernel(self._plan, call, threads)
+        call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
+        check_status(library.octavo_attend(self._plan, call, threads), self._plan, call)
         return out
