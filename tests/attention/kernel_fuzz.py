@@ -20,8 +20,8 @@ from attention_cases import make_case
 from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
-from octavo.attention.cpu.kernel import StoreCall, kernel_library
 from octavo.attention.choice import choose_impl
+from octavo.attention.cpu.kernel import StoreCall, kernel_library
 from octavo.errors import InvalidArgumentError
 from octavo.layers.attention import OperatorStep
 from octavo.layers.cpu.layers import compiled_layers

@@ -10,7 +10,9 @@ from octavo.attention import gpu_paged
 
 
 def test_importing_the_room_imports_no_triton():
-    code = "import sys, octavo.attention.gpu_paged, octavo.attention.choice; assert 'triton' not in sys.modules"
+    code = (
+        "import sys, octavo.attention.gpu_paged, octavo.attention.choice; assert 'triton' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
