@@ -5,6 +5,7 @@ from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.forest import ForestPlan
+from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
@@ -82,32 +83,20 @@ def check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 
 
 def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:
-    table, positions = metadata.block_table, metadata.positions
-    num_sequences = metadata.seq_lens.shape[0]
-    if table.dim() != 2 or table.shape[0] != num_sequences or table.dtype != torch.int32:
+    positions = metadata.positions
+    if positions.shape != q.shape[:1]:
         raise InvalidArgumentError(
-            f"block_table must be [{num_sequences}, max_blocks] int32, one row per seq_lens entry; "
-            f"got {list(table.shape)} {table.dtype}"
-        )
-    if positions.shape != q.shape[:1] or positions.dtype != torch.int32:
-        raise InvalidArgumentError(
-            f"positions must be [{q.shape[0]}] int32, one per row of q; "
-            f"got {list(positions.shape)} {positions.dtype}"
-        )
-    if metadata.cu_seqlens_q.shape[0] != num_sequences + 1:
-        raise InvalidArgumentError(
-            f"cu_seqlens_q must have {num_sequences + 1} entries, one more than seq_lens; "
-            f"got {metadata.cu_seqlens_q.shape[0]}"
+            f"positions must be [{q.shape[0]}] int32, one per row of q; got {list(positions.shape)}"
         )
     _check_device("positions", positions, q)
-    _check_device("block_table", table, q)
-    check_capacity(metadata.max_seq_len, block_size, table)
+    _check_device("block_table", metadata.block_table, q)
+    check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
     if metadata.plan is not None:
         check_plan(metadata.plan, q.shape[0], block_size, metadata)
 
 
 def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> None:
-    """Check that a plan stays within the step's tensors: kernels follow it without looking.
+    """Check that a plan was made for the step's tensors.
 
     Raises:
         InvalidArgumentError: the plan is of another step.
@@ -119,20 +108,6 @@ def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadat
             f"sequences, but q has {num_query_tokens} tokens and block_table {num_sequences} rows"
         )
     check_capacity(plan.max_kv_len, block_size, metadata.block_table)
-
-
-def check_capacity(seq_len: int, block_size: int, block_table: Tensor) -> None:
-    """Check that a row of the block table can hold a sequence.
-
-    Raises:
-        InvalidArgumentError: it cannot.
-    """
-    num_columns = block_table.shape[1]
-    if seq_len > num_columns * block_size:
-        raise InvalidArgumentError(
-            f"a sequence of {seq_len} tokens does not fit the block table's {num_columns} columns "
-            f"of {block_size} tokens; widen the table"
-        )
 
 
 def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
@@ -153,11 +128,33 @@ def bad_slot(token: int, slot: int, num_slots: int) -> InvalidArgumentError:
     )
 
 
-def bad_block(num_blocks: int) -> InvalidArgumentError:
-    """Return the error for a block table with an unknown id where it is read."""
+def bad_block(row: int, column: int, block_id: int, num_blocks: int) -> InvalidArgumentError:
+    """Return the error for a block table with an unknown id within a sequence's length."""
     return InvalidArgumentError(
-        f"the block table names a block outside 0..{num_blocks - 1} within a sequence's length"
+        f"block_table[{row}, {column}] names a block outside 0..{num_blocks - 1} within the sequence's "
+        f"length: {block_id}; fill in the ids of all its blocks"
     )
+
+
+def check_blocks(block_table: Tensor, rows: Tensor, columns: Tensor, num_blocks: int) -> None:
+    """Check ids that are going to be read; not on a GPU, where a look would wait for the device.
+
+    Args:
+        block_table: [S, max_blocks] int32.
+        rows: [X] where ids are read.
+        columns: [X] likewise.
+        num_blocks: blocks that there are.
+
+    Raises:
+        InvalidArgumentError: one of the blocks does not exist.
+    """
+    if block_table.device.type != "cpu":
+        return
+    ids = block_table[rows, columns]
+    bad = torch.nonzero((ids < 0) | (ids >= num_blocks))
+    if bad.shape[0]:
+        first = int(bad[0])
+        raise bad_block(int(rows[first]), int(columns[first]), int(ids[first]), num_blocks)
 
 
 def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
@@ -165,6 +162,11 @@ def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
         raise InvalidArgumentError(
             f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype; got "
             f"{list(k_cache.shape)} {k_cache.dtype} and {list(v_cache.shape)} {v_cache.dtype}"
+        )
+    if 0 in k_cache.shape[1:]:
+        raise InvalidArgumentError(
+            f"a cache's blocks must have at least one token, kv head and dimension each; got [N, B, KH, D] = "
+            f"{list(k_cache.shape)}"
         )
     if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise InvalidArgumentError("the last dimension of k_cache and v_cache must be contiguous (stride 1)")

@@ -49,7 +49,7 @@ class Library:
 ATTENTION = Library(
     "attention",
     (_FOLDER / "cpu_kernel.c", _FOLDER / "cpu_store.c"),
-    (_FOLDER / "cpu_tile.c", _FOLDER / "cpu_vector.c"),
+    (_FOLDER / "cpu_plan.c", _FOLDER / "cpu_tile.c", _FOLDER / "cpu_vector.c"),
 )
 
 

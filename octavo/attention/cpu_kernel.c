@@ -14,18 +14,11 @@
 #include <string.h>
 
 #include "cpu_tile.c"
-
-enum { OK = 0, BAD_BLOCK = 1, NO_MEMORY = 2 };
-
-// The arrays of ForestPlan, in its order.
-typedef struct {
-    const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;
-    int64_t num_items, num_tokens;
-} Plan;
+#include "cpu_plan.c"
 
 // Point the tile at tokens begin .. end - 1, at most up to the next multiple of TILE. The last key repeats up
-// to a multiple of KEYS, so that scores need no tail. False: the table names a block that does not exist.
-static bool find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t head, int64_t begin,
+// to a multiple of KEYS, so that scores need no tail.
+static void find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t head, int64_t begin,
                       int64_t end) {
     int64_t next = (begin / TILE + 1) * TILE, block = begin / c->block_size, offset = begin % c->block_size;
     const float *k = NULL, *v = NULL;
@@ -33,10 +26,8 @@ static bool find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t h
     for (int t = 0; t < count; t++, offset++) {
         if (offset == c->block_size) { block++; offset = 0; }
         if (t == 0 || offset == 0) {
-            int64_t id = table[block];
-            if (id < 0 || id >= c->num_blocks) return false;
-            k = c->k + id * c->k_block + head * c->k_head;
-            v = c->v + id * c->v_block + head * c->v_head;
+            k = c->k + table[block] * c->k_block + head * c->k_head;
+            v = c->v + table[block] * c->v_block + head * c->v_head;
         }
         tile->keys[t] = k + offset * c->k_token;
         tile->values[t] = v + offset * c->v_token;
@@ -44,7 +35,6 @@ static bool find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t h
     for (int t = count; t % KEYS; t++) tile->keys[t] = tile->keys[count - 1];
     tile->begin = begin;
     tile->count = count;
-    return true;
 }
 
 // Rows are (token, group head) pairs: row r belongs to token r / G and query head kv_head * G + r % G.
@@ -58,7 +48,8 @@ static void load_rows(const Call *c, Scratch *s, const int32_t *tokens, int64_t 
         // Padding repeats the last row; its results are not stored.
         int64_t source = first + (r < rows ? r : rows - 1);
         int64_t token = tokens[source / group], query_head = head * group + source % group;
-        int64_t position = c->positions[token];
+        // Before the first key nothing is seen; from -1 on, distances to keys fit int32.
+        int64_t position = c->positions[token] < -1 ? -1 : c->positions[token];
         const float *q = c->q + token * c->q_token + query_head * c->q_head;
         float *query = few ? s->query + r * dim : s->query + block * dim * BLOCK_ROWS + r % BLOCK_ROWS;
         if (!few || r < rows)
@@ -89,8 +80,8 @@ static void store_rows(const Call *c, Scratch *s, const int32_t *tokens, const i
 }
 
 // Attend some rows of an item, tile by tile; the next tile is found early so that it can be prefetched.
-static int attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, int64_t head, int64_t first,
-                       int rows) {
+static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, int64_t head, int64_t first,
+                        int rows) {
     const int32_t *tokens = p->tokens + p->token_begin[item], *slots = p->slots + p->token_begin[item];
     const int32_t *table = c->table + p->table_row[item] * c->table_row;
     load_rows(c, s, tokens, head, first, rows);
@@ -103,16 +94,15 @@ static int attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, i
     if (high + 1 < end) end = high + 1;
     if (c->window && low - c->window + 1 > begin) begin = low - c->window + 1;
     Tile *tile = &s->tiles[0], *next = &s->tiles[1];
-    if (!find_tile(c, tile, table, head, begin, end)) return BAD_BLOCK;
+    find_tile(c, tile, table, head, begin, end);
     while (tile->count) {
-        if (!find_tile(c, next, table, head, tile->begin + tile->count, end)) return BAD_BLOCK;
+        find_tile(c, next, table, head, tile->begin + tile->count, end);
         attend_tile(c, s, tile, next, rows);
         Tile *done = tile;
         tile = next;
         next = done;
     }
     store_rows(c, s, tokens, slots, head, first, rows);
-    return OK;
 }
 
 // out = sum of partials weighted by exp(lse - maximum), over the total weight; all empty: 0 and -inf.
@@ -134,9 +124,16 @@ static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t 
     }
 }
 
-static Scratch *new_scratch(int64_t dim, int64_t rows) {
+// Room for the rows of the plan's largest item.
+static Scratch *new_scratch(const Plan *p, const Call *c) {
+    int64_t most = 1;
+    for (int64_t i = 0; i < p->num_items; i++) {
+        int64_t num_tokens = p->token_begin[i + 1] - p->token_begin[i];
+        if (num_tokens > most) most = num_tokens;
+    }
+    int64_t rows = most * (c->num_heads / c->num_kv_heads);
     int64_t blocks = rows < CHUNK_ROWS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : CHUNK_BLOCKS;
-    size_t floats = (size_t)(blocks * BLOCK_ROWS * dim + LANES) / LANES * LANES;
+    size_t floats = (size_t)(blocks * BLOCK_ROWS * c->head_dim + LANES) / LANES * LANES;
     size_t header = (sizeof(Scratch) + 63) / 64 * 64;
     Scratch *s = aligned_alloc(64, header + (2 * floats * sizeof(float) + 63) / 64 * 64);
     if (s) {
@@ -146,25 +143,25 @@ static Scratch *new_scratch(int64_t dim, int64_t rows) {
     return s;
 }
 
-// Attend a whole step. max_rows: most rows of an item (its tokens x G). Returns OK, BAD_BLOCK or NO_MEMORY.
-int octavo_attend(const Plan *p, const Call *c, int64_t max_rows, int threads) {
-    int status = OK;
+// Attend a whole step. Returns OK, or what is wrong, and in the plan where; then the outputs hold nothing.
+int octavo_attend(Plan *p, const Call *c, int threads) {
+    int status = check_call(p, c);
+    if (status != OK) return status;
 #pragma omp parallel num_threads(threads)
     {
-        Scratch *s = new_scratch(c->head_dim, max_rows);
+        Scratch *s = new_scratch(p, c);
+        if (!s) {
+#pragma omp atomic write
+            status = NO_MEMORY;
+        }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t unit = 0; unit < p->num_items * c->num_kv_heads; unit++) {
             int64_t item = p->order[unit / c->num_kv_heads], head = unit % c->num_kv_heads;
             int64_t num_tokens = p->token_begin[item + 1] - p->token_begin[item];
             int64_t rows = num_tokens * (c->num_heads / c->num_kv_heads);
-            int result = s ? OK : NO_MEMORY;
-            for (int64_t first = 0; first < rows && result == OK; first += CHUNK_ROWS)
-                result = attend_rows(p, c, s, item, head, first,
-                                     (int)(rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS));
-            if (result != OK) {
-#pragma omp atomic write
-                status = result;
-            }
+            for (int64_t first = 0; s && first < rows; first += CHUNK_ROWS)
+                attend_rows(p, c, s, item, head, first,
+                            (int)(rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS));
         }
         free(s);
 #pragma omp for schedule(static)

@@ -2,7 +2,9 @@
 
 import ctypes
 from functools import cache
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,10 +14,24 @@ from octavo.attention.forest import ForestPlan
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.torch_paged import host_plan
-from octavo.errors import EngineError, OutOfMemoryError
+from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfMemoryError
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_BAD_BLOCK, _NO_MEMORY = 1, 2
+_OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)
+
+# What the kernel expects of a plan's arrays, by status from _BAD_ROW on.
+_EXPECTED = (
+    ("item_table_row", "a row of the block table"),
+    ("item_kv_begin", "0 or more, and no more than item_kv_end"),
+    ("item_kv_end", "no more than the tokens that a row of the block table holds"),
+    ("item_token_begin", "numbers that rise from 0 to the length of item_tokens"),
+    ("item_tokens", "a query token of the plan"),
+    ("item_slots", "a free place in its token's range of merge_begin, or -1 if that is empty"),
+    ("item_order", "each item once"),
+    ("merge_begin", "numbers that rise from 0 to num_partials"),
+)
+_UNWRITTEN = _BAD_ROW + len(_EXPECTED)
+_REMEDY = "make plans by ForestPlan.flat or ForestPlan.from_block_tables, and leave them as they are"
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -23,22 +39,22 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class _Plan(ctypes.Structure):
-    """Plan of cpu_kernel.c."""
+    """Plan of cpu_plan.c."""
 
     _fields_ = [
         *_fields(_POINTER, "row begin end token_begin tokens slots order merge_begin"),
-        ("num_items", _INT),
-        ("num_tokens", _INT),
+        *_fields(_INT, "num_items num_pairs num_tokens num_partials fault_index fault_value"),
     ]
 
 
 class AttendCall(ctypes.Structure):
-    """Call of cpu_kernel.c."""
+    """Call of cpu_tile.c."""
 
     _fields_ = [
         *_fields(_POINTER, "q k v table positions alibi out lse partial_out partial_lse"),
         *_fields(_INT, "q_token q_head k_block k_token k_head v_block v_token v_head"),
-        *_fields(_INT, "table_row num_blocks block_size num_heads num_kv_heads head_dim"),
+        *_fields(_INT, "table_row num_tokens num_rows num_columns"),
+        *_fields(_INT, "num_blocks block_size num_heads num_kv_heads head_dim"),
         ("window", _INT),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -101,9 +117,10 @@ def paged_attention_with_lse(
     """Attend by the plan's work list; see octavo.attention.paged_attention_with_lse.
 
     Raises:
-        InvalidArgumentError: the block table names a block that does not exist.
+        InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
     plan = host_plan(q.shape[0], k_cache.shape[1], metadata)
+    structure = plan_struct(plan)
     num_tokens, num_heads, head_dim = q.shape
     out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
     if plan.num_tokens < num_tokens:
@@ -121,28 +138,81 @@ def paged_attention_with_lse(
         None if alibi is None else alibi.data_ptr(),
         *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
         *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], table.stride(0)),
-        *(num_blocks, block_size, num_heads, num_kv_heads, head_dim),
+        *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
         options.window or 0,
         options.scale,
         options.softcap,
     )
-    max_rows = plan.max_item_tokens * (num_heads // num_kv_heads)
-    status = kernel_library().octavo_attend(plan_struct(plan), call, max_rows, torch.get_num_threads())
-    check_status(status, num_blocks)
+    status = kernel_library().octavo_attend(structure, call, torch.get_num_threads())
+    check_status(status, structure, call)
     return out, lse
 
 
 def plan_struct(plan: ForestPlan) -> _Plan:
-    return _Plan(*plan.addresses, plan.num_items, plan.num_tokens)
+    """Point at a plan's arrays, which must outlive the structure.
+
+    Raises:
+        InvalidArgumentError: the plan's memory is not what its sizes ask for.
+    """
+    packed, num_items, num_pairs, num_tokens = plan.packed, plan.num_items, plan.num_pairs, plan.num_tokens
+    lengths = (*[num_items] * 3, num_items + 1, num_pairs, num_pairs, num_items, num_tokens + 1)
+    if packed.shape != (sum(lengths),) or packed.dtype != np.int32 or not packed.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"the plan is damaged: packed must be contiguous [{sum(lengths)}] int32, "
+            f"got {list(packed.shape)} {packed.dtype}; {_REMEDY}"
+        )
+    # Their memory is allocated before the kernel looks at the plan.
+    if not 0 <= plan.num_partials <= num_pairs:
+        raise InvalidArgumentError(
+            f"the plan is damaged: num_partials is {plan.num_partials}, expected 0 to {num_pairs}, the "
+            f"length of item_tokens; {_REMEDY}"
+        )
+    address = packed.__array_interface__["data"][0]
+    begins = accumulate(lengths[:-1], initial=0)
+    addresses = (address + begin * packed.itemsize for begin in begins)
+    return _Plan(*addresses, num_items, num_pairs, num_tokens, plan.num_partials)
 
 
-def check_status(status: int, num_blocks: int) -> None:
-    if status == _BAD_BLOCK:
-        raise bad_block(num_blocks)
+def check_status(status: int, plan: _Plan, call: AttendCall) -> None:
+    """Raise what octavo_attend found, which looks at everything that it follows beforehand.
+
+    Raises:
+        InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
+        OutOfMemoryError: the machine has no memory for the kernel's scratch.
+    """
+    if status != _OK:
+        raise _error(status, plan, call)
+
+
+def _error(status: int, plan: _Plan, call: AttendCall) -> OctavoError:
+    index, value = plan.fault_index, plan.fault_value
     if status == _NO_MEMORY:
-        raise OutOfMemoryError("no memory for the attention kernel's scratch; lower the batch size")
-    if status:
-        raise EngineError(f"the attention kernel returned the unknown status {status}")
+        return OutOfMemoryError("no memory for the attention kernel's scratch; lower the batch size")
+    if status == _BAD_BLOCK:
+        row, column = divmod(index, call.num_columns)
+        return bad_block(row, column, value, call.num_blocks)
+    if status == _BAD_SIZES:
+        return InvalidArgumentError(
+            f"the kernel needs at least one token a block, kv head and dimension, and a multiple of the kv "
+            f"heads as query heads; got {call.block_size}, {call.num_kv_heads}, {call.head_dim} and "
+            f"{call.num_heads}, or a plan of more than {call.num_tokens} query tokens"
+        )
+    if status == _BAD_SCORES:
+        return InvalidArgumentError(
+            f"scale and softcap must be finite float32 numbers, softcap and window not negative; got "
+            f"{call.scale}, {call.softcap}, {call.window}"
+        )
+    if status == _UNWRITTEN:
+        return InvalidArgumentError(
+            f"the plan is damaged: expected {value} pairs of an item and a token, one for each partial "
+            f"result and each token without, got {index}; {_REMEDY}"
+        )
+    if _BAD_ROW <= status < _UNWRITTEN:
+        name, expected = _EXPECTED[status - _BAD_ROW]
+        return InvalidArgumentError(
+            f"the plan is damaged: {name}[{index}] is {value}, expected {expected}; {_REMEDY}"
+        )
+    return EngineError(f"the attention kernel returned the unknown status {status}")
 
 
 def kernel_library() -> ctypes.CDLL:
@@ -158,7 +228,7 @@ def _load() -> ctypes.CDLL | str:
         library = load_library()
     except KernelUnavailableError as error:
         return str(error)
-    library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(AttendCall), _INT, ctypes.c_int]
+    library.octavo_attend.argtypes = [ctypes.POINTER(_Plan), ctypes.POINTER(AttendCall), ctypes.c_int]
     library.octavo_attend.restype = ctypes.c_int
     library.octavo_store.argtypes = [ctypes.POINTER(StoreCall), ctypes.c_int]
     library.octavo_store.restype = _INT

@@ -27,6 +27,7 @@ typedef struct {
     const float *alibi;                        // [H], or NULL
     float *out, *lse, *partial_out, *partial_lse;
     int64_t q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, table_row;
+    int64_t num_tokens, num_rows, num_columns; // of q, and of the table
     int64_t num_blocks, block_size, num_heads, num_kv_heads, head_dim;
     int64_t window;                            // 0: none
     float scale, softcap;                      // softcap 0: none
@@ -101,6 +102,7 @@ static void score_tile(Scratch *s, const Tile *tile, const Tile *next, const flo
 // Cap, bias and mask the scores of row vector i for keys begin .. begin + count - 1.
 static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int count, bool masked) {
     int v = i % BLOCK_VECTORS;
+    int32_t window = c->window < INT32_MAX ? (int32_t)c->window : INT32_MAX;
     for (int t = 0; t < count; t++) {
         vec score = s->scores[t][v];
         ivec distance = s->position[i] - splat_int((int32_t)(begin + t));
@@ -108,7 +110,7 @@ static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int c
         if (c->alibi) score -= s->slope[i] * __builtin_convertvector(distance, vec);
         if (masked) {
             ivec visible = distance >= 0;
-            if (c->window) visible &= distance < (int32_t)c->window;
+            if (window) visible &= distance < window;
             score = select_vec(visible, score, splat(-INFINITY));
         }
         s->scores[t][v] = score;

@@ -3,17 +3,28 @@
 NumPy only: the plan is made on the host, once per step, and serves every layer and every kernel.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import InitVar, dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
+from octavo.attention.lengths import Lengths, check_capacity, check_lengths
+from octavo.attention.plan_segments import (
+    concatenated_ranges,
+    count_flat_reads,
+    cumulative,
+    cut_keys,
+    cut_queries,
+    find_segments,
+)
 from octavo.attention.prefix_forest import TILE_TOKENS, Costs, SharedPrefixes, find_shared_prefixes
+from octavo.errors import InvalidArgumentError
 
 SPLIT_TOKENS = 512
+_MAKER = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ForestPlan:
     """Work items over a forest of shared prefixes; without sharing, one tree per sequence.
 
@@ -25,6 +36,9 @@ class ForestPlan:
         item 2   tokens 1 2                     [own part of sequence 1]
 
     Positions still decide what a token sees: the plan may list keys that a causal or window mask hides.
+
+    Kernels follow a plan, so only `flat` and `from_block_tables` make one, and nobody changes it: its arrays
+    lie in memory that is read-only, and a plan made by hand or by dataclasses.replace is refused.
 
     Attributes:
         item_table_row: [I] int32, block-table row through which the segment is read.
@@ -40,8 +54,9 @@ class ForestPlan:
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         max_item_tokens: most query tokens of an item.
-        kv_tokens_flat: tokens of KV that are read if no sequence shares.
-        kv_tokens_read: tokens of KV that this plan reads.
+        lengths: of the sequences that were planned.
+        tile_tokens: query tokens that read a segment together.
+        packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
     """
 
     item_table_row: np.ndarray
@@ -56,8 +71,18 @@ class ForestPlan:
     num_sequences: int
     max_kv_len: int
     max_item_tokens: int
-    kv_tokens_flat: int
-    kv_tokens_read: int
+    lengths: Lengths
+    tile_tokens: int
+    # Nobody leaves it out but who makes a plan by hand, and is told so below.
+    packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
+    maker: InitVar[object] = None
+
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MAKER:
+            raise InvalidArgumentError(
+                "expected a ForestPlan made by ForestPlan.flat or ForestPlan.from_block_tables, got one made "
+                "by hand or by dataclasses.replace; plan the step anew from its lengths"
+            )
 
     @classmethod
     def flat(
@@ -78,10 +103,12 @@ class ForestPlan:
             cu_seqlens_q: [S + 1] int32, cumulative query lengths.
             tile_tokens: query tokens that read a segment together.
             split_tokens: long segments with one query tile are cut at multiples of this position.
+
+        Raises:
+            InvalidArgumentError: there is no batch of such lengths, or a size is not positive.
         """
         return _plan(
-            np.asarray(seq_lens, dtype=np.int64),
-            np.asarray(cu_seqlens_q, dtype=np.int64),
+            check_lengths(seq_lens, cu_seqlens_q),
             SharedPrefixes.none(),
             block_size=1,
             tile_tokens=tile_tokens,
@@ -111,16 +138,21 @@ class ForestPlan:
             block_size: tokens in a block.
             costs: what sharing saves and costs; None: measured for a CPU.
             split_tokens: long segments with one query tile are cut at multiples of this position.
+
+        Raises:
+            InvalidArgumentError: there is no batch of such lengths, the table does not fit it, or a size is
+                not positive.
         """
         costs = Costs() if costs is None else costs
-        seq_lens = np.asarray(seq_lens, dtype=np.int64)
-        cu_seqlens_q = np.asarray(cu_seqlens_q, dtype=np.int64)
-        query_lens = np.diff(cu_seqlens_q)
-        num_shareable = np.where(query_lens > 0, np.maximum(seq_lens - query_lens, 0) // block_size, 0)
+        lengths = check_lengths(seq_lens, cu_seqlens_q)
+        _check_tables(block_tables, lengths.seq_lens, block_size)
+        query_lens = lengths.query_lens
+        num_shareable = np.where(
+            query_lens > 0, np.maximum(lengths.seq_lens - query_lens, 0) // block_size, 0
+        )
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
         return _plan(
-            seq_lens,
-            cu_seqlens_q,
+            lengths,
             shared,
             block_size=block_size,
             tile_tokens=costs.tile_tokens,
@@ -132,164 +164,89 @@ class ForestPlan:
         return self.item_table_row.shape[0]
 
     @property
+    def num_pairs(self) -> int:
+        """Pairs of an item and a token, P."""
+        return self.item_tokens.shape[0]
+
+    @property
     def num_tokens(self) -> int:
         """Query tokens the plan covers."""
         return self.merge_begin.shape[0] - 1
 
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """Memory addresses of the arrays in field order, for a kernel called through ctypes."""
-        arrays = (
-            self.item_table_row,
-            self.item_kv_begin,
-            self.item_kv_end,
-            self.item_token_begin,
-            self.item_tokens,
-            self.item_slots,
-            self.item_order,
-            self.merge_begin,
+    @property
+    def kv_tokens_flat(self) -> int:
+        """Tokens of KV that are read if no sequence shares."""
+        return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
+
+    @property
+    def kv_tokens_read(self) -> int:
+        """Tokens of KV that this plan reads."""
+        return int((self.item_kv_end - self.item_kv_begin).sum())
+
+
+def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: int) -> None:
+    if block_size < 1:
+        raise InvalidArgumentError(f"block_size must be at least 1 token, got {block_size}")
+    num_sequences = seq_lens.shape[0]
+    if block_tables.ndim != 2 or block_tables.shape[0] != num_sequences or block_tables.dtype != np.int32:
+        raise InvalidArgumentError(
+            f"block_tables must be [{num_sequences}, max_blocks] int32, one row per seq_lens entry; "
+            f"got {list(block_tables.shape)} {block_tables.dtype}"
         )
-        return tuple(array.ctypes.data for array in arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segments:
-    """Segments before tiling: segment i is read by pool[pool_begin[i] : pool_end[i]].
-
-    A leaf (causal 1) ends one key earlier for each query token after the tile; a shared node does not.
-    """
-
-    pool: np.ndarray
-    table_row: np.ndarray
-    kv_begin: np.ndarray
-    kv_end: np.ndarray
-    pool_begin: np.ndarray
-    pool_end: np.ndarray
-    causal: np.ndarray
+    check_capacity(int(seq_lens.max(initial=0)), block_size, block_tables)
 
 
 def _plan(
-    seq_lens: np.ndarray,
-    cu_seqlens_q: np.ndarray,
-    shared: SharedPrefixes,
-    *,
-    block_size: int,
-    tile_tokens: int,
-    split_tokens: int,
+    lengths: Lengths, shared: SharedPrefixes, *, block_size: int, tile_tokens: int, split_tokens: int
 ) -> ForestPlan:
-    segments = _segments(seq_lens, cu_seqlens_q, shared, block_size)
-    items = _split(_tile(segments, tile_tokens), split_tokens)
-    return _assemble(segments.pool, items, seq_lens, cu_seqlens_q, tile_tokens)
-
-
-def _segments(
-    seq_lens: np.ndarray, cu_seqlens_q: np.ndarray, shared: SharedPrefixes, block_size: int
-) -> _Segments:
-    """List the shared nodes, roots first, and after them each sequence's own part."""
-    num_sequences, num_tokens = seq_lens.shape[0], int(cu_seqlens_q[-1])
-    leaf_begin = np.zeros(num_sequences, dtype=np.int64)
-    for first, last, end in zip(shared.first, shared.last, shared.block_end, strict=True):
-        leaf_begin[shared.rows[first : last + 1]] = end * block_size
-    query_lens = np.diff(cu_seqlens_q)[shared.rows]
-    pool = concatenated_ranges(cu_seqlens_q[shared.rows], query_lens)
-    bounds = np.concatenate([[0], np.cumsum(query_lens)])
-    num_nodes = shared.first.shape[0]
-    return _Segments(
-        pool=np.concatenate([pool, np.arange(num_tokens)]),
-        table_row=np.concatenate([shared.rows[shared.first], np.arange(num_sequences)]),
-        kv_begin=np.concatenate([shared.block_begin * block_size, leaf_begin]),
-        kv_end=np.concatenate([shared.block_end * block_size, seq_lens]),
-        pool_begin=np.concatenate([bounds[shared.first], cu_seqlens_q[:-1] + pool.shape[0]]),
-        pool_end=np.concatenate([bounds[shared.last + 1], cu_seqlens_q[1:] + pool.shape[0]]),
-        causal=np.repeat([0, 1], [num_nodes, num_sequences]),
-    )
-
-
-def _tile(segments: _Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut each segment's query tokens into tiles; returns (row, kv begin, kv end, pool begin, end, alone)."""
-    num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
-    segment = np.repeat(np.arange(num_tiles.shape[0]), num_tiles)
-    index = np.arange(segment.shape[0]) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-    pool_begin = segments.pool_begin[segment] + index * tile_tokens
-    pool_end = np.minimum(pool_begin + tile_tokens, segments.pool_end[segment])
-    later_tokens = segments.pool_end[segment] - pool_end
-    kv_begin = segments.kv_begin[segment]
-    kv_end = np.maximum(segments.kv_end[segment] - segments.causal[segment] * later_tokens, kv_begin)
-    return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, num_tiles[segment] == 1
-
-
-def _split(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut long segments that only one tile reads at multiples of split_tokens, leaving no short ends.
-
-    Positions are absolute, so a cut does not move while a sequence grows.
-    """
-    table_row, kv_begin, kv_end, pool_begin, pool_end, alone = tiles
-    half = split_tokens // 2
-    first_cut = -(-(kv_begin + half) // split_tokens)
-    last_cut = (kv_end - half) // split_tokens
-    num_parts = np.where(alone, np.maximum(last_cut - first_cut + 1, 0), 0) + 1
-    tile = np.repeat(np.arange(num_parts.shape[0]), num_parts)
-    part = np.arange(tile.shape[0]) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    cut = (first_cut[tile] + part) * split_tokens
-    begin = np.where(part == 0, kv_begin[tile], cut - split_tokens)
-    end = np.where(part == num_parts[tile] - 1, kv_end[tile], cut)
-    return table_row[tile], begin, end, pool_begin[tile], pool_end[tile]
+    if min(tile_tokens, split_tokens) < 1:
+        raise InvalidArgumentError(
+            f"tile_tokens and split_tokens must be at least 1, got {tile_tokens} and {split_tokens}"
+        )
+    segments = find_segments(lengths, shared, block_size)
+    items = cut_keys(cut_queries(segments, tile_tokens), split_tokens)
+    return _assemble(segments.pool, items, lengths, tile_tokens)
 
 
 def _assemble(
-    pool: np.ndarray,
-    items: tuple[np.ndarray, ...],
-    seq_lens: np.ndarray,
-    cu_seqlens_q: np.ndarray,
-    tile_tokens: int,
+    pool: np.ndarray, items: tuple[np.ndarray, ...], lengths: Lengths, tile_tokens: int
 ) -> ForestPlan:
     table_row, kv_begin, kv_end, pool_begin, pool_end = items
     num_item_tokens = pool_end - pool_begin
     tokens = pool[concatenated_ranges(pool_begin, num_item_tokens)]
-    slots, merge_begin = _partial_slots(tokens, int(cu_seqlens_q[-1]))
+    slots, merge_begin = _partial_slots(tokens, int(lengths.cu_seqlens_q[-1]))
     kv_lens = kv_end - kv_begin
+    # Reading dominates for few tokens and arithmetic for many; their sum ranks items well enough.
+    order = np.argsort(-kv_lens * (8 + num_item_tokens), kind="stable")
+    token_begin = cumulative(num_item_tokens)
+    packed, arrays = _pack((table_row, kv_begin, kv_end, token_begin, tokens, slots, order, merge_begin))
     return ForestPlan(
-        item_table_row=table_row.astype(np.int32),
-        item_kv_begin=kv_begin.astype(np.int32),
-        item_kv_end=kv_end.astype(np.int32),
-        item_token_begin=np.concatenate([[0], np.cumsum(num_item_tokens)]).astype(np.int32),
-        item_tokens=tokens.astype(np.int32),
-        item_slots=slots,
-        # Reading dominates for few tokens and arithmetic for many; their sum ranks items well enough.
-        item_order=np.argsort(-kv_lens * (8 + num_item_tokens), kind="stable").astype(np.int32),
-        merge_begin=merge_begin,
+        *arrays,
         num_partials=int(merge_begin[-1]),
-        num_sequences=seq_lens.shape[0],
+        num_sequences=lengths.seq_lens.shape[0],
         max_kv_len=int(kv_end.max(initial=0)),
         max_item_tokens=int(num_item_tokens.max(initial=0)),
-        kv_tokens_flat=_flat_reads(seq_lens, np.diff(cu_seqlens_q), tile_tokens),
-        kv_tokens_read=int(kv_lens.sum()),
+        lengths=lengths,
+        tile_tokens=tile_tokens,
+        packed=packed,
+        maker=_MAKER,
     )
+
+
+def _pack(arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Copy arrays one after the other into memory that nobody can write; returns it and the parts."""
+    packed = np.frombuffer(np.concatenate(arrays, dtype=np.int32, casting="same_kind").tobytes(), np.int32)
+    ends = accumulate(array.shape[0] for array in arrays)
+    return packed, [packed[end - array.shape[0] : end] for array, end in zip(arrays, ends, strict=True)]
 
 
 def _partial_slots(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Number the partials token by token, in item order (root first); a lone partial gets -1."""
     counts = np.bincount(tokens, minlength=num_tokens)
-    slots = np.full(tokens.shape[0], -1, dtype=np.int32)
+    slots = np.full(tokens.shape[0], -1)
     several = counts > 1
     if several.any():
         by_token = np.argsort(tokens, kind="stable")
         by_token = by_token[several[tokens[by_token]]]
         slots[by_token] = np.arange(by_token.shape[0])
-    merge_begin = np.concatenate([[0], np.cumsum(np.where(several, counts, 0))])
-    return slots, merge_begin.astype(np.int32)
-
-
-def _flat_reads(seq_lens: np.ndarray, query_lens: np.ndarray, tile_tokens: int) -> int:
-    """Tokens read if no sequence shares: tile i of n ends (n - 1 - i) tiles before the sequence does."""
-    num_tiles = -(-query_lens // tile_tokens)
-    last_tile = query_lens - (num_tiles - 1) * tile_tokens
-    cut_off = (num_tiles - 1) * last_tile + (num_tiles - 1) * (num_tiles - 2) // 2 * tile_tokens
-    return int(np.where(query_lens > 0, np.maximum(num_tiles * seq_lens - cut_off, 0), 0).sum())
-
-
-def concatenated_ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return begins[0] .. begins[0] + lengths[0] - 1, then the next range, and so on: [sum(lengths)]."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if ends.size else 0
-    return np.arange(total) + np.repeat(begins - (ends - lengths), lengths)
+    return slots, cumulative(np.where(several, counts, 0))

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from octavo.attention.device_forest import DeviceForest
-from octavo.attention.forest import ForestPlan, concatenated_ranges
+from octavo.attention.forest import ForestPlan
 from octavo.attention.interface import choose_impl, paged_attention
+from octavo.attention.lengths import check_lengths
 from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.plan_segments import concatenated_ranges
 
 
 def forest_attention(
@@ -49,10 +51,10 @@ def forest_attention(
         [T, H, D] in the dtype of q.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or block id does not fit.
+        InvalidArgumentError: a shape, dtype, device, length or block id does not fit.
         ConfigError: impl is unknown or cannot run here.
     """
-    query_lens = np.diff(cu_seqlens_q)
+    seq_lens, cu_seqlens_q, query_lens = check_lengths(seq_lens, cu_seqlens_q)
     metadata = AttentionMetadata(
         cu_seqlens_q=_to_device(cu_seqlens_q, q.device),
         seq_lens=_to_device(seq_lens, q.device),

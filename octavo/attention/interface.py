@@ -160,7 +160,8 @@ def paged_attention_with_lse(
         Where a token sees nothing, out is 0 and lse is -inf.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or block id does not fit.
+        InvalidArgumentError: a shape, dtype, device, option or length does not fit, or on a CPU the block
+            table names a block that does not exist within the length of a sequence with query tokens.
         ConfigError: impl is unknown or cannot run here.
     """
     options = ScoreOptions(scale, window, softcap, alibi_slopes, k_scale, v_scale)

@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.attention.device_forest import DeviceForest
 from octavo.attention.forest import ForestPlan
+from octavo.attention.lengths import check_lengths
+from octavo.errors import InvalidArgumentError
+
+_INTEGERS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +20,13 @@ class AttentionMetadata:
         |---- computed before ----|-- query_len --|
         |------------------ seq_len --------------|
 
+    Making one checks shapes and dtypes, and on a CPU the lengths; on a GPU that would wait for the device.
+
     Attributes:
         cu_seqlens_q: [S + 1] int32, cumulative query lengths; tokens of sequence s are
             cu_seqlens_q[s] : cu_seqlens_q[s + 1].
-        seq_lens: [S] int32, tokens in the cache after this step's store, the query tokens included.
+        seq_lens: [S] int32, tokens in the cache after this step's store, the query tokens included; 0: an
+            empty row of a padded batch, whose query tokens see nothing.
         positions: [T] int32, absolute position of each query token in its sequence.
         slot_mapping: [T] int32 or int64, cache slot (block id * block_size + offset) where each query
             token's key and value go; -1 writes nothing.
@@ -44,3 +52,59 @@ class AttentionMetadata:
     plan: ForestPlan | None = None
     forest: DeviceForest | None = None
     is_fresh: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no batch.
+
+        Raises:
+            InvalidArgumentError: a shape or dtype does not fit, there are no such lengths, or the plan is of
+                other lengths.
+        """
+        _check_vector("cu_seqlens_q", "S + 1", self.cu_seqlens_q, _INTEGERS)
+        _check_vector("seq_lens", "S", self.seq_lens, _INTEGERS)
+        _check_vector("positions", "T", self.positions, _INTEGERS[:1])
+        num_sequences = self.seq_lens.shape[0]
+        table = self.block_table
+        if table.dim() != 2 or table.shape[0] != num_sequences or table.dtype != torch.int32:
+            raise InvalidArgumentError(
+                f"block_table must be [{num_sequences}, max_blocks] int32, one row per seq_lens entry; "
+                f"got {list(table.shape)} {table.dtype}"
+            )
+        if self.cu_seqlens_q.shape[0] != num_sequences + 1:
+            raise InvalidArgumentError(
+                f"cu_seqlens_q must have {num_sequences + 1} entries, one more than seq_lens; "
+                f"got {self.cu_seqlens_q.shape[0]}"
+            )
+        self.check_lengths()
+
+    def check_lengths(self) -> None:
+        """Look at the lengths themselves where that does not wait for a device; done when one is made.
+
+        Raises:
+            InvalidArgumentError: there are no such lengths, or the plan is of others.
+        """
+        if not (self.seq_lens.is_cpu and self.cu_seqlens_q.is_cpu):
+            return
+        seq_lens, cu_seqlens_q = self.seq_lens.numpy(), self.cu_seqlens_q.numpy()
+        # A plan's lengths were checked; those that equal them need not be.
+        if self.plan is None or not self.plan.lengths.equal(seq_lens, cu_seqlens_q):
+            check_lengths(seq_lens, cu_seqlens_q)
+            if self.plan is not None:
+                raise InvalidArgumentError(
+                    "the plan is of another step: it was made for other seq_lens or cu_seqlens_q; plan "
+                    "each step anew"
+                )
+        num_tokens = cu_seqlens_q[-1]
+        if num_tokens > self.positions.shape[0]:
+            raise InvalidArgumentError(
+                f"cu_seqlens_q must end within the {self.positions.shape[0]} query tokens of positions, "
+                f"got {num_tokens}; it cumulates the query lengths of q's rows"
+            )
+
+
+def _check_vector(name: str, size: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if tensor.dim() != 1 or tensor.dtype not in dtypes:
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise InvalidArgumentError(
+            f"{name} must be [{size}] {kinds}; got {list(tensor.shape)} {tensor.dtype}"
+        )

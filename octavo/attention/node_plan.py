@@ -9,8 +9,8 @@ from math import lcm
 
 import numpy as np
 
-from octavo.attention.forest import concatenated_ranges
 from octavo.attention.node_segments import NodeTiling, cut_segments, expand, gather_nodes
+from octavo.attention.plan_segments import concatenated_ranges
 from octavo.attention.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes
 from octavo.errors import InvalidArgumentError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.attention.forest import concatenated_ranges
+from octavo.attention.plan_segments import concatenated_ranges
 from octavo.attention.prefix_forest import Costs, SharedPrefixes
 
 # A node with few tokens is read by so many thin tiles before a fat one is cheaper.

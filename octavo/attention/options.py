@@ -1,10 +1,16 @@
 """How a score is made from a query and a key; the same for every implementation."""
 
 from dataclasses import dataclass
+from numbers import Real
 
+import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
+
+# Kernels compute in float32, where what is beyond these is infinite, or 0 and means "off".
+_LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+_LONGEST = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,21 @@ class ScoreOptions:
     v_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise InvalidArgumentError(f"window must be at least 1 token, or None for all; got {self.window}")
-        if not self.softcap >= 0.0:
-            raise InvalidArgumentError(f"softcap must be 0 (off) or positive; got {self.softcap}")
+        if self.window is not None and not (_is_integer(self.window) and 1 <= self.window <= _LONGEST):
+            raise InvalidArgumentError(
+                f"window must be at least 1 token, an int64, or None for all; got {self.window!r}"
+            )
+        if not (isinstance(self.scale, Real) and -_LARGEST <= self.scale <= _LARGEST):
+            raise InvalidArgumentError(
+                f"scale must be a finite float32 number, usually 1 / sqrt(head_dim); got {self.scale!r}"
+            )
+        softcap = self.softcap
+        if not (isinstance(softcap, Real) and (softcap == 0 or _SMALLEST <= softcap <= _LARGEST)):
+            raise InvalidArgumentError(
+                f"softcap must be 0 (off) or a positive, finite float32 number; got {softcap!r}"
+            )
+
+
+def _is_integer(value: object) -> bool:
+    """True for an int that is no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from octavo.attention.checks import check_slots
+from octavo.attention.checks import check_blocks, check_slots
 from octavo.attention.float8 import read_rows, write_rows
+from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
@@ -37,22 +38,33 @@ def paged_attention_with_lse(
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    metadata.check_lengths()
     bounds = metadata.cu_seqlens_q.tolist()
     for s, seq_len in enumerate(metadata.seq_lens.tolist()):
         tokens = slice(bounds[s], bounds[s + 1])
-        keys = _gather(k_cache, metadata.block_table[s], seq_len, dtype, options.k_scale)
-        values = _gather(v_cache, metadata.block_table[s], seq_len, dtype, options.v_scale)
+        if tokens.start == tokens.stop:
+            continue
+        block_ids = _block_ids(metadata.block_table, s, seq_len, k_cache)
+        keys = _gather(k_cache, block_ids, seq_len, dtype, options.k_scale)
+        values = _gather(v_cache, block_ids, seq_len, dtype, options.v_scale)
         out[tokens], lse[tokens] = _attend(q[tokens], keys, values, metadata.positions[tokens], options)
     return out, lse
+
+
+def _block_ids(block_table: Tensor, s: int, seq_len: int, cache: Tensor) -> Tensor:
+    """Return the ids of a sequence's blocks, [ceil(seq_len / B)] int64; on a CPU all of them exist."""
+    num_blocks, block_size = cache.shape[:2]
+    check_capacity(seq_len, block_size, block_table)
+    columns = torch.arange(-(-seq_len // block_size), device=cache.device)
+    check_blocks(block_table, torch.full_like(columns, s), columns, num_blocks)
+    return block_table[s, columns].long()
 
 
 def _gather(
     cache: Tensor, block_ids: Tensor, seq_len: int, dtype: torch.dtype, scale: Tensor | None
 ) -> Tensor:
     """Return one sequence's rows of the cache, [seq_len, KH, D] in the dtype of the computation."""
-    block_size = cache.shape[1]
-    num_blocks = -(-seq_len // block_size)
-    return read_rows(cache, (block_ids[:num_blocks].long(),), dtype, scale).flatten(0, 1)[:seq_len]
+    return read_rows(cache, (block_ids,), dtype, scale).flatten(0, 1)[:seq_len]
 
 
 def _attend(

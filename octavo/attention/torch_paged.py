@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.checks import bad_block, check_plan, check_slots
+from octavo.attention.checks import check_blocks, check_plan, check_slots
 from octavo.attention.float8 import read_rows, write_rows
-from octavo.attention.forest import ForestPlan, concatenated_ranges
+from octavo.attention.forest import ForestPlan
+from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.plan_segments import concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
 _TILE_KEYS = 64
@@ -45,7 +47,10 @@ def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadat
     """
     if metadata.plan is not None:
         return metadata.plan
-    plan = ForestPlan.flat(metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy())
+    seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
+    # Before planning: a length out of thin air would make millions of items.
+    check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
+    plan = ForestPlan.flat(seq_lens, cu_seqlens_q)
     check_plan(plan, num_query_tokens, block_size, metadata)
     return plan
 
@@ -60,13 +65,23 @@ def paged_attention_with_lse(
     the order and number of pieces do not matter and memory stays bounded.
     """
     state = _RunningSoftmax(q)
-    for tokens, rows, kv_begin, kv_end in _batches(
-        host_plan(q.shape[0], k_cache.shape[1], metadata), q, k_cache
-    ):
+    plan = host_plan(q.shape[0], k_cache.shape[1], metadata)
+    _check_segments(plan, metadata.block_table, k_cache)
+    for tokens, rows, kv_begin, kv_end in _batches(plan, q, k_cache):
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
         if pieces.rows.shape[0] > 0:
             _fold(state, pieces, k_cache, v_cache, metadata.block_table, options)
     return state.result()
+
+
+def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> None:
+    """Check the ids of all blocks of the items' segments; on a GPU nothing is looked at."""
+    num_blocks, block_size = k_cache.shape[:2]
+    begin = plan.item_kv_begin // block_size
+    lengths = np.where(plan.item_kv_end > plan.item_kv_begin, -(-plan.item_kv_end // block_size) - begin, 0)
+    columns = torch.from_numpy(concatenated_ranges(begin, lengths))
+    rows = torch.from_numpy(np.repeat(plan.item_table_row, lengths).astype(np.int64))
+    check_blocks(block_table, rows, columns, num_blocks)
 
 
 class _RunningSoftmax:
@@ -197,9 +212,6 @@ def _fold(
     """Attend each piece's tokens to its keys and fold the result into the tokens' running softmax."""
     block_size = k_cache.shape[1]
     block_ids = block_table[pieces.rows.unsqueeze(1), pieces.keys_at // block_size].long()
-    # On a GPU a look at the ids would wait for the device, which then refuses them by itself.
-    if block_ids.device.type == "cpu" and not 0 <= block_ids.min() <= block_ids.max() < k_cache.shape[0]:
-        raise bad_block(k_cache.shape[0])
     offsets = pieces.keys_at % block_size
     keys = read_rows(k_cache, (block_ids, offsets), state.q.dtype, options.k_scale)
     values = read_rows(v_cache, (block_ids, offsets), state.q.dtype, options.v_scale)

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import KVCache
-from octavo.attention.checks import bad_slot, check_capacity, check_plan
+from octavo.attention.checks import bad_slot, check_plan
 from octavo.attention.cpu_kernel import AttendCall, StoreCall, check_status, kernel_library, plan_struct
 from octavo.attention.interface import choose_impl
+from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
+from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 
@@ -40,7 +42,7 @@ class CpuStep:
             num_heads: H, query heads.
 
         Raises:
-            InvalidArgumentError: the plan or the block table does not fit the step.
+            InvalidArgumentError: the plan, the slots or the block table do not fit the step.
         """
         data = kv_cache.data
         _, _, num_blocks, num_kv_heads, block_size, head_dim = data.shape
@@ -58,8 +60,11 @@ class CpuStep:
         check_plan(plan, num_tokens, block_size, metadata)
         assert plan.num_tokens == num_tokens, "the plan leaves tokens out"
         self._plan = plan_struct(plan)
-        self._max_rows = plan.max_item_tokens * (num_heads // num_kv_heads)
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
+        if slots.shape != (num_tokens,):
+            raise InvalidArgumentError(
+                f"slot_mapping must be [{num_tokens}], one slot per position; got {list(slots.shape)}"
+            )
         table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
         partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
         lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
@@ -75,7 +80,7 @@ class CpuStep:
             *(0, 0, 0, table.data_ptr(), positions.data_ptr(), None),
             *(0, lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
             *(width, head_dim, *cache_strides, *cache_strides, table.stride(0)),
-            *(num_blocks, block_size, num_heads, num_kv_heads, head_dim),
+            *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
         )
         self._width = width
         self._library = kernel_library()
@@ -88,7 +93,7 @@ class CpuStep:
         """See AttentionStep; float32, q and k are overwritten.
 
         Raises:
-            InvalidArgumentError: a slot or a block does not exist.
+            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
         """
         library, threads, store, call = self._library, self._threads, self._store, self._attend
         out = torch.empty(self._out_shape)
@@ -110,6 +115,5 @@ class CpuStep:
             raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)
         call.q, call.out = base, out.data_ptr()
         call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
-        status = library.octavo_attend(self._plan, call, self._max_rows, threads)
-        check_status(status, self._num_slots)
+        check_status(library.octavo_attend(self._plan, call, threads), self._plan, call)
         return out

@@ -227,7 +227,7 @@ def test_a_sequence_is_planned_the_same_in_every_batch():
 
 
 def test_a_plan_of_no_sequences():
-    plan = ForestPlan.from_block_tables(np.zeros((0, 0), np.int32), np.zeros(0), np.zeros(1), 16)
+    plan = ForestPlan.from_block_tables(np.zeros((0, 0), np.int32), [], [0], 16)
     assert (plan.num_items, plan.num_tokens, plan.num_partials) == (0, 0, 0)
 
 

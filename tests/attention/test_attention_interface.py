@@ -90,8 +90,14 @@ def test_wrong_arguments_are_refused(changes, message):
             {"block_table": torch.zeros(2, 4, dtype=torch.int64)},
             r"block_table must be \[2, max_blocks\] int32",
         ),
-        ({"positions": torch.zeros(2, dtype=torch.int32)}, r"positions must be \[3\] int32"),
-        ({"positions": torch.zeros(3)}, r"positions must be \[3\] int32"),
+        ({"positions": torch.zeros(2, dtype=torch.int32)}, "end within the 2 query tokens of positions"),
+        (
+            {"positions": torch.zeros(4, dtype=torch.int32)},
+            r"positions must be \[3\] int32, one per row of q",
+        ),
+        ({"positions": torch.zeros(3)}, r"positions must be \[T\] int32; got \[3\] torch.float32"),
+        ({"seq_lens": torch.zeros(2)}, r"seq_lens must be \[S\] int32 or int64; got \[2\] torch.float32"),
+        ({"cu_seqlens_q": torch.zeros(1, 3).int()}, r"cu_seqlens_q must be \[S \+ 1\] int32 or int64"),
         ({"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}, "cu_seqlens_q must have 3 entries"),
         ({"max_seq_len": 200}, "a sequence of 200 tokens does not fit the block table's 4 columns"),
         ({"seq_lens": torch.tensor([20, 200])}, "a sequence of 200 tokens does not fit"),
@@ -104,11 +110,15 @@ def test_wrong_metadata_is_refused(impl, changes, message):
         call(case, metadata=replace(case.metadata, **changes), impl=impl)
 
 
-@pytest.mark.parametrize(("seq_lens", "query_lens"), [([20], [3]), ([20, 9], [2, 2]), ([20, 200], [2, 1])])
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens"),
+    [([20], [3]), ([20, 9], [2, 2]), ([20, 200], [2, 1]), ([19, 9], [2, 1]), ([20, 9], [1, 2])],
+)
 def test_a_plan_of_another_step_is_refused(seq_lens, query_lens):
+    """Also that of the step before, by which the newest key would be left out."""
     case = make_case([20, 9], [2, 1])
     plan = make_case(seq_lens, query_lens).forest()
-    with pytest.raises(InvalidArgumentError, match=r"plan is of another step|does not fit the block table"):
+    with pytest.raises(InvalidArgumentError, match="the plan is of another step"):
         case.run("c", plan)
 
 
