@@ -137,6 +137,8 @@ class SamplingParams:
         for string in stop:
             if not isinstance(string, str) or not string:
                 raise SamplingParamsError(f"stop must hold non-empty strings, got {string!r}")
+            if any("\ud800" <= character <= "\udfff" for character in string):
+                raise SamplingParamsError(f"stop must hold valid Unicode, got a lone surrogate in {string!r}")
         if stop and not self.detokenize:
             raise SamplingParamsError("stop strings need detokenize=True; use stop_token_ids instead")
         return stop

@@ -32,6 +32,7 @@ from octavo.sampling_params import MIN_TEMPERATURE
         {"stop": ""},
         {"stop": ["a", ""]},
         {"stop": [7]},
+        {"stop": "a\udcff"},
         {"stop": ["x"] * 17},
         {"stop": "x", "detokenize": False},
         {"stop_token_ids": [-1]},

@@ -1,5 +1,26 @@
 """The `octavo` command: flags, OCTAVO_... variables and octavo.toml derive from the config dataclasses."""
 
-from octavo.cli.app import main
+from collections.abc import Sequence
+
+from octavo.cli.interrupts import leave_on_interrupt, raise_on_interrupt
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        arguments: default: sys.argv[1:].
+
+    Raises:
+        SystemExit: with the exit code, where it is not 0; see octavo.cli.app.
+    """
+    # Before anything that takes time is imported. `load` ends it.
+    leave_on_interrupt()
+    try:
+        from octavo.cli.app import run
+
+        run(arguments)
+    finally:
+        raise_on_interrupt()

@@ -1,41 +1,45 @@
-"""Commands and their error handling: what is the user's to mend is one clear line and exit code 2."""
+"""Commands and their error handling: what is the user's to mend is one clear line.
+
+Exit codes: 0 done; 1 the output cannot be written, or (with no message) its reader left; 2 an option, a model
+or a prompt is wrong; 130 Ctrl-C.
+"""
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
-import cyclopts
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
-from octavo.cli.options import BenchOptions, PrefixBenchOptions
+from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
+from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, PrefixBenchOptions
+from octavo.cli.settings import add_sources
+from octavo.cli.streams import drop_output, prepare_streams
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
-from octavo.sampling_params import SamplingParams
 
 Engine = Annotated[EngineConfig, Parameter(name="*")]
-# --seed is the engine's: it seeds every request.
-Sampling = Annotated[SamplingParams, Parameter(name="*")]
+# Arguments without a flag come from the command line alone.
+Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
 app = App(
     name="octavo",
     help="A small, complete and fast LLM inference engine built on paged attention.",
     version_flags=["--version"],
-    config=[
-        cyclopts.config.Env("OCTAVO_", command=False),
-        cyclopts.config.Toml("octavo.toml", search_parents=False),
-    ],
 )
+add_sources(app)
 
 
 @app.command
 def generate(
-    prompts: list[str] | None = None,
+    prompts: Texts = None,
     /,
     *,
     json: bool = False,
     quiet: bool = False,
     engine: Engine = EngineConfig(),
-    sampling: Sampling = SamplingParams(max_tokens=128),
+    # --seed is the engine's: it seeds every request.
+    sampling: Annotated[GenerateSampling, Parameter(name="*")] = GenerateSampling(),
 ) -> None:
     """Complete prompts given as arguments, or one prompt per line of standard input.
 
@@ -53,12 +57,12 @@ def generate(
 
 @app.command
 def chat(
-    messages: list[str] | None = None,
+    messages: Texts = None,
     /,
     *,
     system: str | None = None,
     engine: Engine = EngineConfig(),
-    sampling: Sampling = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512),
+    sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
     """Chat in the terminal; with messages as arguments, answer them one after the other and leave.
 
@@ -119,29 +123,40 @@ def inspect(model: str | None = None, /, *, engine: Engine = EngineConfig()) -> 
     run_inspect(model, engine)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
+def run(arguments: Sequence[str] | None) -> None:
+    """Run the command line; see octavo.cli.main.
 
-    Args:
-        arguments: default: sys.argv[1:].
+    Raises:
+        SystemExit: with the exit code, where it is not 0.
     """
     try:
+        prepare_streams()
         app(
             list(sys.argv[1:] if arguments is None else arguments),
             exit_on_error=False,
             print_error=False,
             result_action="return_none",
         )
-    except (OctavoError, cyclopts.CycloptsError) as error:
-        _fail(" ".join(str(error).split()))
+        sys.stdout.flush()
+    except (OctavoError, CycloptsError) as error:
+        _fail(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (such as `head`) left; nothing is left to say to it.
-        sys.stderr.close()
-        sys.exit(0)
+        drop_output()
+        sys.exit(1)
+    except OSError as error:
+        drop_output()
+        _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
 
 
-def _fail(message: str) -> None:
-    print(f"octavo: error: {message}", file=sys.stderr)
-    sys.exit(2)
+def _fail(message: str, exit_code: int) -> None:
+    with suppress(OSError):
+        print(f"octavo: error: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        drop_output()
+    sys.exit(exit_code)

@@ -5,6 +5,7 @@ import sys
 import msgspec
 
 from octavo.cli.loading import load
+from octavo.cli.streams import print_json
 from octavo.config import EngineConfig
 from octavo.errors import PromptError, SamplingParamsError
 from octavo.llm import LLM
@@ -25,14 +26,15 @@ def run_generate(
         return
     for output in llm.generate(prompts, params, progress=not quiet and sys.stderr.isatty()):
         if as_json:
-            print(msgspec.json.encode(output).decode())
+            print_json(msgspec.json.encode(output).decode())
         else:
             _print(output)
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    stream = llm.stream(prompt, params)
     print(prompt, end="", flush=True)
-    for delta in llm.stream(prompt, params):
+    for delta in stream:
         print(delta.text, end="", flush=True)
     print()
 
@@ -47,6 +49,11 @@ def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise PromptError("give prompts as arguments, or one per line on standard input")
     prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    for number, prompt in enumerate(prompts, start=1):
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise PromptError(
+                f"prompt {number} of standard input must be {sys.stdin.encoding} text, got {prompt!a}"
+            )
     if not prompts:
         raise PromptError("standard input holds no prompt; give one per line")
     return prompts

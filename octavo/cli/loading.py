@@ -3,10 +3,16 @@
 import dataclasses
 import sys
 
+from octavo.cli.interrupts import raise_on_interrupt
 from octavo.config import EngineConfig
 from octavo.llm import LLM
 
 
 def load(config: EngineConfig, *, quiet: bool = False) -> LLM:
-    """Load the model; the bar goes to standard error and only to a terminal."""
-    return LLM(progress=not quiet and sys.stderr.isatty(), **dataclasses.asdict(config))
+    """Load the model; the bar goes to standard error and only to a terminal.
+
+    Until then Ctrl-C ends the process at once; afterwards it is a KeyboardInterrupt.
+    """
+    llm = LLM(progress=not quiet and sys.stderr.isatty(), **dataclasses.asdict(config))
+    raise_on_interrupt()
+    return llm

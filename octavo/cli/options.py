@@ -1,12 +1,77 @@
-"""Options that only the command line has."""
+"""Options that only the command line has, and how it spells those that no single word can say."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from octavo.config import DType
 from octavo.errors import ConfigError
+from octavo.sampling_params import SamplingParams
+
+
+def read_logit_bias(hint: object, tokens: Sequence[Token]) -> dict[int, object]:
+    """Read ID=VALUE, several with commas between them, or a JSON object; any number of either.
+
+    Raises:
+        ValueError: it is neither, or an id is there twice. The values are for SamplingParams to check.
+    """
+    pairs: list[tuple[str, object]] = []
+    for token in tokens:
+        if token.value.lstrip().startswith("{"):
+            pairs += json.loads(token.value, object_pairs_hook=list)
+        else:
+            pairs += [_read_pair(text) for text in token.value.split(",")]
+    bias = {int(token_id): value for token_id, value in pairs}
+    if len(bias) < len(pairs):
+        raise ValueError(f"each token id may be there once, got {', '.join(id_ for id_, _ in pairs)}")
+    return bias
+
+
+def _read_pair(text: str) -> tuple[str, object]:
+    token_id, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"expected ID=VALUE, such as 5=-100, got {text!r}")
+    return token_id, float(value)
+
+
+def split_strings(hint: object, value: str, delimiter: str | None = None) -> list[str]:
+    """Return the strings in a variable: one with all its blanks, or those of a JSON list."""
+    try:
+        listed = json.loads(value)
+    except ValueError:
+        return [value]
+    return listed if isinstance(listed, list) and all(isinstance(item, str) for item in listed) else [value]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateSampling(SamplingParams):
+    """What `octavo generate` samples by. See SamplingParams."""
+
+    max_tokens: int | None = 128
+    stop: Annotated[str | Sequence[str] | None, Parameter(env_var_split=split_strings)] = ()
+    logit_bias: Annotated[
+        Mapping[int, float] | None,
+        Parameter(
+            converter=read_logit_bias,
+            accepts_keys=False,
+            n_tokens=-1,
+            metavar="ID=VALUE",
+            help="value in [-100, 100] added to the logit of the token with this id, any number of times; "
+            'or a JSON object, such as {"5": -100, "7": 3.5}.',
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatSampling(GenerateSampling):
+    """What `octavo chat` samples by. See SamplingParams."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    max_tokens: int | None = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
