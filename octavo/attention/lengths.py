@@ -30,9 +30,8 @@ class Lengths(NamedTuple):
 
     def equal(self, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
         """True for the same numbers."""
-        return self.seq_lens.shape == seq_lens.shape and bool(
-            (self.seq_lens == seq_lens).all() and (self.cu_seqlens_q == cu_seqlens_q).all()
-        )
+        pairs = (self.seq_lens, seq_lens), (self.cu_seqlens_q, cu_seqlens_q)
+        return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
 
 
 def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:

@@ -277,18 +277,20 @@ def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
     device_type = plan.device.type
     free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
     block_bytes = plan.block_size * plan.kv_bytes_per_token
+    table_bytes = _host_bytes(config, plan, 0)
     if device_type == "cpu":
-        free_bytes -= _host_bytes(config, plan, 0)
-        block_bytes += _host_bytes(config, plan, 1) - _host_bytes(config, plan, 0)
+        free_bytes -= table_bytes
+        block_bytes += _host_bytes(config, plan, 1) - table_bytes
     budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device_type]))
     if device_type == "cpu" and config.memory_fraction is None:
         budget = min(budget, _CPU_DEFAULT_KV_BYTES)
     if budget < block_bytes:
         raise OutOfMemoryError(
             f"no KV block of {gib(block_bytes)} fits: of {gib(plan.free_bytes)} free on {plan.device}, "
-            f"weights take {gib(plan.weight_bytes)}, activations and buffers {gib(plan.working_bytes)}, and "
-            f"{gib(max(0, budget))} of the rest is for the KV cache; lower block_size, max_num_seqs, "
-            "max_num_batched_tokens or max_model_len, raise memory_fraction, or use a smaller model"
+            f"weights take {gib(plan.weight_bytes)}, activations and buffers {gib(plan.working_bytes)}, "
+            f"block tables {gib(table_bytes)}, and the KV cache may have {gib(max(0, budget))}; lower "
+            "block_size, max_num_seqs, max_num_batched_tokens or max_model_len, raise memory_fraction, or "
+            "use a smaller model"
         )
     return budget // block_bytes
 
