@@ -123,8 +123,8 @@ def test_cache_beyond_int32_elements(query_len):
             max_query_len=query_len,
             max_seq_len=250,
         )
-        caches = (k.transpose(1, 2), v.transpose(1, 2))
-        return gpu_paged.paged_attention_with_lse(q, *caches, metadata, ScoreOptions(0.1))
+        cache = LayerCache(k.transpose(1, 2), v.transpose(1, 2))
+        return gpu_paged.paged_attention_with_lse(q, cache, metadata, ScoreOptions(0.1))
 
     q = torch.randn(query_len, heads, dim, dtype=torch.bfloat16, device="cuda")
     far = attend(k_cache, v_cache, table)

@@ -25,7 +25,7 @@ def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: t
     x, norm_weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype)
     weight = random(num_columns, size, dtype=dtype, scale=size**-0.5)
     residual = random(num_rows, num_columns, dtype=dtype)
-    exact_norm = plain_norm(x.double(), norm_weight.double(), EPS, 0.0)
+    exact_norm = plain_norm(x.double(), norm_weight.double(), EPS)
     got = skinny_linear(x, weight, norm_weight=norm_weight, eps=EPS)
     plain = plain_norm(x, norm_weight, EPS) @ weight.T
     assert_as_good_as_torch(got, plain, exact_norm @ weight.double().T)

@@ -58,7 +58,7 @@ class QKVCase:
             device=device,
         )
         cache.data.fill_(7.0)
-        self.k_cache, self.v_cache = cache.layer(0)
+        self.k_cache, self.v_cache = cache.layer(0).k, cache.layer(0).v
 
     def run(
         self, *, k_scale: Tensor | None = None, v_scale: Tensor | None = None, keep_k: bool = False
