@@ -29,10 +29,10 @@ PARAMS = [
 ]
 STREAMED = [9, 9, 8, 7]
 STREAM_PARAMS = SamplingParams(temperature=0, max_tokens=24, logprobs=1, ignore_eos=True)
-# More cases with OCTAVO_FUZZ_INTERRUPTS=20000 and the like; a seed repeats a run as nearly as signals can.
-NUM_INTERRUPTS = int(os.environ.get("OCTAVO_FUZZ_INTERRUPTS", "2000"))
-LINE_STRIDE = int(os.environ.get("OCTAVO_FUZZ_LINE_STRIDE", "149"))
-SEED = int(os.environ.get("OCTAVO_FUZZ_SEED", random.randrange(2**32)))
+# More cases with FUZZ_INTERRUPTS=20000 and the like; a seed repeats a run as nearly as signals can.
+NUM_INTERRUPTS = int(os.environ.get("FUZZ_INTERRUPTS", "2000"))
+LINE_STRIDE = int(os.environ.get("FUZZ_LINE_STRIDE", "149"))
+SEED = int(os.environ.get("FUZZ_SEED", random.randrange(2**32)))
 
 
 def tokens(llm: LLM) -> list[list[list[int]]]:
