@@ -11,7 +11,9 @@ from octavo.llm_arguments import as_continuation_list, as_conversations, as_para
 BYTES = [b"hi", b"", bytearray(b"hi"), memoryview(b"hi")]
 
 
-@pytest.mark.parametrize("content", BYTES, ids=repr)
+@pytest.mark.parametrize(
+    "content", BYTES, ids=lambda value: f"{type(value).__name__} {value!r}".split(" at 0x")[0]
+)
 def test_bytes_are_one_prompt_which_is_refused_where_it_is_read(content: bytes) -> None:
     assert as_prompt_list(content) == [content]
 
@@ -32,7 +34,9 @@ def test_what_is_no_list_is_refused(read: Callable[[object], object], value: obj
 
 
 @pytest.mark.parametrize("read", [as_conversations, as_continuation_list])
-@pytest.mark.parametrize("value", ["ab", *BYTES], ids=repr)
+@pytest.mark.parametrize(
+    "value", ["ab", *BYTES], ids=lambda value: f"{type(value).__name__} {value!r}".split(" at 0x")[0]
+)
 def test_one_text_is_no_list(read: Callable[[object], object], value: object) -> None:
     with pytest.raises(PromptError):
         read(value)
