@@ -23,11 +23,11 @@ from octavo.attention import ForestPlan, KVCache, merge, store_kv
 from octavo.attention.choice import choose_impl
 from octavo.attention.cpu.kernel import StoreCall, kernel_library
 from octavo.errors import InvalidArgumentError
-from octavo.layers.attention import OperatorStep
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps.cpu import CpuStep
+from octavo.layers.steps.operators import OperatorStep
 
 BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
 NOWHERE = (-1, -(2**31), 2**31 - 1)
@@ -76,7 +76,7 @@ def random_case(pick):
 
 
 def random_options(pick, case):
-    options = {"window": pick.choice((None, 1, 9, 2**40)), "softcap": pick.choice((0.0, 3.0, 1e30))}
+    options = {"window": pick.choice((None, 1, 9, 2**31, 2**40)), "softcap": pick.choice((0.0, 3.0, 1e30))}
     if pick.random() < 0.3:
         options["alibi_slopes"] = torch.rand(case.q.shape[1])
     return options
@@ -197,6 +197,9 @@ def check_step(pick):
     outs = [step.attend(qkv.clone(), rotations, options) for step in (fast, plain)]
     close(*outs)
     torch.testing.assert_close(caches[0].data, caches[1].data, equal_nan=True)
+    nan, infinity = float("nan"), float("inf")
+    wrong = pick.choice(({"scale": nan}, {"softcap": infinity}, {"softcap": -1.0}, {"window": -1}))
+    refused(fast.attend, qkv.clone(), rotations, replace(options, **wrong))
     if kv_heads > 1:
         odd = CpuStep(caches[0], metadata, num_heads=kv_heads + 1)
         refused(odd.attend, torch.ones(qkv.shape[0], (3 * kv_heads + 1) * head_dim), rotations, options)

@@ -11,7 +11,7 @@
       others                      plain
 
 Whether a GEMM can run at all, it says itself (unsupported_reason). Which one pays off is decided here, by
-limits measured on an H100 (skinny) and an H200 (hopper). A new kind of weight, such as fp8, int4 or those of
+limits measured on an H200. A new kind of weight, such as fp8, int4 or those of
 experts, is a file beside int8.py and a line in _QUANTIZED; a new kernel for some numbers of rows is a name in
 Gemm and a branch in choose_gemm.
 """
