@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../attention/vector.c"
+#include "../../attention/cpu/vector.c"
 
 #define PARALLEL_FLOATS 32768
 
