@@ -13,7 +13,22 @@ LINT = (
 # Most tests are small and single-threaded: two processes of one thread each use two cores best. Each begins
 # with half of the files, so that most fixtures are made once, and takes tests from the other when it is done.
 TESTS = (
-    ("tests", [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not gpu", "tests"]),
+    (
+        "tests",
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "2",
+            "--dist",
+            "worksteal",
+            "-m",
+            "not gpu",
+            "--durations=12",
+            "tests",
+        ],
+    ),
 )
 
 
