@@ -222,7 +222,7 @@ def test_a_sequence_is_planned_the_same_in_every_batch():
             max_query_len=queries[s],
             max_seq_len=lens[s],
         )
-        single = type(case)(case.q[tokens], case.cache, alone)
+        single = type(case)(case.q[tokens], case.k_cache, case.v_cache, alone)
         assert torch.equal(single.run("c")[0], together[tokens])
 
 

@@ -123,8 +123,8 @@ def test_strided_queries_and_caches(impl):
     expected = case.run("reference")[0]
     fused = torch.full((case.q.shape[0], 8, 16), torch.nan)
     fused[:, :4] = case.q
-    interleaved = torch.stack([case.cache], dim=3)
-    case.q, case.cache = fused[:, :4], interleaved[:, :, :, 0], interleaved[:, :, :, 1]
+    interleaved = torch.stack([case.k_cache, case.v_cache], dim=3)
+    case.q, case.k_cache, case.v_cache = fused[:, :4], interleaved[:, :, :, 0], interleaved[:, :, :, 1]
     assert not case.k_cache.is_contiguous()
     torch.testing.assert_close(case.run(impl)[0], expected)
 
