@@ -11,10 +11,11 @@ from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
-from octavo.errors import InvalidArgumentError, OctavoError, PromptError
+from octavo.errors import InvalidArgumentError, OctavoError
 from octavo.llm_arguments import (
     DEFAULT_SAMPLING,
     Message,
+    as_continuation_list,
     as_conversations,
     as_params_list,
     as_prompt_list,
@@ -183,12 +184,11 @@ class LLM:
             cache_salt: as in `generate`.
 
         Raises:
-            PromptError: prefix or a continuation is empty or malformed.
+            PromptError: prefix or a continuation is empty or malformed, or the continuations are no list.
         """
-        if isinstance(continuations, str):
-            raise PromptError("continuations must be a list of texts or token id lists, got one string")
+        continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
-        suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
+        suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
         with self._shared.caller() as caller, no_full_collections():
             outputs = [

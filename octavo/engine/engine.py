@@ -258,7 +258,7 @@ class Engine:
         max_num_tokens = self.plan.max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
-        stop_token_ids = frozenset(params.stop_token_ids)
+        stop_token_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         return [
