@@ -11,7 +11,7 @@ from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
-from octavo.errors import InvalidArgumentError, OctavoError
+from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.llm_arguments import (
     DEFAULT_SAMPLING,
     Message,
@@ -123,8 +123,13 @@ class LLM:
             EngineError: the engine failed on this request.
         """
         caller = self._shared.caller()
-        output = caller.add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
-        return CompletionStream(self._shared, caller, output)
+        try:
+            params = DEFAULT_SAMPLING if params is None else params
+            return CompletionStream(self._shared, caller, caller.add(prompt, params, cache_salt=cache_salt))
+        except BaseException:
+            # Whoever keeps the exception keeps the caller.
+            caller.close()
+            raise
 
     def chat(
         self,
@@ -149,7 +154,7 @@ class LLM:
         prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
         return self.generate(
             prompts,
-            params or DEFAULT_CHAT_SAMPLING,
+            DEFAULT_CHAT_SAMPLING if params is None else params,
             on_error=on_error,
             cache_salt=cache_salt,
             progress=progress,
@@ -160,7 +165,8 @@ class LLM:
     ) -> "CompletionStream":
         """Answer one conversation, yielding what steps add; see `chat` and `stream`."""
         prompt = self.chat_prompt(messages)
-        return self.stream(prompt, params or DEFAULT_CHAT_SAMPLING, cache_salt=cache_salt)
+        params = DEFAULT_CHAT_SAMPLING if params is None else params
+        return self.stream(prompt, params, cache_salt=cache_salt)
 
     def chat_prompt(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Render messages with the model's chat template and tokenize them."""
@@ -185,6 +191,7 @@ class LLM:
 
         Raises:
             PromptError: prefix or a continuation is empty or malformed, or the continuations are no list.
+            EngineError: the engine failed on a request, or somebody aborted it.
         """
         continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
@@ -306,6 +313,8 @@ def _add(
 def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
     if output.error is not None:
         raise output.error
+    if output.outputs[0].finish_reason == "abort":
+        raise EngineError("this score's request was aborted before all its log-probabilities were known")
     assert output.prompt_logprobs is not None
     entries = output.prompt_logprobs[-len(suffix) :]
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]
