@@ -14,6 +14,7 @@ from octavo import LLM, SamplingParams
 from octavo.cli import chat
 from octavo.cli.interrupts import leave_on_interrupt, raise_on_interrupt
 from octavo.engine.model_runner import ModelRunner
+from octavo.llm_arguments import Message
 
 COMMAND = [sys.executable, "-m", "octavo", "generate", "Once", "--max-tokens", "400", "--ignore-eos"]
 # From the first imports to the middle of the text: seconds.
@@ -91,8 +92,9 @@ def answer(process: subprocess.Popen[bytes]) -> bytes:
 @contextmanager
 def chat_process() -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "octavo", "chat", "--temperature", "0", "--max-tokens", "12"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, bufsize=0, **pipes) as process:
+    with subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             answer(process)
             yield process
@@ -122,7 +124,7 @@ def test_ctrl_c_while_a_chat_reads_a_prompt_changes_no_later_answer() -> None:
 @pytest.mark.parametrize("moment", ["prefill", "print"])
 def test_ctrl_c_in_an_answer_leaves_no_request(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     llm = LLM("smollm2", num_blocks=64)
-    messages = [{"role": "user", "content": "Hi"}]
+    messages: list[Message] = [{"role": "user", "content": "Hi"}]
     with monkeypatch.context() as patch:
 
         def interrupted(*_: object, **__: object) -> None:

@@ -186,4 +186,4 @@ def test_no_weights_are_unpickled(folder, gguf_path, monkeypatch):
 def test_a_name_that_is_too_long_for_a_path_is_not_found(name):
     with pytest.raises(ModelNotFoundError, match=r"no model '(owner/)?a|no folder") as caught:
         resolve_model(name)
-    assert len(str(caught.value)) < 400
+    assert len(str(caught.value)) < 1000
