@@ -11,10 +11,11 @@ from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
-from octavo.errors import InvalidArgumentError, OctavoError, PromptError
+from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.llm_arguments import (
     DEFAULT_SAMPLING,
     Message,
+    as_continuation_list,
     as_conversations,
     as_params_list,
     as_prompt_list,
@@ -122,8 +123,13 @@ class LLM:
             EngineError: the engine failed on this request.
         """
         caller = self._shared.caller()
-        output = caller.add(prompt, params or DEFAULT_SAMPLING, cache_salt=cache_salt)
-        return CompletionStream(self._shared, caller, output)
+        try:
+            params = DEFAULT_SAMPLING if params is None else params
+            return CompletionStream(self._shared, caller, caller.add(prompt, params, cache_salt=cache_salt))
+        except BaseException:
+            # Whoever keeps the exception keeps the caller.
+            caller.close()
+            raise
 
     def chat(
         self,
@@ -148,7 +154,7 @@ class LLM:
         prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
         return self.generate(
             prompts,
-            params or DEFAULT_CHAT_SAMPLING,
+            DEFAULT_CHAT_SAMPLING if params is None else params,
             on_error=on_error,
             cache_salt=cache_salt,
             progress=progress,
@@ -159,7 +165,8 @@ class LLM:
     ) -> "CompletionStream":
         """Answer one conversation, yielding what steps add; see `chat` and `stream`."""
         prompt = self.chat_prompt(messages)
-        return self.stream(prompt, params or DEFAULT_CHAT_SAMPLING, cache_salt=cache_salt)
+        params = DEFAULT_CHAT_SAMPLING if params is None else params
+        return self.stream(prompt, params, cache_salt=cache_salt)
 
     def chat_prompt(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Render messages with the model's chat template and tokenize them."""
@@ -183,12 +190,12 @@ class LLM:
             cache_salt: as in `generate`.
 
         Raises:
-            PromptError: prefix or a continuation is empty or malformed.
+            PromptError: prefix or a continuation is empty or malformed, or the continuations are no list.
+            EngineError: the engine failed on a request, or somebody aborted it.
         """
-        if isinstance(continuations, str):
-            raise PromptError("continuations must be a list of texts or token id lists, got one string")
+        continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
-        suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuations]
+        suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
         with self._shared.caller() as caller, no_full_collections():
             outputs = [
@@ -306,6 +313,8 @@ def _add(
 def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
     if output.error is not None:
         raise output.error
+    if output.outputs[0].finish_reason == "abort":
+        raise EngineError("this score's request was aborted before all its log-probabilities were known")
     assert output.prompt_logprobs is not None
     entries = output.prompt_logprobs[-len(suffix) :]
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]

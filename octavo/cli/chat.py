@@ -61,12 +61,12 @@ def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> str:
     """Stream an answer to the terminal, then a one-line summary; Ctrl-C ends the answer early."""
     output: RequestOutput | None = None
     text = ""
-    stream = llm.chat_stream(messages, params)
     try:
-        for delta in stream:
-            print(delta.text, end="", flush=True)
-            text += delta.text
-            output = delta.output
+        with llm.chat_stream(messages, params) as stream:
+            for delta in stream:
+                print(delta.text, end="", flush=True)
+                text += delta.text
+                output = delta.output
     except KeyboardInterrupt:
         pass
     print()

@@ -107,7 +107,8 @@ class Engine:
         # Steps launched whose results are not processed, oldest first.
         self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self._in_doubt = False
-        self._num_requests = 0
+        # Ids given, and requests taken: these key the random numbers of requests without a seed.
+        self._num_ids = self._num_requests = 0
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_output_tokens = 0
@@ -150,6 +151,7 @@ class Engine:
         salt = _salt_bytes(cache_salt)
         request_id = self._checked_request_id(request_id)
         self._begin()
+        self._num_requests += 1
         requests = self._requests(request_id, token_ids.packed, params, salt, prompt_logprobs_start)
         requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
@@ -161,13 +163,19 @@ class Engine:
     def new_request_id(self) -> str:
         """Return a running number that is no unfinished request's id."""
         while True:
-            self._num_requests += 1
-            request_id = str(self._num_requests - 1)
+            self._num_ids += 1
+            request_id = str(self._num_ids - 1)
             if request_id not in self.outputs:
                 return request_id
 
     def abort(self, request_id: str) -> None:
-        """End a request in any state and free its blocks; unknown or finished ids are ignored."""
+        """End a request in any state and free its blocks; unknown or finished ids are ignored.
+
+        Raises:
+            InvalidArgumentError: the id is no string.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidArgumentError(f"request_id must be a string, got {request_id!r}")
         self._begin()
         if request_id in self.outputs:
             for request in self.outputs.requests(request_id):
@@ -190,7 +198,11 @@ class Engine:
         self._in_doubt = False
 
     def settle(self) -> None:
-        """Start over if the last call was broken off; see this file's first lines."""
+        """Start over if the last call was broken off; see this file's first lines.
+
+        Raises:
+            EngineError: the device or the machine lets nothing start; the next call tries again.
+        """
         if self._in_doubt:
             self._start_over()
             self._in_doubt = False
@@ -225,7 +237,10 @@ class Engine:
         """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
         logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
         self._in_flight.clear()
-        self.runner.reset()
+        try:
+            self.runner.reset()
+        except Exception as error:
+            raise EngineError(f"the device cannot start over, load the model again: {error!r}") from error
         self.manager.reset()
         unfinished = self.outputs.rewind()
         for request in unfinished:
@@ -258,7 +273,7 @@ class Engine:
         max_num_tokens = self.plan.max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
-        stop_token_ids = frozenset(params.stop_token_ids)
+        stop_token_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         return [

@@ -31,8 +31,8 @@ def no_full_collections() -> Iterator[None]:
         # Another call under way set them, and sets them back.
         yield
         return
-    gc.set_threshold(*_THRESHOLDS)
     try:
+        gc.set_threshold(*_THRESHOLDS)
         yield
     finally:
         gc.set_threshold(*thresholds)

@@ -132,8 +132,8 @@ class PromptReader:
         """
         if not isinstance(params, SamplingParams):
             raise SamplingParamsError(f"expected SamplingParams, got {type(params).__name__}")
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-            for token_id in ids:
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            for token_id in ids or ():
                 if token_id >= self.vocab_size:
                     raise SamplingParamsError(
                         f"{name} holds id {token_id}, the vocabulary ends at {self.vocab_size - 1}"

@@ -149,6 +149,8 @@ class Request:
         self.token_ids.append(token_id)
         self.metrics.num_output_tokens += 1
         if token_id in self.stop_token_ids and self.num_output_tokens >= self.params.min_tokens:
-            self.finish("stop", stop_reason=token_id if token_id in self.params.stop_token_ids else None)
+            self.finish(
+                "stop", stop_reason=token_id if token_id in (self.params.stop_token_ids or ()) else None
+            )
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")

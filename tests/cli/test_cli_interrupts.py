@@ -5,10 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from octavo import LLM, SamplingParams
+from octavo.cli import chat
 from octavo.cli.interrupts import leave_on_interrupt, raise_on_interrupt
+from octavo.engine.model_runner import ModelRunner
+from octavo.llm_arguments import Message
 
 COMMAND = [sys.executable, "-m", "octavo", "generate", "Once", "--max-tokens", "400", "--ignore-eos"]
 # From the first imports to the middle of the text: seconds.
@@ -65,3 +71,70 @@ def test_the_handler_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def ask(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")
+
+
+def answer(process: subprocess.Popen[bytes]) -> bytes:
+    """Everything that a chat prints until it asks for the next line."""
+    assert process.stdout is not None
+    text = b""
+    while not text.endswith(b"\n> "):
+        piece = process.stdout.read(1)
+        assert piece, text
+        text += piece
+    return text
+
+
+@contextmanager
+def chat_process() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "octavo", "chat", "--temperature", "0", "--max-tokens", "12"]
+    with subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            answer(process)
+            yield process
+            ask(process, "/quit")
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_while_a_chat_reads_a_prompt_changes_no_later_answer() -> None:
+    """A long message is a prefill of seconds: Ctrl-C comes before the first token."""
+    question = "Name three colours."
+    with chat_process() as fresh:
+        ask(fresh, question)
+        expected = answer(fresh)
+    with chat_process() as process:
+        ask(process, "one two three four five " * 1200)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert answer(process) == b"\n> "
+        ask(process, "/reset")
+        ask(process, question)
+        # /reset prints nothing but the next "> ".
+        assert answer(process).removeprefix(b"> ") == expected
+
+
+@pytest.mark.parametrize("moment", ["prefill", "print"])
+def test_ctrl_c_in_an_answer_leaves_no_request(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    llm = LLM("smollm2", num_blocks=64)
+    messages: list[Message] = [{"role": "user", "content": "Hi"}]
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_: object, **__: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        if moment == "prefill":
+            patch.setattr(ModelRunner, "_forward", interrupted)
+        else:
+            prints = iter([interrupted])
+            patch.setattr(chat, "print", lambda *_, **__: next(prints, str)(), raising=False)
+        assert chat._answer(llm, messages, SamplingParams(max_tokens=4)) == ""
+    stats = llm.stats
+    assert (stats.num_running, stats.num_waiting, stats.kv.num_referenced) == (0, 0, 0)

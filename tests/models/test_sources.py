@@ -180,3 +180,10 @@ def test_no_weights_are_unpickled(folder, gguf_path, monkeypatch):
     with pytest.raises(OctavoError):
         open_weights(resolve_model(str(folder)))
     open_weights(resolve_model(str(gguf_path))).close()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000, "a/" * 3000, "owner/" + "a" * 300])
+def test_a_name_that_is_too_long_for_a_path_is_not_found(name):
+    with pytest.raises(ModelNotFoundError, match=r"no model '(owner/)?a|no folder") as caught:
+        resolve_model(name)
+    assert len(str(caught.value)) < 1000
