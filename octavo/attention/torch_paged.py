@@ -14,7 +14,7 @@ from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.host_segments import concatenated_ranges
+from octavo.attention.plan.ranges import concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
 _TILE_KEYS = 64

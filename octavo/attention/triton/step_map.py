@@ -205,10 +205,10 @@ def _fat_work(
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
     units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    num_slots = num_multiprocessors(device) * shape.programs_per_multiprocessor
+    num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     # A captured step has room for many sequences, most of them without tokens.
     num_busy = num_tokens // tile_tokens + 1
-    most_parts = min(num_slots // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
+    most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
     # A power of two, since each number is compiled for.
     num_parts = 1 << max(0, most_parts.bit_length() - 1)
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)
