@@ -130,7 +130,7 @@ def _attend_piece(
 
 @triton.jit
 def _partial_id(at, tiles_per_program):
-    """Slot of the piece that starts at `at`: a program has at most one at its run's begin, and one after."""
+    """Number of the partial result of the piece at `at`: one at the run's begin, and one after it."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
 
 
@@ -147,7 +147,11 @@ def _merge_pieces(
     queries, partial_out, partial_lse, head_begin, first_program, num_pieces,
     tiles_per_program, token_begin, num_tokens, kv_head, shape, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the pieces of one (unit, kv head) and write its rows; ROWS of the tile's rows can exist."""
+    """Merge the pieces of one (unit, kv head) and write its rows; at most ROWS of the tile's rows exist.
+
+    Specification: octavo.attention.merge. The program that attended the last piece calls it: a launch for so
+    few rows would cost more than the merge.
+    """
     ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
     row = tl.arange(0, ROWS)
     token = (token_begin + row // shape.group).to(tl.int64)

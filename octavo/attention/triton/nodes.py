@@ -4,7 +4,7 @@
     leaves   a sequence's queries  x  its own keys                              ->  another one
     merge    a token's partial results  ->  its result
 
-Nodes with many queries are bound by the matrix units, leaves by the memory. So on Hopper and later the leaves
+Nodes with many queries are bound by the tensor cores, leaves by memory. So on Hopper and later the leaves
 begin while nodes are still under way: each kernel is launched early, and waits where it needs results
 (programmatic dependent launch). For a kernel's end to mean the end of those before it, one program waits for
 the kernel before.
@@ -155,7 +155,10 @@ def _merge_kernel(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's."""
+    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's.
+
+    Specification: octavo.attention.merge. A launch of its own: nodes and leaves come from different kernels.
+    """
     ABREAST: tl.constexpr = 4
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -1,9 +1,9 @@
-"""The step's task map, made on the device: who attends to what, and how the work is cut.
+"""The step's task map, made on the device: which queries read which keys, and how the work is cut.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
-thin, the others fat; each class has its kernel, since one kernel for both would take the registers of the
-larger. Nothing here waits for the device, so a step's map can be remade inside a CUDA graph. The records of
-units are triton_units'.
+thin, the others fat. Each class has its kernel: one kernel for both would need the registers of the larger.
+Nothing here waits for the device, so a step's map can be remade inside a CUDA graph. units.py describes the
+records of units.
 """
 
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class StepMap:
 
 @dataclass(frozen=True, slots=True)
 class _Visibility:
-    """Where a unit's keys begin, and who attends to them.
+    """What limits the keys that a unit sees.
 
     Attributes:
         window: keys that a query sees, or None.
