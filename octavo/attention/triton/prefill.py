@@ -114,7 +114,7 @@ def _merge_parts_kernel(
 ):
     """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results.
 
-    Specification: octavo.attention.merge. A launch of its own, since a unit's parts are different programs. Rows
+    Specification: octavo.attention.merge. A launch of its own: other programs computed the parts. Rows
     are many and parts few: one part at a time needs few registers.
     """
     record = units + tl.program_id(0) * RECORD
