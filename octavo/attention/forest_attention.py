@@ -13,7 +13,7 @@ from octavo.attention.lengths import check_lengths
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.host_segments import concatenated_ranges
+from octavo.attention.plan.ranges import concatenated_ranges
 
 
 def forest_attention(

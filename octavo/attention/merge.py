@@ -1,4 +1,7 @@
-"""Merge partial attention results over disjoint sets of keys."""
+"""Merge partial attention results over disjoint sets of keys: the specification of every kernel that merges.
+
+docs/adr/0021-two-plans-over-one-table.md lists them.
+"""
 
 import torch
 from torch import Tensor

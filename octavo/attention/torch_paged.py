@@ -14,7 +14,7 @@ from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
-from octavo.attention.plan.host_segments import concatenated_ranges
+from octavo.attention.plan.ranges import concatenated_ranges
 
 # Keys per piece of work, and the most scores held at once (float32: 16 MiB).
 _TILE_KEYS = 64
@@ -78,7 +78,11 @@ def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> N
 
 
 class _RunningSoftmax:
-    """Maximum, sum and weighted values so far of every token and head; row T takes the padding."""
+    """Maximum, sum and weighted values so far of every token and head; row T is for padding.
+
+    Specification: octavo.attention.merge. It folds scores instead of finished partial results, so that memory
+    does not grow with the number of pieces.
+    """
 
     def __init__(self, q: Tensor) -> None:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

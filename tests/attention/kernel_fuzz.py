@@ -120,7 +120,7 @@ def check_damaged_plans(pick):
     capacity = case.metadata.block_table.shape[1] * case.k_cache.shape[1]
     wrong = [edited(plan, *edit) for edit in pick.sample(edits(plan, capacity), 12)]
     for number in range(3):
-        name = pick.choice(("item_kv_end", "item_tokens", "item_order", "item_slots"))
+        name = pick.choice(("item_kv_end", "item_tokens", "item_order", "item_partial_ids"))
         array = getattr(plan, name).copy()
         array[pick.randrange(array.size)] = pick.choice((-2, 10**6 + number, *NOWHERE[1:]))
         wrong.append(with_arrays(plan, **{name: array}))

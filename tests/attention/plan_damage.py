@@ -11,7 +11,7 @@ ARRAYS = (
     "item_kv_end",
     "item_token_begin",
     "item_tokens",
-    "item_slots",
+    "item_partial_ids",
     "item_order",
     "merge_begin",
 )
@@ -50,7 +50,7 @@ def edits(plan, capacity):
     wrong += [("item_token_begin", item + 1, value) for value in (-1, num_pairs + 1, LARGEST, LEAST)]
     wrong += [("item_token_begin", num_items, value) for value in (0, num_pairs - 1, num_pairs + 1)]
     wrong += [("item_tokens", pair, value) for value in (-1, num_tokens, LARGEST, LEAST)]
-    wrong += [("item_slots", pair, value) for value in (-2, plan.num_partials, LARGEST, LEAST)]
+    wrong += [("item_partial_ids", pair, value) for value in (-2, plan.num_partials, LARGEST, LEAST)]
     wrong += [("item_order", item, value) for value in (-1, num_items, LARGEST, LEAST)]
     wrong += [("merge_begin", 0, value) for value in (1, -1, LEAST)]
     wrong += [("merge_begin", token, value) for value in (-1, plan.num_partials + 1, LARGEST)]
@@ -71,18 +71,21 @@ def mixed_up(plan):
     twice[0] = twice[-1]
     same_token = plan.item_tokens.copy()
     same_token[0] = same_token[-1]
-    same_slot = plan.item_slots.copy()
-    taken = np.flatnonzero(same_slot >= 0)
-    same_slot[taken[0]] = same_slot[taken[1]]
+    same_id = plan.item_partial_ids.copy()
+    taken = np.flatnonzero(same_id >= 0)
+    same_id[taken[0]] = same_id[taken[1]]
     fewer = plan.item_token_begin.copy()
     fewer[-1] -= 1
     return [
         with_arrays(plan, item_order=twice),
         with_arrays(plan, item_tokens=same_token),
-        with_arrays(plan, item_slots=same_slot),
-        with_arrays(plan, item_slots=np.full_like(same_slot, -1)),
+        with_arrays(plan, item_partial_ids=same_id),
+        with_arrays(plan, item_partial_ids=np.full_like(same_id, -1)),
         with_arrays(
-            plan, item_token_begin=fewer, item_tokens=plan.item_tokens[:-1], item_slots=plan.item_slots[:-1]
+            plan,
+            item_token_begin=fewer,
+            item_tokens=plan.item_tokens[:-1],
+            item_partial_ids=plan.item_partial_ids[:-1],
         ),
         with_fields(plan, num_partials=plan.num_partials + 1),
         with_fields(plan, num_partials=0),

@@ -26,7 +26,7 @@ def check_invariants(plan, table, seq_lens, query_lens, block_size):
     sequence = np.repeat(np.arange(len(seq_lens)), query_lens)
     position = np.concatenate([np.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)] + [[]])
     covered = [[] for _ in sequence]
-    slots = [[] for _ in sequence]
+    partials = [[] for _ in sequence]
     for item, at, token in pairs_of(plan):
         begin, end = int(plan.item_kv_begin[item]), int(plan.item_kv_end[item])
         row, own = int(plan.item_table_row[item]), sequence[token]
@@ -36,13 +36,13 @@ def check_invariants(plan, table, seq_lens, query_lens, block_size):
             assert (table[row, blocks] == table[own, blocks]).all()
             assert end <= position[token]
         covered[token] += list(range(begin, end))
-        slots[token].append(int(plan.item_slots[at]))
+        partials[token].append(int(plan.item_partial_ids[at]))
     for token, keys in enumerate(covered):
         visible = [key for key in keys if key <= position[token]]
         assert visible == list(range(int(position[token]) + 1)), "each key once, from the root to the leaf"
         first, last = plan.merge_begin[token : token + 2]
         expected = [-1] if first == last else list(range(first, last))
-        assert slots[token] == expected
+        assert partials[token] == expected
     assert plan.num_partials == plan.merge_begin[-1]
     assert sorted(plan.item_order) == list(range(plan.num_items))
     assert plan.kv_tokens_read == int((plan.item_kv_end - plan.item_kv_begin).sum())

@@ -73,15 +73,15 @@ def check_plan(plan, rows, seq_lens, query_lens, block_size):
             blocks = slice(kv_begin // block_size, -(-kv_end // block_size))
             ids = plan.block_ids[table + blocks.start : table + blocks.stop].tolist()
             for entry in range(begin, begin + count):
-                token, slot = int(plan.tokens[entry]), int(plan.slots[entry])
-                assert slot not in keys
-                assert plan.merge_begin[token] <= slot < plan.merge_begin[token + 1]
+                token, partial = int(plan.tokens[entry]), int(plan.partial_ids[entry])
+                assert partial not in keys
+                assert plan.merge_begin[token] <= partial < plan.merge_begin[token + 1]
                 assert rows[sequence[token]][blocks] == ids
-                keys[slot] = range(kv_begin, kv_end)
+                keys[partial] = range(kv_begin, kv_end)
     assert sorted(keys) == list(range(plan.num_partials))
     for token, s in enumerate(sequence):
-        slots = range(plan.merge_begin[token], plan.merge_begin[token + 1])
-        assert [key for slot in slots for key in keys[slot]] == list(range(plan.leaf_begin[s]))
+        partials = range(plan.merge_begin[token], plan.merge_begin[token + 1])
+        assert [key for partial in partials for key in keys[partial]] == list(range(plan.leaf_begin[s]))
         assert plan.leaf_begin[s] <= seq_lens[s] - query_lens[s]
 
 

@@ -76,7 +76,7 @@ def assert_within_twice_plain_torch(case):
 
 
 def node_results(case, plan, forest):
-    """(out, lse) of the plan's slots on the CPU, and whether fat units took the Hopper kernel."""
+    """(out, lse) of the plan's partial results on the CPU, and whether fat units took the Hopper kernel."""
     moved = to_device(case)
     forest.upload(plan)
     forest.partial_out.fill_(torch.nan)
@@ -96,16 +96,17 @@ def expected_nodes(case, plan, dtype):
     block_size, group = case.k_cache.shape[1], case.q.shape[1] // case.k_cache.shape[2]
     out = torch.full((plan.num_partials, *case.q.shape[1:]), torch.nan, dtype=dtype)
     lse = torch.full(out.shape[:2], torch.nan, dtype=dtype)
-    tokens, slots, block_ids = (torch.from_numpy(x).long() for x in (plan.tokens, plan.slots, plan.block_ids))
+    arrays = (plan.tokens, plan.partial_ids, plan.block_ids)
+    tokens, partial_ids, block_ids = (torch.from_numpy(x).long() for x in arrays)
     for units in (plan.thin_units, plan.fat_units):
         for table, begin, count, kv_begin, kv_end, *_ in units.tolist():
             key = torch.arange(kv_begin, kv_end)
             at = (block_ids[table + key // block_size], key % block_size)
             k, v = (x[at].to(dtype).repeat_interleave(group, 1) for x in (case.k_cache, case.v_cache))
-            q, slot = case.q[tokens[begin : begin + count]].to(dtype), slots[begin : begin + count]
+            q, partial = case.q[tokens[begin : begin + count]].to(dtype), partial_ids[begin : begin + count]
             scores = torch.einsum("qhd,khd->qhk", q, k) * q.shape[2] ** -0.5
-            lse[slot] = scores.logsumexp(-1)
-            out[slot] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v)
+            lse[partial] = scores.logsumexp(-1)
+            out[partial] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v)
     return out, lse
 
 

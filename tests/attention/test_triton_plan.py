@@ -9,7 +9,7 @@ from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, trit
 from octavo.attention.choice import decode_tile
 from octavo.attention.hopper import shapes as hopper_shapes
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
-from octavo.attention.triton.decode import _slot
+from octavo.attention.triton.decode import _partial_id
 from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton.step_map import plan_step
 
@@ -160,14 +160,14 @@ def test_other_gpus_decode_by_portable_tiles(monkeypatch, generation):
 
 
 @triton.jit
-def _slots_kernel(slots, starts, tiles_per_program):
+def _partial_ids_kernel(ids, starts, tiles_per_program):
     i = tl.program_id(0)
-    tl.store(slots + i, _slot(tl.load(starts + i), tiles_per_program))
+    tl.store(ids + i, _partial_id(tl.load(starts + i), tiles_per_program))
 
 
-def test_pieces_that_may_wait_for_a_merge_at_once_have_their_own_slots():
+def test_pieces_that_may_wait_for_a_merge_at_once_have_their_own_partials():
     """A run's first piece may still wait for its neighbours when the run's last piece is written."""
     starts = torch.tensor([0, 3, 5, 9, 10, 19], dtype=torch.int32, device=DEVICE)
-    slots = torch.full_like(starts, -1)
-    _slots_kernel[(6,)](slots, starts, 5)
-    assert slots.tolist() == [0, 1, 2, 3, 4, 7]
+    ids = torch.full_like(starts, -1)
+    _partial_ids_kernel[(6,)](ids, starts, 5)
+    assert ids.tolist() == [0, 1, 2, 3, 4, 7]

@@ -65,7 +65,7 @@ static void load_rows(const Call *c, Scratch *s, const int32_t *tokens, int64_t 
     memset(s->output, 0, sizeof(float) * (size_t)(rows * dim));
 }
 
-// Write the rows' results: to the token's output, or to the slot of its partial result.
+// Write the rows' results: to the token's output, or to its partial result (`slots`: item_partial_ids).
 static void store_rows(const Call *c, Scratch *s, const int32_t *tokens, const int32_t *slots, int64_t head,
                        int64_t first, int rows) {
     int64_t group = c->num_heads / c->num_kv_heads, dim = c->head_dim;
@@ -106,6 +106,8 @@ static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, 
 }
 
 // out = sum of partials weighted by exp(lse - maximum), over the total weight; all empty: 0 and -inf.
+// Specification: octavo.attention.merge. In C, so that a step needs no operator between kernels: it runs in the
+// same parallel region, behind the barrier that ends the items.
 static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < c->num_heads; h++) {
         float top = -INFINITY, total = 0;

@@ -27,7 +27,7 @@ _EXPECTED = (
     ("item_kv_end", "no more than the tokens that a row of the block table holds"),
     ("item_token_begin", "numbers that rise from 0 to the length of item_tokens"),
     ("item_tokens", "a query token of the plan"),
-    ("item_slots", "a free place in its token's range of merge_begin, or -1 if that is empty"),
+    ("item_partial_ids", "a free place in its token's range of merge_begin, or -1 if that is empty"),
     ("item_order", "each item once"),
     ("merge_begin", "numbers that rise from 0 to num_partials"),
 )

@@ -10,7 +10,7 @@ enum {
     BAD_ROW, BAD_BEGIN, BAD_END, BAD_TOKEN_BEGIN, BAD_TOKEN, BAD_SLOT, BAD_ORDER, BAD_MERGE, UNWRITTEN
 };
 
-// The arrays of ForestPlan, in its order. For what is wrong: fault_index, where it lies in its array (in the
+// The arrays of ForestPlan, in its order; `slots` are its item_partial_ids, not rows of the cache. For what is wrong: fault_index, where it lies in its array (in the
 // block table row * columns + column), and fault_value, what is there.
 typedef struct {
     const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;

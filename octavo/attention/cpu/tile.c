@@ -20,7 +20,7 @@
 #define PREFETCH_LEVEL 2                       // into the second-level cache
 #define FEW_ROWS 4                             // up to here, dot products along D are faster
 
-// Strides are in elements. lse and partials are contiguous: [T, H], [slots, H, D], [slots, H].
+// Strides are in elements. lse and partials are contiguous: [T, H], [partials, H, D], [partials, H].
 typedef struct {
     const float *q, *k, *v;
     const int32_t *table, *positions;

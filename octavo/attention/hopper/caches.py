@@ -20,7 +20,7 @@ _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Say why Hopper's kernels cannot take a call's cache and options; None: they can."""
+    """Return why Hopper's kernels cannot run on a call's cache and options, or None if they can."""
     options, k, v = call.options, call.layer.k, call.layer.v
     if options.softcap != 0 or options.alibi_slopes is not None:
         return "it has no softcap and no ALiBi"
@@ -28,7 +28,7 @@ def unsupported_reason(call: Call) -> str | None:
         return "its products read what TMA wrote: queries and cache must have one dtype"
     strides = k.stride()
     if strides != v.stride() or (k.data_ptr() | v.data_ptr()) % 16 != 0:
-        return "keys and values must lie alike, at multiples of 16 bytes"
+        return "keys and values must have the same strides and begin at multiples of 16 bytes"
     return _layout_unsupported_reason(call.q.device, k.dtype, k.shape, strides)
 
 
@@ -46,7 +46,7 @@ def _layout_unsupported_reason(
 
 
 class _Address(NamedTuple):
-    """What a descriptor needs of a tensor, so that keeping it does not keep the memory."""
+    """The part of a tensor that a descriptor needs; keeping it does not keep the memory alive."""
 
     pointer: int
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class _Address(NamedTuple):
 
 
 def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
-    """Describe a call's keys and values to TMA, in tiles of so many keys, which divide a block."""
+    """Describe a call's keys and values to TMA, in tiles of `keys` keys, which divide a block."""
     k, v = call.layer.k, call.layer.v
     geometry = (k.dtype, k.shape, k.stride(), keys)
     k_matrix, places = _describe(k.data_ptr(), *geometry)
@@ -69,7 +69,7 @@ def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDesc
 def _describe(
     pointer: int, dtype: torch.dtype, shape: _Sizes, strides: _Sizes, keys: int
 ) -> tuple[TensorDescriptor, Places]:
-    """Describe the cache [N, B, KH, D] at an address as a matrix, to be copied in tiles of so many keys."""
+    """Describe the cache [N, B, KH, D] at an address as a matrix, copied in tiles of `keys` keys."""
     num_blocks, block_size, num_heads, head_dim = shape
     block, token, head, _ = strides
     head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)

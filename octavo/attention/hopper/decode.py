@@ -1,13 +1,27 @@
-"""Decode on Hopper GPUs: a program is one warp, whose copies run ahead of its products from piece to piece.
+"""Decode on Hopper GPUs: each program is one warp, and its TMA copies run ahead of its products.
 
-A program that loads what it then uses waits most of its time where sequences are short: for the record of
-its next piece of work, for a block's id, for keys. Here the copy engine always has the next tiles to fetch,
-whatever sequence they are of, and with one warp nothing waits for another one.
+A program that loads a tile only when it needs it waits most of its time on short sequences: for the record of
+its next unit, for a block id, for keys. Here TMA always has the next tiles to fetch, whichever sequence they
+belong to. There is one warp per program, so no warp ever waits for another one.
 
-    fetch     a0 a1 b0 b1 b2 c0 ...                      tiles of the pieces a, b, c
-    attend       a0 a1 -> out, b0 b1 b2 -> out, c0 ...
+    one program = 1 warp                                  shared memory: STAGES = 3 (LEAF shapes: 2)
 
-The work is that of triton/decode.py, cut into the same runs.
+      fetch(tile n + 2) --TMA--> k[(n + 2) % 3] [KEYS, D] --> k_filled[(n + 2) % 3]
+                        --TMA--> v[(n + 2) % 3] [KEYS, D] --> v_filled[(n + 2) % 3]
+
+      wait k_filled[(n + 1) % 3] -> scores of tile n + 1
+                                    softmax of tile n
+      wait v_filled[n % 3]       -> values += v * weights of tile n
+
+    tiles of the pieces a, b, c:
+      fetch     a0 a1 b0 b1 b2 c0 ...                     at most STAGES - 1 tiles ahead of attend
+      attend       a0 a1 -> out, b0 b1 b2 -> out, c0 ...
+
+Each barrier has phase (tile number // STAGES) % 2. The `free` barriers of the pipe stay unused: the warp that
+starts a copy into a buffer is the one that has read the buffer before.
+
+runs.py says which tiles a program works on, pieces.py how programs merge a (unit, kv head) that they share.
+The runs are those of triton/decode.py.
 """
 
 from triton.experimental import gluon
@@ -17,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
-from octavo.attention.hopper.pieces import Run, merge_pieces, slot_of
+from octavo.attention.hopper.pieces import Run, merge_pieces, partial_id
 from octavo.attention.hopper.pipe import make_pipe
 from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
@@ -28,12 +42,12 @@ from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.gpu.device import power_of_two
 
-# Of both products' results: a warp's tile has 16 rows and 8 columns.
+# Layout of both products' results: a warp's tile has 16 rows and 8 columns.
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 
 def unsupported_reason(call: Call, work: ThinWork) -> str | None:
-    """Say why the kernel cannot take a call's thin units; None: it can."""
+    """Return why the kernel cannot run a call's thin units, or None if it can."""
     if work.shape not in (DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE):
         return "the units are tiled for the portable kernel"
     return caches.unsupported_reason(call)
@@ -42,7 +56,7 @@ def unsupported_reason(call: Call, work: ThinWork) -> str | None:
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
 
-    Arguments as of triton.decode.attend_thin.
+    The arguments are those of triton.decode.attend_thin.
     """
     tile = work.shape
     shape = call.shape(tile)
@@ -63,8 +77,8 @@ def _attend_thin_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
     MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Work through one run of key tiles; MERGED_ROWS of a tile's rows can exist."""
-    # A product's least.
+    """Work through one run of key tiles; at most MERGED_ROWS of a tile's rows exist."""
+    # The tensor cores' smallest product has 8 columns.
     ROWS: gl.constexpr = MERGED_ROWS if MERGED_ROWS > 8 else 8
     if EARLY:
         gdc_launch_dependents()
@@ -93,13 +107,13 @@ def _attend_piece(
     queries, run, now, done, ahead, order, source, score, pipe, shape, ROWS: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Attend the piece at the cursor, tiles `done` and on of the program, and have as many further copied.
+    """Attend the piece at the cursor, which begins at the program's tile `done`; start one copy per tile.
 
-    Scores are made as keys x rows and values as dimensions x rows: then 8 rows are a whole product. The next
-    tile's scores are made beside a tile's weights and values.
+    Scores are [keys, rows] and values [dimensions, rows]: transposed, so that 8 rows already fill a product.
+    The scores of the next tile run beside the softmax and the values of this one.
 
     Returns:
-        (top [R], total [R], values [D, R]) float32, the state of a running softmax; what fetch wants.
+        (top [R], total [R], values [D, R]) float32, a running softmax; the next `ahead` of fetch.
     """
     D: gl.constexpr = shape.head_dim
     MMA: gl.constexpr = _MMA
@@ -115,7 +129,7 @@ def _attend_piece(
     values = gl.zeros([D, ROWS], gl.float32, layout=MMA)
     s = _scores(q, pipe, done, shape, ROWS)
     for i in range(0, now.left - 1):
-        # Into the buffer of the tile before, which nobody reads any more.
+        # Overwrites the buffer of the previous tile, whose reads are done.
         ahead = fetch(source, run, ahead, order, pipe, shape)
         next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
         if MASKED:
@@ -129,7 +143,7 @@ def _attend_piece(
     s = _mask(s, start, position, kv_end, score, shape)
     weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
     v = _values(pipe, done + now.left - 1, shape)
-    # A weight of 0 would not silence a NaN nobody has written.
+    # Memory that was never written may hold NaN, and 0 * NaN is NaN.
     if kv_end - start < shape.keys:
         key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
         v = gl.where((key < kv_end)[None, :], v, 0.0)
@@ -139,7 +153,7 @@ def _attend_piece(
 
 @gluon.jit
 def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
-    """Wait for the keys of the run's tile `number`; returns their products with the queries [KEYS, R]."""
+    """Wait for the keys of the run's tile `number`; return their products with the queries [KEYS, R]."""
     MMA: gl.constexpr = q.type.layout.parent
     stage, phase = number % pipe.stages, (number // pipe.stages) & 1
     mbarrier.wait(pipe.k_filled.index(stage), phase)
@@ -149,7 +163,7 @@ def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
 
 @gluon.jit
 def _values(pipe, number, shape):
-    """Wait for the values of the run's tile `number`; returns them as the left operand [D, KEYS]."""
+    """Wait for the values of the run's tile `number`; return them as the left operand [D, KEYS]."""
     stage, phase = number % pipe.stages, (number // pipe.stages) & 1
     mbarrier.wait(pipe.v_filled.index(stage), phase)
     return pipe.v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, _MMA, 2))
@@ -164,7 +178,7 @@ def _add_values(values, v, weights, shrink):
 
 @gluon.jit
 def _mask(s, start, position, kv_end, score, shape):
-    """Hide what a row does not see of the tile [KEYS, R] whose first key is number `start`."""
+    """Mask the scores [KEYS, R] of keys that a row does not see; `start` is the tile's first key."""
     key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(1, s.type.layout))
     visible = (key[:, None] <= position[None, :]) & (key < kv_end)[:, None]
     if shape.windowed:
@@ -178,7 +192,7 @@ def _softmax(s, top, total, factor, MASKED: gl.constexpr):
     new_top = gl.maximum(top, gl.max(s, 0) * factor)
     base = new_top
     if MASKED:
-        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+        # A row without a visible key so far keeps top = -inf; base 0 makes its weights exp2(-inf) = 0.
         base = gl.where(new_top == float("-inf"), 0.0, new_top)
     weights = gl.exp2(s * factor - base[None, :])
     shrink = gl.exp2(top - base)
@@ -206,7 +220,10 @@ def _load_queries(queries, record, kv_head, shape, ROWS: gl.constexpr, LAYOUT: g
 
 @gluon.jit
 def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shape, MERGED_ROWS: gl.constexpr):
-    """Write a piece's rows if it is all its unit has; else leave them: whoever is last merges them all."""
+    """Write a piece's rows to the results if it is the only piece of its (unit, kv head), else as a partial.
+
+    The program that stores the last partial of a (unit, kv head) merges them all; see pieces.py.
+    """
     MMA: gl.constexpr = values.type.layout
     ROW: gl.constexpr = gl.SliceLayout(0, MMA)
     record = run.units + now.unit * RECORD
@@ -226,14 +243,14 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
     else:
         first_program = head_begin // tiles_per_program
         num_pieces = (head_begin + now.num_tiles - 1) // tiles_per_program - first_program + 1
-        place = slot_of(now.at, tiles_per_program) * shape.rows + row
+        place = partial_id(now.at, tiles_per_program) * shape.rows + row
         partial = run.partial_out + (place * shape.head_dim)[None, :] + d[:, None]
         gl.store(partial, out, mask=valid[None, :])
         gl.store(run.partial_lse + place, lse, mask=valid)
         gl.thread_barrier()
         counter = run.arrivals + now.unit * shape.kv_heads + now.kv_head
         if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_pieces - 1:
-            # Zero again for the next layer, whose kernel starts when this one has ended.
+            # Reset for the next layer, whose kernel starts after this one has ended.
             gl.store(counter, 0)
             merge_pieces(
                 queries, run, record, now.kv_head, head_begin, first_program, num_pieces,
@@ -243,7 +260,7 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
 
 @gluon.jit
 def _clear(queries, units, cu_seqlens_q, num_sequences, num_rows, shape):
-    """Give tokens of units without keys, and rows that no sequence covers, 0 and -inf."""
+    """Write out 0 and lse -inf to tokens of units without keys, and to rows that no sequence covers."""
     program, num_programs = gl.program_id(0), gl.num_programs(0)
     for unit in range(program, num_sequences, num_programs):
         record = units + unit * RECORD
@@ -255,7 +272,7 @@ def _clear(queries, units, cu_seqlens_q, num_sequences, num_rows, shape):
 
 @gluon.jit
 def _clear_tokens(queries, token_begin, num_tokens, first, step, shape):
-    """Each step-th of the tokens' (token, head) rows, from the first-th on."""
+    """Clear every `step`-th (token, head) row of the tokens, starting with row `first`."""
     WIDTH: gl.constexpr = shape.group * shape.kv_heads
     d = gl.arange(0, shape.head_dim, layout=gl.BlockedLayout([1], [32], [1], [0]))
     zero = gl.full([shape.head_dim], 0.0, queries.out.dtype.element_ty, layout=d.type.layout)

@@ -1,16 +1,32 @@
-"""Pieces of a (unit, kv head) that several programs of hopper_decode attend to, and their merge."""
+"""Merge of a (unit, kv head) whose key tiles lie in the runs of several programs of hopper/decode.py.
+
+    (unit, head)   |----a----|--------b--------|--c--|
+    run            |-----0-----|-----1-----|----2----|       b is in three pieces
+
+    program 0, 1, 2:  store the piece's (out, lse) in its partial result
+                      thread barrier
+                      atomic_add(arrivals[b], 1)             old value 0 or 1: go on with the next piece
+                                                             old value 2:      merge the three, set it to 0
+
+    partial results   | 2 * program: piece at the run's begin | 2 * program + 1: piece after it |
+
+A run has at most two pieces that other programs share: its first and its last. So two partial results for
+each program suffice. There is no mbarrier and no shared memory here: the programs run on different SMs, and
+the counter's acquire and release order what they wrote. Pieces are merged in their order, whichever came
+last, so the result does not depend on timing.
+"""
 
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Partial results that are loaded side by side to be merged, times their rows.
+# Partial results that are loaded side by side, times their rows.
 _ROWS_ABREAST = gl.constexpr(8)
 
 
 class Run(NamedTuple):
-    """A program's share of the work, and where it leaves what others must see; fields as of ThinWork."""
+    """The schedule, and the memory that programs share; the fields of ThinWork."""
 
     units: Any
     schedule: Any
@@ -20,8 +36,8 @@ class Run(NamedTuple):
 
 
 @gluon.jit
-def slot_of(at, tiles_per_program):
-    """Slot of the piece that starts at `at`: a program has at most one at its run's begin, and one after."""
+def partial_id(at, tiles_per_program):
+    """Number of the partial result of the piece that starts at tile `at`; see the picture above."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(gl.int32)
 
 
@@ -30,7 +46,11 @@ def merge_pieces(
     queries, run, record, kv_head, head_begin, first_program, num_pieces,
     tiles_per_program, shape, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """Merge the pieces of one (unit, kv head), in their order, and write its rows; ROWS of them can exist."""
+    """Merge the pieces of one (unit, kv head) in order and write its rows, of which at most ROWS exist.
+
+    Specification: octavo.attention.merge. It is a function of its own because the warp that attended the last
+    piece merges at once, with layouts of one warp: another launch would cost more than the merge.
+    """
     D: gl.constexpr = shape.head_dim
     ABREAST: gl.constexpr = _ROWS_ABREAST // ROWS if ROWS < _ROWS_ABREAST else 1
     LANES: gl.constexpr = D // 4
@@ -48,7 +68,7 @@ def merge_pieces(
     for begin in range(0, num_pieces, ABREAST):
         piece = begin + gl.arange(0, ABREAST, layout=gl.SliceLayout(1, PARTS))
         start = gl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
-        place = (slot_of(start, tiles_per_program) * shape.rows)[:, None] + row[None, :]
+        place = (partial_id(start, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]
         lse = gl.load(run.partial_lse + place, mask=mask, other=float("-inf"), cache_modifier=".cg")
         partial = run.partial_out + (place * D)[:, :, None] + d[None, :][None, :, :]
@@ -66,7 +86,10 @@ def merge_pieces(
 
 @gluon.jit
 def _fold(top, total, values, out, lse):
-    """Fold partial results out [P, R, D], lse [P, R] (natural log) into the state of a running softmax."""
+    """Fold partial results out [P, R, D], lse [P, R] (natural log) into the state of a running softmax.
+
+    As triton.tiles.fold_partials, in natural logs and with Gluon's explicit layouts.
+    """
     new_top = gl.maximum(top, gl.max(lse, 0))
     base = gl.where(new_top == float("-inf"), 0.0, new_top)
     weights = gl.exp(lse - base[None, :])

@@ -1,4 +1,20 @@
-"""How Hopper kernels get keys and values: the copy engine brings tiles to buffers, barriers tell of them."""
+"""How Hopper kernels get keys and values: TMA fills buffers in shared memory, mbarriers say which are full.
+
+    fetching warp                       shared memory, stages s < NUM_STAGES            NUM_USERS warpgroups
+
+    wait k_free[s]   <---------------------- k_free[s]   count NUM_USERS <----------------- arrive after q k
+    expect bytes, TMA copy ----------------> k[s] [KEYS, D]
+                       TMA, bytes done ----> k_filled[s] count 1 -------------------------> wait, then q k
+    wait v_free[s]   <---------------------- v_free[s]   count NUM_USERS <----------------- arrive after w v
+    expect bytes, TMA copy ----------------> v[s] [KEYS, D]
+                       TMA, bytes done ----> v_filled[s] count 1 -------------------------> wait, then w v
+
+Tile number n lies in stage n % NUM_STAGES. A user waits for phase (n // NUM_STAGES) % 2 of `filled`. The
+fetching warp waits for the opposite phase of `free`, which a new barrier passes at once: buffers begin free.
+
+prefill.py uses all of it, with 3 stages (2 in steps that only decode). decode.py has one warp that copies and
+uses, so it waits for `filled` only.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 
 class Places(NamedTuple):
-    """Where a (block, head, token) lies in the caches seen as matrices for the copy engine.
+    """Where a (block, head, token) lies in the caches, which TMA sees as matrices.
 
     row = block * block_rows + head * head_rows + token, column = head * head_columns
     """
@@ -28,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """Buffers in shared memory, and for each the barriers 'filled' (by the copy engine) and 'free' again."""
+    """Buffers in shared memory, each with its mbarriers `filled` (TMA arrives) and `free` (users arrive)."""
 
     stages: Any
     k: Any
@@ -41,7 +57,7 @@ class Pipe(NamedTuple):
 
 @gluon.jit
 def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexpr, NUM_USERS: gl.constexpr):
-    """Allocate buffers for tiles of KEYS keys and values, each free when all NUM_USERS warpgroups say so."""
+    """Allocate buffers for tiles of KEYS keys and values; one is free when NUM_USERS warpgroups say so."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     pipe = Pipe(
         NUM_STAGES,
@@ -63,10 +79,10 @@ def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexp
 
 @gluon.jit
 def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KEYS: gl.constexpr):
-    """Copy a sequence's tiles of one head as soon as buffers are free.
+    """Copy a sequence's tiles of one head, each as soon as its buffer is free.
 
     Returns:
-        Tiles fetched so far, `fetched` of them before.
+        Number of tiles fetched so far, the `fetched` before this call included.
     """
     for tile in range(first_tile, first_tile + num_tiles):
         block = gl.load(source.table + tile * KEYS // shape.block_size)
@@ -82,23 +98,23 @@ def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KE
 
 @gluon.jit
 def tile_place(places, block, tile, kv_head, shape, KEYS: gl.constexpr):
-    """Row and column of a sequence's tile, which lies in a block, in the caches' matrices."""
+    """Return the row and column of a tile in the caches' matrices; `block` holds the tile."""
     row = block * places.block_rows + kv_head * places.head_rows
     return [row + tile * KEYS % shape.block_size, kv_head * places.head_columns]
 
 
 @gluon.jit
 def copy_tile(matrix, at, filled, buffer):
-    """Have a tile copied to a buffer, and the barrier told."""
+    """Start a TMA copy of a tile to a buffer; the barrier `filled` completes with it."""
     mbarrier.expect(filled, matrix.block_type.nbytes)
     tma.async_copy_global_to_shared(matrix, at, filled, buffer)
 
 
 @gluon.jit
 def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values behind the last key: a weight of 0 would not silence a NaN nobody has written.
+    """Zero the values behind the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
 
-    All who use the tile do it, each before its own product; what they write is the same.
+    Each warpgroup that uses the tile does this before its own product; all write the same zeros.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))

@@ -1,15 +1,29 @@
-"""Prefill and shared nodes on Hopper GPUs, with the matrix units and the copy engine driven by hand.
+"""Prefill and shared nodes on Hopper GPUs, with tensor cores and TMA driven by hand.
 
-Left to the compiler's schedule the matrix units idle during each softmax. Here one warp fetches tiles of
-keys and values, and two warpgroups, each with half of the query rows, use them. They share the tiles but
-never wait for each other: while one makes weights, the other has the matrix units. While sequences decode,
-nodes have units of 64 rows, for one warpgroup, and the other half of the multiprocessor is for the leaves.
+Under the compiler's schedule the tensor cores idle during each softmax. Here one warp fetches tiles of keys
+and values, and two warpgroups use them, each with half of the query rows. They share the tiles but never wait
+for each other: while one computes weights, the other has the tensor cores.
 
-    warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
-    warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
+    one program per SM: 12 warps, of which 9 work                 shared memory: 3 stages (pipe.py)
 
-The units are those of triton_prefill, or the fat ones of a forest, whose query tokens are gathered and whose
-number the device knows. Nodes may start while the kernel before them still runs.
+      warp 8, 24 registers     _fetch               TMA --------> k[3] [KEYS, D], v[3] [KEYS, D]
+                                  ^                               k_filled[3], v_filled[3]   count 1: TMA
+                                  |                                      |
+                                  +---- k_free[3], v_free[3]             |        count 2: both warpgroups
+                                                  ^                      v
+      warps 0-3                _attend_first_half   rows   0 ..  63   wait filled, products, arrive free
+      warps 4-7, 240 registers _attend_second_half  rows  64 .. 127   wait filled, products, arrive free
+
+    in time
+      warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
+      warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
+
+KEYS is 128 for prompts (64 if blocks are not a multiple of 128) and 64 for nodes. In steps that only decode,
+a unit has 64 rows: one warpgroup and the fetching warp, 2 stages, `free` barriers with count 1. The other
+half of the SM is then for the leaves, which decode.py attends.
+
+Units are those of triton/prefill.py, or the fat ones of a forest. A forest's query tokens are gathered, and
+the device knows their number. The kernel for nodes may start while the kernel before it still runs.
 
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
@@ -32,16 +46,16 @@ from octavo.gpu.device import num_multiprocessors
 
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
-    """Say why the kernel cannot take a call's fat units; None: it can."""
+    """Return why the kernel cannot run a call's fat units, or None if it can."""
     if work.num_parts > 1 or work.row_invariant or work.shape.rows != 2 * HALF.value:
-        return "it takes units of 128 rows with all their keys, in steps that are not deterministic"
+        return "it needs units of 128 rows with all their keys, and is not deterministic"
     return caches.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
-    """Say why the kernel cannot take a forest's fat units; None: it can."""
+    """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) != NODE_SHAPE:
-        return f"it takes nodes in tiles of {NODE_SHAPE}"
+        return f"it needs nodes in tiles of {NODE_SHAPE}"
     return caches.unsupported_reason(call)
 
 
@@ -54,25 +68,25 @@ def attend_fat(call: Call, work: FatWork) -> None:
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
     """Attend a forest's fat units.
 
-    The kernel may start while the one before it still runs. The plan it reads at once, and keys if they are
-    older than the step. Before it reads or writes anything else, it waits; and only then does it let the next
-    kernel in, which therefore may read queries and keys without waiting.
+    The kernel may start while the one before it still runs. It reads the plan at once, and the keys too if
+    they are older than the step. It waits before it reads or writes anything else. Only then does it let the
+    next kernel start, which therefore may read queries and keys without waiting.
 
     Args:
         call: the call.
         forest: the plan.
-        decodes: no sequence has more than one query token. Then no key of a node is one of this step's.
+        decodes: no sequence has more than one query token, so that no key of a node belongs to this step.
     """
     tile = forest.fat_tile(decodes=decodes)
-    gather = Gather(forest.tokens, forest.slots, call.q.shape[0], forest.num_fat_units)
+    gather = Gather(forest.tokens, forest.partial_ids, call.q.shape[0], forest.num_fat_units)
     _attend(call, gather, forest.fat_units, tile, keys_are_old=decodes)
 
 
 def _attend(
     call: Call, gather: Gather | None, units: Tensor, tile: TileShape, *, keys_are_old: bool = True
 ) -> None:
-    """Launch the kernel with a tiling whose keys divide a block."""
-    # The fetching warp cedes most of its share of the registers to the others.
+    """Launch the kernel; the block size must be a multiple of the tile's keys."""
+    # The fetching warp gives most of its registers to the warpgroups.
     _attend_kernel[(num_multiprocessors(call.q.device),)](
         *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         *(units, units.shape[0], call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
@@ -87,7 +101,7 @@ def _attend_kernel(
     queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape,
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
-    """Attend the (unit, kv head)s of this program's turns; with units of 64 rows there is no second half."""
+    """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
     if gather is not None:
         num_units = gl.load(gather.num_units)
     num_items = num_units * shape.kv_heads
@@ -117,7 +131,7 @@ def _attend_kernel(
 
 @gluon.jit
 def _item(turn):
-    """Which (unit, kv head) a turn brings: forth and back through the programs, so that work evens out."""
+    """Return the (unit, kv head) of a turn: forth and back through the programs, to balance their work."""
     program, num_programs = gl.program_id(0), gl.num_programs(0)
     if turn % 2 == 1:
         program = num_programs - 1 - program
@@ -128,14 +142,14 @@ def _item(turn):
 def _fetch(
     cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr
 ):
-    """Copy the key and value tiles of all turns, as soon as buffers are free."""
+    """Copy the key and value tiles of all turns, each as soon as its buffer is free."""
     if not KEYS_ARE_OLD:
         gdc_wait()
     units, num_items, turns = work
     fetched = 0
     for turn in range(0, turns):
         item = _item(turn)
-        # A turn beyond the last item looks at that one and finds nothing to do.
+        # A turn beyond the last item reads that item's record and copies no tile.
         record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
         first_tile, num_tiles = key_tiles(record, KEYS)
         table = cache.table + gl.load(record).to(gl.int64) * cache.table_row

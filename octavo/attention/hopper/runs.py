@@ -1,4 +1,22 @@
-"""Which key tiles a program of hopper_decode takes, in which order, and their copies ahead of their use."""
+"""Which key tiles a program of hopper/decode.py works on, in which order, and how copies run ahead.
+
+    all tiles, unit by unit and head by head; schedule = [tiles of a run, tiles in all, each run's first unit]
+
+      unit 0, head 0 | unit 0, head 1 | unit 1, head 0     | unit 1, head 1     | ...
+      |-- run of program 0 --|-- run of program 1 --|-- run of program 2 --| ...
+
+    one run               begin            middle   end
+                            | piece | piece | piece | piece |
+    order of attention          2       3       4       1      1: the piece that the run's end cuts, if any
+
+    two cursors over it     now     the piece that the warp attends
+                            ahead   the tile that TMA copies next, up to STAGES - 1 tiles before its use
+
+                            fetch: copy tile (k, v) -> k_filled, v_filled of stage `fetched % STAGES`
+                                   load the block id of the tile after it, for the next call
+
+The warp, its buffers and its barriers are in decode.py. Nothing here waits.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,12 +28,11 @@ from octavo.attention.triton.units import RECORD
 
 
 class Cursor(NamedTuple):
-    """Where in its run a program is: at tile `at` of all, which is tile `tile` of a sequence's keys.
+    """Where a program is in its run: at tile `at` of all tiles, which is tile `tile` of a sequence's keys.
 
-    unit: whose work it is.
-    kv_head: of which head.
-    left: tiles that the run has of this (unit, kv head), from here on; 0 behind its last one.
-    first_tile, num_tiles: of the sequence's keys, those of the unit.
+    unit, kv_head: what the tile belongs to.
+    left: tiles of this (unit, kv head) that remain in the run, this one included; 0 after the last one.
+    first_tile, num_tiles: the unit's tiles among those of the sequence's keys.
     """
 
     at: Any
@@ -28,13 +45,10 @@ class Cursor(NamedTuple):
 
 
 class Order(NamedTuple):
-    """In which order a program takes its run, tiles begin : end of all.
+    """The order in which a program attends its run, tiles begin : end of all.
 
-        begin              middle   end
-        | piece | piece | piece | piece |
-            2       3       4       1
-
-    A last piece that the run cuts comes first: others wait for it, or it for them, while there is work left.
+    If the run's end cuts a (unit, kv head), that piece, middle : end, comes first: it is shared with other
+    programs, and its merge then happens while there is other work left. Else middle is end.
     first: the cursor at `begin`.
     """
 
@@ -47,7 +61,7 @@ class Order(NamedTuple):
 class Ahead(NamedTuple):
     """The next tile to be copied.
 
-    cursor: where it lies; the cursor at which the program works comes after it.
+    cursor: where it lies; the cursor at which the program attends is behind it.
     table: the block ids of its sequence.
     block: its block's id.
     fetched: tiles copied so far.
@@ -61,14 +75,14 @@ class Ahead(NamedTuple):
 
 @gluon.jit
 def plan_run(run, tiles_per_program, num_sequences, shape):
-    """The cursor at the first tile that the program takes, and the order of its run."""
+    """Return the cursor at the first tile that the program attends, and the order of its run."""
     num_all = gl.load(run.schedule + 1)
     begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)
     end = gl.minimum(begin + tiles_per_program, num_all)
-    # A run at the end of all tiles would begin or end behind the last unit.
+    # An empty run at the end of all tiles would name a unit behind the last one.
     units = run.schedule + 2 + gl.program_id(0)
     first = _begin(run, begin, end, gl.minimum(gl.load(units), num_sequences - 1), shape)
-    # At the run's end: the unit that goes on there, if one does.
+    # The unit at the run's end, if tiles follow.
     last_unit = gl.load(units + 1, mask=end < num_all, other=0)
     after = _begin(run, end, end, last_unit, shape)
     last = Cursor(
@@ -88,7 +102,7 @@ def plan_run(run, tiles_per_program, num_sequences, shape):
 
 @gluon.jit
 def _begin(run, at, end, unit, shape):
-    """The cursor at a tile of `unit`, or of one after it, anywhere in a head's tiles."""
+    """Return the cursor at tile `at`, which belongs to `unit` or to one after it."""
     unit = _find_unit(run, at, end, unit)
     first_tile, num_tiles = _unit_tiles(run, unit, shape)
     unit_begin = gl.load(run.units + unit * RECORD + 7) - num_tiles * shape.kv_heads
@@ -100,7 +114,7 @@ def _begin(run, at, end, unit, shape):
 
 @gluon.jit
 def next_piece(run, cursor, order, shape):
-    """The cursor at the first tile of the piece that the program takes after the cursor's."""
+    """Return the cursor at the first tile of the piece that follows in the program's order."""
     at = cursor.at + cursor.left
     unit, first_tile, num_tiles = cursor.unit, cursor.first_tile, cursor.num_tiles
     kv_head = cursor.kv_head + 1
@@ -117,7 +131,10 @@ def next_piece(run, cursor, order, shape):
 
 @gluon.jit
 def _find_unit(run, at, end, unit):
-    """The unit of tile `at`, from `unit` on, if it is before `end`; units without keys are passed over."""
+    """Return the unit of tile `at`, searched from `unit` on, or `unit` if not at < end.
+
+    Units without keys are skipped.
+    """
     while (at < end) & (gl.load(run.units + unit * RECORD + 7) <= at):
         unit += 1
     return unit
@@ -125,37 +142,37 @@ def _find_unit(run, at, end, unit):
 
 @gluon.jit
 def _unit_tiles(run, unit, shape):
-    """First tile of a unit's keys, and how many they are."""
+    """Return the first tile of a unit's keys, and the number of its tiles."""
     record = run.units + unit * RECORD
     first_tile = gl.load(record + 3) // shape.keys
-    # One at least: past the run's end the record is anyone's.
+    # At least 1, since others divide by it: past the run's end the record may be of any unit.
     return first_tile, gl.maximum(1, gl.cdiv(gl.load(record + 4), shape.keys) - first_tile)
 
 
 @gluon.jit
 def _table(cache, run, unit):
-    """The block ids of a unit's sequence."""
+    """Return a pointer to the block ids of a unit's sequence."""
     return cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
 
 
 @gluon.jit
 def _block(table, tile, exists, shape):
-    """The block id of a tile."""
+    """Load the block id of a tile; 0 if it does not exist."""
     return gl.load(table + tile * shape.keys // shape.block_size, mask=exists, other=0)
 
 
 @gluon.jit
 def look_ahead(cache, run, now, order, shape):
-    """What fetch wants first: copies begin at the cursor."""
+    """Return the first `ahead` of fetch: copies begin at the cursor."""
     table = _table(cache, run, now.unit)
     return Ahead(now, table, _block(table, now.tile, order.num_tiles > 0, shape), now.at * 0)
 
 
 @gluon.jit
 def fetch(source, run, ahead, order, pipe, shape):
-    """Have the next tile copied, if the run has another one; returns what the next call wants.
+    """Start the copy of the next tile, if the run has one; return the `ahead` of the next call.
 
-    The block id of the tile after it is loaded at once, so that the next call need not wait for it.
+    It also loads the block id of the tile after that one, so that the next call need not wait for it.
     """
     cursor, table, block, fetched = ahead
     if fetched < order.num_tiles:

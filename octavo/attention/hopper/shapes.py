@@ -1,4 +1,4 @@
-"""How the kernels for Hopper GPUs are tiled, and which caches they can take.
+"""Tile shapes of the Hopper kernels, and the caches they support.
 
 Importing this imports no Triton.
 """
@@ -14,14 +14,15 @@ DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 """Decoding, one warp a program."""
 DECODE_DIM = 128
 
-# Two warpgroups of 64 rows and one warp that fetches fill an SM; see prefill.py. Prompts take twice the keys
-# where blocks are that long.
+# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py. Prompts use tiles of twice the
+# keys where blocks are that long.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
-# While sequences decode, one warpgroup and the sequences' own parts share an SM. Of the 512 registers a lane
-# in each of its quarters, two warps take 272: too many for a second such program, which would keep the others
-# out. Left are 240, for one warp of few sequences or two of many.
+# While sequences decode, one warpgroup and the leaves (the sequences' own keys) share an SM. Each quarter of
+# the SM has 512 registers a lane, and two warps of the warpgroup's program use 272. A second such program
+# does not fit, so it cannot keep the leaves out. The other 240 serve one warp of leaves, or two with many
+# sequences.
 BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)

@@ -1,4 +1,19 @@
-"""The work of one warpgroup in the Hopper kernel: half of a unit's rows against its key tiles."""
+"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against the unit's key tiles.
+
+    tile                      n                                   n + 1
+    wait      k_filled[n]          v_filled[n - 1]                k_filled[n + 1]   ...
+    tensor    [ s = q k[n] ........][ o += w[n - 1] v[n - 1] ....][ s = q k[n + 1]  ...
+    cores      both are started together, and run while the warpgroup goes on
+    warps           wait for s, arrive k_free[n]
+                    [ softmax of s -> w[n] ]
+                                    wait for o, arrive v_free[n - 1], o *= shrink
+    first tile     q k[0] and its softmax alone
+    last tile      at the end w[last] v[last] alone, with values behind the last key set to 0
+
+[n] stands for stage n % STAGES of the pipe, whose buffers the fetching warp fills (pipe.py). Queries and
+weights are operands in registers, keys and values in shared memory. A warpgroup without rows in a unit
+(pass_item) must still arrive at the `free` barriers, since they count both warpgroups.
+"""
 
 from typing import Any, NamedTuple
 
@@ -14,19 +29,19 @@ HALF = gl.constexpr(64)
 
 
 class Gather(NamedTuple):
-    """Query tokens that lie scattered: entry i is row tokens[i] of q, its result is row slots[i].
+    """Scattered query tokens: entry i is row tokens[i] of q, and its partial result is row partial_ids[i].
 
     Rows of q from num_rows on do not exist. num_units points to the number of units.
     """
 
     tokens: Any
-    slots: Any
+    partial_ids: Any
     num_rows: Any
     num_units: Any
 
 
 class Item(NamedTuple):
-    """What stays the same over an item's tiles; `used` tiles of the pipe came before the item's first."""
+    """What stays the same over an item's tiles; its first tile is number `used` of the pipe."""
 
     q: Any
     position: Any
@@ -40,7 +55,7 @@ class Item(NamedTuple):
 
 @gluon.jit
 def key_tiles(record, KEYS: gl.constexpr):
-    """First key tile of a unit and how many there are; none for an unused record."""
+    """Return a unit's first key tile and the number of its tiles; 0 for an unused record."""
     exists = gl.load(record + 2) > 0
     first = gl.load(record + 3) // KEYS
     return first, gl.where(exists, gl.cdiv(gl.load(record + 4), KEYS) - first, 0)
@@ -48,7 +63,7 @@ def key_tiles(record, KEYS: gl.constexpr):
 
 @gluon.jit
 def pass_item(record, pipe, used, KEYS: gl.constexpr):
-    """Let an item's tiles go by for a half that has no rows in it; returns the number of the tile after."""
+    """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
@@ -64,7 +79,7 @@ def attend_item(
     queries, gather, score, record, kv_head, pipe, used, shape,
     KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
 ):  # fmt: skip
-    """Attend half of one item's rows, from the pipe's tile number `used` on; returns the number after it."""
+    """Attend half of one item's rows, from the pipe's tile `used` on; return the number of the next tile."""
     D: gl.constexpr = shape.head_dim
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -85,7 +100,7 @@ def attend_item(
         zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
         s = warpgroup_mma(q, pipe.k.index(stage).permute((1, 0)), zero, use_acc=False)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
-        # Nothing is summed up yet that the first tile's maximum could shrink.
+        # There is no sum yet that the first tile's maximum could shrink.
         weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
         weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
         last = used + num_tiles - 1
@@ -103,7 +118,7 @@ def attend_item(
 
 @gluon.jit
 def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
-    """Attend to an item's tiles after the first, masking only those that some row sees in part."""
+    """Attend an item's tiles after the first; mask only those that some row sees in part."""
     first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
     left = 1
@@ -121,7 +136,7 @@ def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
 
 @gluon.jit
 def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.constexpr):
-    """Multiply an item's i-th tile of keys and, with the weights made before, the values before it."""
+    """Start the products with an item's i-th keys and, by the weights of tile i - 1, with its values."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = values.type.layout
     pipe = item.pipe
@@ -135,7 +150,7 @@ def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.c
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     new_weights, top, total, shrink = _softmax(s, top, total, i, item, KEYS, MASKED, O_LAYOUT)
-    # The old weights are read until here; named, so that the compiler keeps their registers.
+    # The product reads the old weights until here: a dependency, so that the compiler keeps their registers.
     values, weights = warpgroup_mma_wait(0, deps=(pending, weights))
     mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
     return new_weights, values * shrink[:, None], top, total
@@ -156,7 +171,7 @@ def _softmax(
     new_top = gl.maximum(top, gl.max(s, 1) * factor)
     base = new_top
     if MASKED:
-        # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+        # A row without a visible key so far keeps top = -inf; base 0 makes its weights exp2(-inf) = 0.
         base = gl.where(new_top == float("-inf"), 0.0, new_top)
     weights = gl.exp2(s * factor - base[:, None])
     shrink = gl.exp2(top - base)
@@ -167,7 +182,7 @@ def _softmax(
 
 @gluon.jit
 def _query_rows(gather, entry, valid):
-    """Row of q [R] int64 of each entry, which it is itself if not gathered, and whether it exists [R]."""
+    """Return each entry's row of q [R] int64 and whether it exists [R]; without gather, the entry itself."""
     if gather is None:
         return entry.to(gl.int64), valid
     else:
@@ -177,11 +192,11 @@ def _query_rows(gather, entry, valid):
 
 @gluon.jit
 def _result_rows(gather, entry, valid):
-    """Row of the results [R] int64 of each entry, which it is itself if not gathered."""
+    """Return each entry's row of the results [R] int64; without gather, the entry itself."""
     if gather is None:
         return entry.to(gl.int64)
     else:
-        return gl.load(gather.slots + entry, mask=valid, other=0).to(gl.int64)
+        return gl.load(gather.partial_ids + entry, mask=valid, other=0).to(gl.int64)
 
 
 @gluon.jit
@@ -206,7 +221,7 @@ def _store_results(
     queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
     FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Normalise and write a half tile's rows; 0 and -inf where nothing was seen."""
+    """Normalise and write a half tile's rows; out 0 and lse -inf where no key was visible."""
     ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)

@@ -40,7 +40,7 @@ class DeviceForest:
         block_size: tokens in a block.
         num_thin_units, num_fat_units: [1] int32 each, of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
-        tokens, slots: [max_partials] int32.
+        tokens, partial_ids: [max_partials] int32.
         merge_begin: [max_num_tokens + 1] int32.
         leaf_begin: [max_num_seqs] int32.
         block_ids: [max_blocks] int32.
@@ -124,7 +124,7 @@ class DeviceForest:
             "thin_units": 8 * capacity.num_units,
             "fat_units": 8 * capacity.num_units,
             "tokens": capacity.num_partials,
-            "slots": capacity.num_partials,
+            "partial_ids": capacity.num_partials,
             "merge_begin": capacity.num_tokens + 1,
             "leaf_begin": capacity.num_sequences,
             "block_ids": capacity.num_blocks,
@@ -141,7 +141,7 @@ class DeviceForest:
         self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
         self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
         self.tokens = self._data[self._fields["tokens"]]
-        self.slots = self._data[self._fields["slots"]]
+        self.partial_ids = self._data[self._fields["partial_ids"]]
         self.merge_begin = self._data[self._fields["merge_begin"]]
         self.leaf_begin = self._data[self._fields["leaf_begin"]]
         self.block_ids = self._data[self._fields["block_ids"]]
@@ -227,7 +227,7 @@ class DeviceForest:
             "thin_units": plan.thin_units.ravel(),
             "fat_units": plan.fat_units.ravel(),
             "tokens": plan.tokens,
-            "slots": plan.slots,
+            "partial_ids": plan.partial_ids,
             "merge_begin": plan.merge_begin,
             "leaf_begin": plan.leaf_begin,
             "block_ids": plan.block_ids,

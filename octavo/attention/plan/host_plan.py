@@ -1,6 +1,16 @@
 """The work list of one step's attention: which query tokens read which segments of the KV cache.
 
-NumPy only: the plan is made on the host, once per step, and serves every layer and every kernel.
+NumPy only: the host makes the plan once per step, for every layer. The C kernel and torch_paged follow it.
+
+The example of prefix_forest.py; sequences A .. F have one query token each, tokens 0 .. 5:
+
+    item         tokens     partial ids        merge_begin     token   its partial results, root to leaf
+    0  node 0    C E        2 6                0 2 2 4 6 8 10  A       0 (node 1), 1 (leaf)
+    1  node 1    D A F      4 0 8                              B       none: its only item writes the output
+    2  leaf A    A          1                                  C       2 (node 0), 3 (leaf)
+    3  leaf B    B          -1                                 D       4 (node 1), 5 (leaf)
+    4  leaf C    C          3                                  E       6 (node 0), 7 (leaf)
+    ...                                                        F       8 (node 1), 9 (leaf)
 """
 
 from dataclasses import InitVar, dataclass, field
@@ -10,14 +20,19 @@ import numpy as np
 
 from octavo.attention.lengths import Lengths, check_capacity, check_lengths
 from octavo.attention.plan.host_segments import (
-    concatenated_ranges,
     count_flat_reads,
-    cumulative,
     cut_keys,
     cut_queries,
     find_segments,
 )
-from octavo.attention.plan.prefix_forest import TILE_TOKENS, Costs, SharedPrefixes, find_shared_prefixes
+from octavo.attention.plan.prefix_forest import (
+    TILE_TOKENS,
+    Costs,
+    SharedPrefixes,
+    find_shared_prefixes,
+    shareable_blocks,
+)
+from octavo.attention.plan.ranges import concatenated_ranges, cumulative
 from octavo.errors import InvalidArgumentError
 
 SPLIT_TOKENS = 512
@@ -37,8 +52,8 @@ class ForestPlan:
 
     Positions still decide what a token sees: the plan may list keys that a causal or window mask hides.
 
-    Kernels follow a plan, so only `flat` and `from_block_tables` make one, and nobody changes it: its arrays
-    lie in memory that is read-only, and a plan made by hand or by dataclasses.replace is refused.
+    Kernels follow a plan blindly, so only `flat` and `from_block_tables` make one, and nobody changes it: its
+    arrays lie in read-only memory, and a plan made by hand or by dataclasses.replace is refused.
 
     Attributes:
         item_table_row: [I] int32, block-table row through which the segment is read.
@@ -46,11 +61,11 @@ class ForestPlan:
         item_kv_end: [I] int32, one past the segment's last token.
         item_token_begin: [I + 1] int32, item i is read by item_tokens[begin[i] : begin[i + 1]].
         item_tokens: [P] int32, query tokens (rows of q).
-        item_slots: [P] int32, slot of the pair's partial result; -1: the token has only this one, which
-            is its output.
+        item_partial_ids: [P] int32, number of the pair's partial result; -1: the token has no other one, and
+            the item writes its output.
         item_order: [I] int32, items by falling work, so that threads finish together.
-        merge_begin: [T + 1] int32, token t's partials are the slots merge_begin[t] : merge_begin[t + 1].
-        num_partials: slots in all.
+        merge_begin: [T + 1] int32, token t's partial results are merge_begin[t] : merge_begin[t + 1].
+        num_partials: partial results in all.
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         max_item_tokens: most query tokens of an item.
@@ -64,7 +79,7 @@ class ForestPlan:
     item_kv_end: np.ndarray
     item_token_begin: np.ndarray
     item_tokens: np.ndarray
-    item_slots: np.ndarray
+    item_partial_ids: np.ndarray
     item_order: np.ndarray
     merge_begin: np.ndarray
     num_partials: int
@@ -73,7 +88,7 @@ class ForestPlan:
     max_item_tokens: int
     lengths: Lengths
     tile_tokens: int
-    # Nobody leaves it out but who makes a plan by hand, and is told so below.
+    # The default is for plans made by hand only, which __post_init__ refuses with a better message.
     packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
     maker: InitVar[object] = None
 
@@ -147,9 +162,7 @@ class ForestPlan:
         lengths = check_lengths(seq_lens, cu_seqlens_q)
         _check_tables(block_tables, lengths.seq_lens, block_size)
         query_lens = lengths.query_lens
-        num_shareable = np.where(
-            query_lens > 0, np.maximum(lengths.seq_lens - query_lens, 0) // block_size, 0
-        )
+        num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
         return _plan(
             lengths,
@@ -214,12 +227,14 @@ def _assemble(
     table_row, kv_begin, kv_end, pool_begin, pool_end = items
     num_item_tokens = pool_end - pool_begin
     tokens = pool[concatenated_ranges(pool_begin, num_item_tokens)]
-    slots, merge_begin = _partial_slots(tokens, int(lengths.cu_seqlens_q[-1]))
+    partial_ids, merge_begin = _number_partials(tokens, int(lengths.cu_seqlens_q[-1]))
     kv_lens = kv_end - kv_begin
     # Reading dominates for few tokens and arithmetic for many; their sum ranks items well enough.
     order = np.argsort(-kv_lens * (8 + num_item_tokens), kind="stable")
     token_begin = cumulative(num_item_tokens)
-    packed, arrays = _pack((table_row, kv_begin, kv_end, token_begin, tokens, slots, order, merge_begin))
+    packed, arrays = _pack(
+        (table_row, kv_begin, kv_end, token_begin, tokens, partial_ids, order, merge_begin)
+    )
     return ForestPlan(
         *arrays,
         num_partials=int(merge_begin[-1]),
@@ -234,19 +249,19 @@ def _assemble(
 
 
 def _pack(arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Copy arrays one after the other into memory that nobody can write; returns it and the parts."""
+    """Copy arrays one after the other into read-only memory; return it and its parts."""
     packed = np.frombuffer(np.concatenate(arrays, dtype=np.int32, casting="same_kind").tobytes(), np.int32)
     ends = accumulate(array.shape[0] for array in arrays)
     return packed, [packed[end - array.shape[0] : end] for array, end in zip(arrays, ends, strict=True)]
 
 
-def _partial_slots(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number the partials token by token, in item order (root first); a lone partial gets -1."""
+def _number_partials(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Number partial results token by token, each token's in item order (root first); a lone one gets -1."""
     counts = np.bincount(tokens, minlength=num_tokens)
-    slots = np.full(tokens.shape[0], -1)
+    partial_ids = np.full(tokens.shape[0], -1)
     several = counts > 1
     if several.any():
         by_token = np.argsort(tokens, kind="stable")
         by_token = by_token[several[tokens[by_token]]]
-        slots[by_token] = np.arange(by_token.shape[0])
-    return slots, cumulative(np.where(several, counts, 0))
+        partial_ids[by_token] = np.arange(by_token.shape[0])
+    return partial_ids, cumulative(np.where(several, counts, 0))

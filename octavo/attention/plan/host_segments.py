@@ -1,4 +1,22 @@
-"""Cut a step into work items: segments of the KV cache and the query tokens that read them. NumPy only."""
+"""Cut a step into work items: segments of the KV cache, and the query tokens that read them. NumPy only.
+
+The example of prefix_forest.py, with the sequences in the order A B C D E F:
+
+    find_segments    segment     keys          read by        through the block-table row of
+                     node 0      0 : 32        C E            C
+                     node 1      0 : 32        D A F          D
+                     leaf A     32 : len(A)    A              A          causal
+                     leaf B      0 : len(B)    B              B          causal
+                     ...
+
+    cut_queries      node 1, tiles of 2 tokens:       D A | F            each tile reads all keys of the node
+                     leaf of 150 queries, tiles of 64:  64 | 64 | 22    an earlier tile ends at its last query
+
+    cut_keys         a segment of 1300 keys that one tile reads:  0 : 512 | 512 : 1024 | 1024 : 1300
+                                   1200 keys:                     0 : 512 | 512 : 1200
+
+Each row that cut_keys returns is an item.
+"""
 
 from dataclasses import dataclass
 
@@ -6,13 +24,14 @@ import numpy as np
 
 from octavo.attention.lengths import Lengths
 from octavo.attention.plan.prefix_forest import SharedPrefixes
+from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments before tiling: segment i is read by pool[pool_begin[i] : pool_end[i]].
+    """Segments before they are cut: the query tokens pool[pool_begin[i] : pool_end[i]] read segment i.
 
-    A leaf (causal 1) ends one key earlier for each query token after the tile; a shared node does not.
+    A tile of a leaf (causal 1) ends one key earlier for each query token after the tile; a node's does not.
     """
 
     pool: np.ndarray
@@ -25,12 +44,10 @@ class Segments:
 
 
 def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> Segments:
-    """List the shared nodes, roots first, and after them each sequence's own part."""
+    """List the shared nodes, parents first, and then the leaves: each sequence's own part."""
     seq_lens, cu_seqlens_q, query_lens = lengths
     num_sequences, num_tokens = seq_lens.shape[0], int(cu_seqlens_q[-1])
-    leaf_begin = np.zeros(num_sequences, dtype=np.int64)
-    for first, last, end in zip(shared.first, shared.last, shared.block_end, strict=True):
-        leaf_begin[shared.rows[first : last + 1]] = end * block_size
+    leaf_begin = shared.leaf_begin(num_sequences, block_size)
     query_lens = query_lens[shared.rows]
     pool = concatenated_ranges(cu_seqlens_q[shared.rows], query_lens)
     bounds = cumulative(query_lens)
@@ -47,15 +64,18 @@ def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> 
 
 
 def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut each segment's query tokens into tiles; returns (row, kv begin, kv end, pool begin, end, alone)."""
+    """Cut each segment's query tokens into tiles.
+
+    Returns:
+        (table row, kv begin, kv end, pool begin, pool end, alone: the tile is its segment's only one).
+    """
     num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
     alone = num_tiles == 1
     if alone.all():
-        # Every decode step: nothing to cut.
+        # Always so in steps that only decode: nothing to cut.
         row, kv_begin, kv_end = segments.table_row, segments.kv_begin, segments.kv_end
         return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, alone
-    segment = np.repeat(np.arange(num_tiles.shape[0]), num_tiles)
-    index = np.arange(segment.shape[0]) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    segment, index = expand(num_tiles)
     pool_begin = segments.pool_begin[segment] + index * tile_tokens
     pool_end = np.minimum(pool_begin + tile_tokens, segments.pool_end[segment])
     later_tokens = segments.pool_end[segment] - pool_end
@@ -65,9 +85,12 @@ def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
 
 
 def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut long segments that only one tile reads at multiples of split_tokens, leaving no short ends.
+    """Cut long segments that only one tile reads at multiples of split_tokens; no part is under half of that.
 
     Positions are absolute, so a cut does not move while a sequence grows.
+
+    Returns:
+        (table row, kv begin, kv end, pool begin, pool end) of the items.
     """
     table_row, kv_begin, kv_end, pool_begin, pool_end, alone = tiles
     half = split_tokens // 2
@@ -76,8 +99,7 @@ def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarr
     num_parts = np.where(alone, np.maximum(last_cut - first_cut + 1, 0), 0) + 1
     if (num_parts == 1).all():
         return tiles[:-1]
-    tile = np.repeat(np.arange(num_parts.shape[0]), num_parts)
-    part = np.arange(tile.shape[0]) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    tile, part = expand(num_parts)
     cut = (first_cut[tile] + part) * split_tokens
     begin = np.where(part == 0, kv_begin[tile], cut - split_tokens)
     end = np.where(part == num_parts[tile] - 1, kv_end[tile], cut)
@@ -85,22 +107,8 @@ def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarr
 
 
 def count_flat_reads(seq_lens: np.ndarray, query_lens: np.ndarray, tile_tokens: int) -> int:
-    """Tokens read if no sequence shares: tile i of n ends (n - 1 - i) tiles before the sequence does."""
+    """Count the tokens of KV read without sharing: tile i of n ends n - 1 - i tiles before its sequence."""
     num_tiles = -(-query_lens // tile_tokens)
     last_tile = query_lens - (num_tiles - 1) * tile_tokens
     cut_off = (num_tiles - 1) * last_tile + (num_tiles - 1) * (num_tiles - 2) // 2 * tile_tokens
     return int(np.where(query_lens > 0, np.maximum(num_tiles * seq_lens - cut_off, 0), 0).sum())
-
-
-def cumulative(lengths: np.ndarray) -> np.ndarray:
-    """Return 0, lengths[0], lengths[0] + lengths[1] and so on: [n + 1] int64."""
-    sums = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
-    np.cumsum(lengths, out=sums[1:])
-    return sums
-
-
-def concatenated_ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return begins[0] .. begins[0] + lengths[0] - 1, then the next range, and so on: [sum(lengths)]."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if ends.size else 0
-    return np.arange(total) + np.repeat(begins - (ends - lengths), lengths)

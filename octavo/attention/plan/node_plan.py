@@ -1,7 +1,20 @@
-"""Which shared runs of blocks a GPU reads once for all of their sequences, and how that work is cut.
+"""The shared runs of blocks that a GPU reads once for all of their sequences, cut into units of work.
 
-NumPy only. A plan changes only when sequences join or leave: shared blocks are full blocks, so while
-sequences decode, only their own parts grow, and those the device plans by itself.
+NumPy only. A plan changes only when sequences join or leave: shared blocks are full, so while sequences
+decode, only their leaves grow. The device plans leaves by itself (triton/step_map.py).
+
+The example of prefix_forest.py; sequences A .. F have one query token each, tokens 0 .. 5:
+
+    nodes                      what the plan holds
+    node 0  C E    blocks 8 9  tokens       C E | D A F           query tokens of each unit, by their row of q
+    node 1  D A F  blocks 1 2  partial_ids  1 3 | 2 0 4           where each one's partial result goes
+                               merge_begin  0 1 1 2 3 4 5         A has partial result 0, B none, C 1, ...
+                               leaf_begin   32 0 32 32 32 32      tokens of A, B, C, ... that nodes cover
+                               block_ids    8 9 | 1 2
+
+    unit (one segment a node)  block ids from   first entry, tokens   keys
+    node 0                     0                0, 2                  0 : 32
+    node 1                     2                2, 3                  0 : 32
 """
 
 from dataclasses import dataclass, replace
@@ -9,12 +22,17 @@ from math import lcm
 
 import numpy as np
 
-from octavo.attention.plan.host_segments import concatenated_ranges
-from octavo.attention.plan.node_segments import NodeTiling, cut_segments, expand, gather_nodes
-from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes
+from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
+from octavo.attention.plan.prefix_forest import (
+    Costs,
+    SharedPrefixes,
+    find_shared_prefixes,
+    shareable_blocks,
+)
+from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 
-# Fields of a unit's record; the first seven are those of a step's own units, see triton_plan.
+# Fields of a unit's record; the first seven are those of a step's own units, see triton/units.py.
 _RECORD = 8
 
 
@@ -39,22 +57,22 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Work over the shared nodes of a step; each sequence's own part, its leaf, is not in it.
+    """Work over the shared nodes of a step, without the leaves: the sequences' own parts.
 
         sequence A   [ node 0: segment, segment ][ node 1 ][ leaf ...
         sequence B   [           same           ][  same  ][ leaf ...
         sequence C   [           same           ][ leaf ...
 
     A unit is a tile of a node's query tokens and a segment of its keys. Every token of a unit sees every
-    key of it. Each (segment, token) gives one partial result; a token's partials, from the root down, are
-    the slots merge_begin[t] : merge_begin[t + 1].
+    key of it. Each (segment, token) gives one partial result; those of token t, from the root down, are
+    merge_begin[t] : merge_begin[t + 1].
 
     Attributes:
-        thin_units, fat_units: [U, 8] int32 records, by falling work: 0 entry of block_ids that block 0 of
-            the sequence would have (may be negative), 1 first entry of tokens and slots, 2 number of
+        thin_units, fat_units: [U, 8] int32 records, by falling work: 0 entry of block_ids where block 0
+            of the sequence would be (may be negative), 1 first entry of tokens and partial_ids, 2 number of
             tokens, 3 first key, 4 end of the keys, 5 and 6 the same again: every token sees every key.
         tokens: [P] int32, query tokens (rows of q).
-        slots: [P] int32, slot of each one's partial result.
+        partial_ids: [P] int32, number of each entry's partial result.
         merge_begin: [T + 1] int32.
         leaf_begin: [S] int32, tokens of each sequence that nodes cover.
         block_ids: [N] int32, the nodes' blocks: copies, since a member's table row may be reused.
@@ -64,7 +82,7 @@ class NodePlan:
     thin_units: np.ndarray
     fat_units: np.ndarray
     tokens: np.ndarray
-    slots: np.ndarray
+    partial_ids: np.ndarray
     merge_begin: np.ndarray
     leaf_begin: np.ndarray
     block_ids: np.ndarray
@@ -94,7 +112,7 @@ class NodePlan:
             block_size: tokens in a block.
             tiling: how the kernel wants it.
             costs: what sharing saves and costs.
-            capacity: what the plan must fit; the least valuable nodes are given up for it.
+            capacity: what the plan must fit; None: anything. The least valuable nodes are dropped for it.
             min_saved_tokens: a plan that saves fewer is empty: the kernels' launches cost more.
 
         Raises:
@@ -105,7 +123,7 @@ class NodePlan:
         if capacity is not None:
             _check_step(seq_lens.shape[0], int(cu_seqlens_q[-1]), capacity)
         query_lens = np.diff(cu_seqlens_q)
-        num_shareable = np.where(query_lens > 0, np.maximum(seq_lens - query_lens, 0) // block_size, 0)
+        num_shareable = shareable_blocks(seq_lens, query_lens, block_size)
         align_blocks = lcm(block_size, tiling.align_tokens) // block_size
         while True:
             shared = find_shared_prefixes(
@@ -116,7 +134,7 @@ class NodePlan:
             plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
                 return plan
-            # Longer segments first of all, and fewer nodes.
+            # Too large: try again with longer segments and fewer nodes.
             costs = replace(
                 costs,
                 partial_tokens=4 * costs.partial_tokens + 1,
@@ -130,7 +148,7 @@ class NodePlan:
 
     @property
     def num_partials(self) -> int:
-        """Slots in all."""
+        """Partial results in all."""
         return self.tokens.shape[0]
 
     def fits(self, capacity: NodeCapacity) -> bool:
@@ -161,7 +179,7 @@ def _cut(
     costs: Costs,
 ) -> NodePlan:
     nodes = gather_nodes(shared, cu_seqlens_q, block_size, tiling)
-    leaf_begin = _leaf_begin(shared, cu_seqlens_q.shape[0] - 1, block_size)
+    leaf_begin = shared.leaf_begin(cu_seqlens_q.shape[0] - 1, block_size).astype(np.int32)
     node, kv_begin, kv_end = cut_segments(nodes, tiling, costs)
     num_tokens = nodes.num_tokens[node]
     tokens = nodes.pool[concatenated_ranges(nodes.token_begin[node], num_tokens)]
@@ -177,12 +195,12 @@ def _cut(
     units[:, 4] = units[:, 6] = kv_end[segment]
     by_falling_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
     units, is_thin = units[by_falling_work], nodes.is_thin[node[segment]][by_falling_work]
-    slots, merge_begin = _slots(tokens, int(cu_seqlens_q[-1]))
+    partial_ids, merge_begin = _number_partials(tokens, int(cu_seqlens_q[-1]))
     return NodePlan(
         thin_units=units[is_thin],
         fat_units=units[~is_thin],
         tokens=tokens.astype(np.int32),
-        slots=slots,
+        partial_ids=partial_ids,
         merge_begin=merge_begin,
         leaf_begin=leaf_begin,
         block_ids=block_ids,
@@ -196,23 +214,16 @@ def _saved_tokens(shared: SharedPrefixes, block_size: int) -> int:
 
 
 def _block_ids(shared: SharedPrefixes, block_tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Copy the nodes' block ids; returns (block_ids, where block 0 of each node's sequences would be)."""
+    """Copy the nodes' block ids; return (block_ids, where block 0 of each node's sequences would be)."""
     lengths = shared.block_end - shared.block_begin
     node, index = expand(lengths)
     ids = block_tables[shared.rows[shared.first[node]], shared.block_begin[node] + index]
     return ids.astype(np.int32), np.cumsum(lengths) - lengths - shared.block_begin
 
 
-def _leaf_begin(shared: SharedPrefixes, num_sequences: int, block_size: int) -> np.ndarray:
-    leaf_begin = np.zeros(num_sequences, dtype=np.int32)
-    for first, last, end in zip(shared.first, shared.last, shared.block_end, strict=True):
-        leaf_begin[shared.rows[first : last + 1]] = end * block_size
-    return leaf_begin
-
-
-def _slots(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number the partials token by token, each token's from the root down."""
-    slots = np.empty(tokens.shape[0], dtype=np.int32)
-    slots[np.argsort(tokens, kind="stable")] = np.arange(tokens.shape[0])
-    merge_begin = np.concatenate([[0], np.cumsum(np.bincount(tokens, minlength=num_tokens))])
-    return slots, merge_begin.astype(np.int32)
+def _number_partials(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Number the partial results token by token, each token's from the root down."""
+    partial_ids = np.empty(tokens.shape[0], dtype=np.int32)
+    partial_ids[np.argsort(tokens, kind="stable")] = np.arange(tokens.shape[0])
+    merge_begin = cumulative(np.bincount(tokens, minlength=num_tokens))
+    return partial_ids, merge_begin.astype(np.int32)

@@ -1,31 +1,39 @@
-"""How the shared nodes of a step are cut into segments of keys, so that all programs of a GPU have work.
+"""Cut the shared nodes of a step into segments of keys, so that all programs of a GPU have work. NumPy only.
 
-NumPy only.
+    node     query tokens          keys                  segments of at most 1024 keys
+    0        C E                   0 : 2048              | 0 : 1024 | 1024 : 2048 |
+    1        D A F                 0 : 1024              | 0 : 1024 |
+
+    items = segments x query tiles x kv heads = 3 x 1 x 8 = 24 for the programs of one launch
+    partial results = 2 + 2 + 3 = 7 for each head
+
+All nodes of a class (thin, fat) share one limit. A shorter one balances the programs better, a longer one
+makes fewer partial results: _segment_len tries them all and takes the cheapest.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.attention.plan.host_segments import concatenated_ranges
 from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes
+from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
-# A node with few tokens is read by so many thin tiles before a fat one is cheaper.
+# Up to this many thin tiles read a node; for more, fat tiles are cheaper.
 _MAX_THIN_TILES = 2
-# Segments of a node that are tried.
+# Most segments of a node that are tried.
 _MAX_SEGMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTiling:
-    """How a kernel wants nodes to be cut; a thin tile has few query tokens, a fat one many.
+    """How kernels want nodes to be cut; a thin tile has few query tokens, a fat one many.
 
     Attributes:
         thin_tokens, fat_tokens: query tokens of a tile; thin_tokens 0: all are fat.
         thin_programs, fat_programs: programs that run side by side.
-        num_kv_heads: KH; a program works for one at a time.
+        num_kv_heads: KH; a program works on one at a time.
         align_tokens: nodes and their segments begin and end at multiples of this many keys.
-        min_segment_tokens: shorter segments are not made of long ones.
+        min_segment_tokens: a node is not cut into shorter segments than this.
     """
 
     thin_tokens: int
@@ -56,7 +64,7 @@ def gather_nodes(
 ) -> Nodes:
     """List the query tokens of shared runs of blocks, and how many tiles they make."""
     query_lens = np.diff(cu_seqlens_q)[shared.rows]
-    bounds = np.concatenate([[0], np.cumsum(query_lens)])
+    bounds = cumulative(query_lens)
     num_tokens = bounds[shared.last + 1] - bounds[shared.first]
     is_thin = num_tokens <= _MAX_THIN_TILES * tiling.thin_tokens
     tile_tokens = np.where(is_thin, tiling.thin_tokens, tiling.fat_tokens)
@@ -73,7 +81,7 @@ def gather_nodes(
 
 
 def cut_segments(nodes: Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut the nodes' keys so that all programs have work; returns (node, kv begin, kv end) of segments."""
+    """Cut the nodes' keys so that all programs have work; return (node, kv begin, kv end) of the segments."""
     kv_lens = nodes.kv_end - nodes.kv_begin
     limits = np.zeros_like(kv_lens)
     for is_thin, programs in ((True, tiling.thin_programs), (False, tiling.fat_programs)):
@@ -90,22 +98,16 @@ def cut_segments(nodes: Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.nda
 def _segment_len(
     nodes: Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs
 ) -> int:
-    """Choose the longest segment for a class of nodes: balance against the number of partial results."""
+    """Choose the most keys of a segment for a class of nodes: balance against partial results."""
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
     most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
-    # The longest node in one segment, in two, ...; below, one row for each.
+    # Candidates: the longest node in one segment, in two, and so on. Below, one row for each.
     limits = -(-longest // (np.arange(1, most + 1) * tiling.align_tokens)) * tiling.align_tokens
     num_segments = -(-kv_lens // limits[:, None])
     num_items = num_segments @ num_tiles * tiling.num_kv_heads
     num_partials = num_segments @ nodes.num_tokens[chosen]
-    # Keys that the busiest program reads for its head, with its share of the partial results.
+    # Cost: the keys that the busiest program reads, and its share of the partial results.
     keys = -(-num_items // num_programs) * (limits + tiling.align_tokens)
     partials = costs.partial_tokens * num_partials * tiling.num_kv_heads / num_programs
     return int(limits[np.argmin(keys + partials)])
-
-
-def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (owner, index): each owner repeated counts[owner] times, numbered from 0."""
-    owner = np.repeat(np.arange(counts.shape[0]), counts)
-    return owner, np.arange(owner.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,38 @@
-"""Find the prefixes that block tables have in common, and judge which are worth reading only once."""
+"""Find the prefixes that block tables have in common, and keep those that are worth reading only once.
+
+Six sequences, their shareable block ids, and what each step makes of them:
+
+    1. sort the rows; common = blocks that a row has in common with the row before
+
+        row   sequence   block ids     common
+        0     D          1 2 3 4         -      | 1 | 2 | 3 |
+        1     A          1 2 3 5         3      | 1 | 2 | 3 |
+        2     F          1 2 6           2      | 1 | 2 |
+        3     B          1 7             1      | 1 |
+        4     C          8 9             0      | 8   9 |
+        5     E          8 9 4           2      | 8   9 |
+
+    2. LCP intervals: a maximal run of rows, all with at least `depth` blocks in common, is a node
+
+        depth 1   rows 0 .. 3   D A F B       root of the first tree
+        depth 2   rows 0 .. 2   D A F
+        depth 3   rows 0 .. 1   D A
+        depth 2   rows 4 .. 5   C E           root of the second tree
+
+       One pass over `common` with a stack of open runs finds them: a larger number opens a run, a smaller one
+       closes all deeper runs.
+
+    3. promotion by cost, parents first: a node is kept if it saves more reads than its partial results cost;
+       otherwise its children inherit its blocks. Here with 16 tokens in a block, one query token in each
+       sequence, 15 for a partial result and 0 for a node:
+
+        C E       2 blocks   saves 1 x 32 = 32   costs 2 x 15 = 30   kept: node 0, blocks 0 and 1
+        D A F B   1 block    saves 3 x 16 = 48   costs 4 x 15 = 60   not kept
+        D A F     2 blocks   saves 2 x 32 = 64   costs 3 x 15 = 45   kept: node 1, blocks 0 and 1
+        D A       1 block    saves 1 x 16 = 16   costs 2 x 15 = 30   not kept
+
+What a sequence has behind its last node is its leaf. host_plan.py and node_plan.py cut this table into work.
+"""
 
 from dataclasses import dataclass
 
@@ -9,12 +43,12 @@ TILE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What sharing saves and costs, in units of 'one token's keys and values read from memory'.
+    """What sharing saves and costs. The unit is one token's keys and values read from memory.
 
     Attributes:
         partial_tokens: cost of one more partial result of one query token (written, read, merged).
         node_tokens: fixed cost of one more work item.
-        tile_tokens: query tokens that read a segment together; more of them read it again.
+        tile_tokens: query tokens that read a segment together; every further tile reads it again.
     """
 
     partial_tokens: float = 15.0
@@ -47,6 +81,21 @@ class SharedPrefixes:
         empty = np.zeros(0, dtype=np.int64)
         return cls(empty, empty, empty, empty, empty)
 
+    def leaf_begin(self, num_sequences: int, block_size: int) -> np.ndarray:
+        """Return how many leading tokens of each sequence nodes cover: [num_sequences] int64."""
+        leaf_begin = np.zeros(num_sequences, dtype=np.int64)
+        for first, last, end in zip(self.first, self.last, self.block_end, strict=True):
+            leaf_begin[self.rows[first : last + 1]] = end * block_size
+        return leaf_begin
+
+
+def shareable_blocks(seq_lens: np.ndarray, query_lens: np.ndarray, block_size: int) -> np.ndarray:
+    """Return how many leading blocks each sequence may share: [S] int64.
+
+    Only full blocks before its first query token, so that a node needs no causal mask; none without queries.
+    """
+    return np.where(query_lens > 0, np.maximum(seq_lens - query_lens, 0) // block_size, 0)
+
 
 def find_shared_prefixes(
     block_tables: np.ndarray,
@@ -58,10 +107,11 @@ def find_shared_prefixes(
 ) -> SharedPrefixes:
     """Find the prefix forest by equal leading block ids and keep the nodes that pay.
 
-    Rows are sorted lexicographically, so that equal prefixes become neighbours; the lengths of the
-    neighbours' common prefixes then enumerate every maximal shared run (the intervals of an
-    LCP array). Source: Abouelhoda, Kurtz, Ohlebusch, "Replacing suffix trees with enhanced suffix
-    arrays", 2004, here over block ids instead of letters.
+    Rows are sorted lexicographically, so that equal prefixes become neighbours. The lengths of the
+    neighbours' common prefixes then enumerate every maximal shared run: the intervals of an LCP array, here
+    over block ids instead of letters.
+
+    Source: Abouelhoda, Kurtz, Ohlebusch, "Replacing suffix trees with enhanced suffix arrays", 2004.
 
     Args:
         block_tables: [S, max_blocks] int32 block ids.
@@ -81,7 +131,7 @@ def find_shared_prefixes(
 
 
 def _rows_with_common_first_block(block_tables: np.ndarray, num_shareable_blocks: np.ndarray) -> np.ndarray:
-    """Rows that share nothing drop out here, before any whole row is looked at."""
+    """Return the rows whose first block another row has too; only these need a look at the whole row."""
     rows = np.flatnonzero(num_shareable_blocks > 0)
     if rows.size < 2:
         return rows[:0]
@@ -97,7 +147,7 @@ def _rows_with_common_first_block(block_tables: np.ndarray, num_shareable_blocks
 def _sort_rows(
     block_tables: np.ndarray, num_shareable_blocks: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (order [R], blocks in common of neighbours [R - 1]) of the rows in lexicographic order."""
+    """Sort the rows lexicographically; return (order [R], blocks that neighbours have in common [R - 1])."""
     lengths = num_shareable_blocks[rows]
     width = int(lengths.max())
     in_use = np.arange(width) < lengths[:, None]
@@ -111,7 +161,10 @@ def _sort_rows(
 
 
 def _lcp_intervals(common: list[int]) -> list[tuple[int, int, int]]:
-    """Return every maximal shared run as (depth in blocks, first row, last row), parents first."""
+    """Return every maximal shared run as (depth in blocks, first row, last row), parents first.
+
+    common [3, 2, 1, 0, 2]  ->  [(2, 4, 5), (1, 0, 3), (2, 0, 2), (3, 0, 1)]
+    """
     nodes: list[tuple[int, int, int]] = []
     open_nodes = [(0, 0)]
     for row, depth in enumerate([*common, 0], start=1):
@@ -131,7 +184,7 @@ def _promote(
     block_size: int,
     costs: Costs,
 ) -> SharedPrefixes:
-    """Keep a node where the reads it saves outweigh its partials; its children inherit what is not kept."""
+    """Keep a node if its saved reads outweigh its partial results; else its children inherit its blocks."""
     tokens_before = [0, *np.cumsum(query_lens).tolist()]
     reads_before = [0, *np.cumsum(-(-query_lens // costs.tile_tokens)).tolist()]
     covered = [0] * len(rows)

@@ -113,7 +113,7 @@ def _attend_piece(
     if (first_tile == 0) & (last_tile == num_tiles):
         store_results(queries, token, head, valid, out, lse, shape)
     else:
-        _store_piece(partial_out, partial_lse, _slot(at, tiles_per_program), valid, out, lse, shape)
+        _store_piece(partial_out, partial_lse, _partial_id(at, tiles_per_program), valid, out, lse, shape)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + unit * shape.kv_heads + kv_head, 1, sem="acq_rel", scope="gpu")
         first_program = head_begin // tiles_per_program
@@ -129,14 +129,14 @@ def _attend_piece(
 
 
 @triton.jit
-def _slot(at, tiles_per_program):
-    """Slot of the piece that starts at `at`: a program has at most one at its run's begin, and one after."""
+def _partial_id(at, tiles_per_program):
+    """Number of the partial result of the piece at `at`: one at the run's begin, and one after it."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
 
 
 @triton.jit
-def _store_piece(partial_out, partial_lse, slot, valid, out, lse, shape):
-    row = slot * shape.rows + tl.arange(0, shape.rows)
+def _store_piece(partial_out, partial_lse, number, valid, out, lse, shape):
+    row = number * shape.rows + tl.arange(0, shape.rows)
     d = tl.arange(0, shape.padded_dim)
     tl.store(partial_out + (row * shape.padded_dim)[:, None] + d[None, :], out, mask=valid[:, None])
     tl.store(partial_lse + row, lse, mask=valid)
@@ -147,7 +147,11 @@ def _merge_pieces(
     queries, partial_out, partial_lse, head_begin, first_program, num_pieces,
     tiles_per_program, token_begin, num_tokens, kv_head, shape, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the pieces of one (unit, kv head) and write its rows; ROWS of the tile's rows can exist."""
+    """Merge the pieces of one (unit, kv head) and write its rows; at most ROWS of the tile's rows exist.
+
+    Specification: octavo.attention.merge. The program that attended the last piece calls it: a launch for so
+    few rows would cost more than the merge.
+    """
     ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
     row = tl.arange(0, ROWS)
     token = (token_begin + row // shape.group).to(tl.int64)
@@ -160,7 +164,7 @@ def _merge_pieces(
     for begin in range(0, num_pieces, ABREAST):
         piece = begin + tl.arange(0, ABREAST)
         at = tl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
-        at_row = (_slot(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
+        at_row = (_partial_id(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]
         pointers = partial_out + (at_row * shape.padded_dim)[:, :, None] + d[None, None, :]
         out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")

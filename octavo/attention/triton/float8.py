@@ -1,6 +1,6 @@
 """Products with a float8 (e4m3) cache, read as pairs: an int16 holds the numbers of dims 2 i and 2 i + 1.
 
-Matrix units want two keys of one dim side by side in a register. The instruction that transposes values
+Tensor cores need two keys of one dim side by side in a register. The instruction that transposes values
 on their way from shared memory moves 16 bits at a time; single bytes would be fetched one by one. So a
 tile is one of pairs, that falls into a tile of its even dims and one of its odd dims, each a product:
 

@@ -4,7 +4,7 @@
     leaves   a sequence's queries  x  its own keys                              ->  another one
     merge    a token's partial results  ->  its result
 
-Nodes with many queries are bound by the matrix units, leaves by the memory. So on Hopper and later the leaves
+Nodes with many queries are bound by the tensor cores, leaves by memory. So on Hopper and later the leaves
 begin while nodes are still under way: each kernel is launched early, and waits where it needs results
 (programmatic dependent launch). For a kernel's end to mean the end of those before it, one program waits for
 the kernel before.
@@ -82,7 +82,7 @@ def _launch(
     call: Call, forest: DeviceForest, tile: TileShape, units: Tensor, count: Tensor, *, early: bool
 ) -> None:
     _attend_nodes_kernel[(forest.num_programs(tile),)](
-        *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.slots),
+        *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.partial_ids),
         *(call.q.shape[0], call.shape(tile), can_overlap(call.q.device)),
         launch_pdl=early,
         num_warps=tile.num_warps,
@@ -93,7 +93,7 @@ def _launch(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend_nodes_kernel(
-    queries, cache, score, units, count, tokens, slots, num_rows, shape, OVERLAPS: tl.constexpr
+    queries, cache, score, units, count, tokens, partial_ids, num_rows, shape, OVERLAPS: tl.constexpr
 ):
     """Attend the (unit, kv head)s of this program's turns; no key of a node is hidden from its queries."""
     if OVERLAPS:
@@ -122,8 +122,8 @@ def _attend_nodes_kernel(
             kv_begin // shape.keys, kv_end // shape.keys, kv_begin, kv_end, score, shape, False,
         )  # fmt: skip
         out, lse = normalise(top, total, values)
-        slot = tl.load(slots + entry, mask=valid, other=0).to(tl.int64)
-        store_results(queries, slot, head, valid, out, lse, shape)
+        partial = tl.load(partial_ids + entry, mask=valid, other=0).to(tl.int64)
+        store_results(queries, partial, head, valid, out, lse, shape)
     if OVERLAPS and program == 0:
         tl.extra.cuda.gdc_wait()
 
@@ -155,7 +155,10 @@ def _merge_kernel(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's."""
+    """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's.
+
+    Specification: octavo.attention.merge. A launch of its own: nodes and leaves come from different kernels.
+    """
     ABREAST: tl.constexpr = 4
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -173,9 +176,9 @@ def _merge_kernel(
     total = tl.zeros([HEADS], tl.float32)
     values = tl.zeros([HEADS, PADDED_DIM], tl.float32)
     for first in range(begin, end, ABREAST):
-        slot = (first + tl.arange(0, ABREAST)).to(tl.int64)
-        part = slot[:, None] * NUM_HEADS + head[None, :]
-        mask = (slot < end)[:, None] & valid[None, :]
+        partial = (first + tl.arange(0, ABREAST)).to(tl.int64)
+        part = partial[:, None] * NUM_HEADS + head[None, :]
+        mask = (partial < end)[:, None] & valid[None, :]
         lse = tl.load(partial_lse + part, mask=mask, other=float("-inf"))
         pointers = partial_out + (part * HEAD_DIM)[:, :, None] + d[None, None, :]
         out = tl.load(pointers, mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0)

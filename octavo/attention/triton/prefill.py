@@ -1,4 +1,4 @@
-"""Prefill and extend: tiles of many query rows; time is the matrix products."""
+"""Prefill and extend: tiles of many query rows, bound by the tensor cores."""
 
 import triton
 import triton.language as tl
@@ -112,7 +112,11 @@ def _attend_range(
 def _merge_parts_kernel(
     queries, units, partial_out, partial_lse, num_rows, NUM_PARTS: tl.constexpr, shape, ROWS: tl.constexpr
 ):
-    """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results."""
+    """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results.
+
+    Specification: octavo.attention.merge. A launch of its own: other programs computed the parts. Rows
+    are many and parts few: one part at a time needs few registers.
+    """
     record = units + tl.program_id(0) * RECORD
     kv_head = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)

@@ -42,7 +42,7 @@ _SMALL_TILES = {
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Return the tile width for a head dimension: a power of two, half of it enough for the matrix units."""
+    """Return the tile width for a head dimension: a power of two, half of it enough for the tensor cores."""
     return max(32, power_of_two(head_dim))
 
 
@@ -73,7 +73,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
 
 @cache
 def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tiling for many query tokens, where the matrix units' rate counts.
+    """Return the tiling for many query tokens, bound by the tensor cores.
 
     Args:
         group: query heads of a kv head; a tile holds at least one token's.

@@ -1,9 +1,9 @@
-"""The step's task map, made on the device: who attends to what, and how the work is cut.
+"""The step's task map, made on the device: which queries read which keys, and how the work is cut.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
-thin, the others fat; each class has its kernel, since one kernel for both would take the registers of the
-larger. Nothing here waits for the device, so a step's map can be remade inside a CUDA graph. The records of
-units are triton_units'.
+thin, the others fat. Each class has its kernel: one kernel for both would need the registers of the larger.
+Nothing here waits for the device, so a step's map can be remade inside a CUDA graph. units.py describes the
+records of units.
 """
 
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class StepMap:
 
 @dataclass(frozen=True, slots=True)
 class _Visibility:
-    """Where a unit's keys begin, and who attends to them.
+    """What limits the keys that a unit sees.
 
     Attributes:
         window: keys that a query sees, or None.
@@ -205,10 +205,10 @@ def _fat_work(
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
     units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    num_slots = num_multiprocessors(device) * shape.programs_per_multiprocessor
+    num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     # A captured step has room for many sequences, most of them without tokens.
     num_busy = num_tokens // tile_tokens + 1
-    most_parts = min(num_slots // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
+    most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
     # A power of two, since each number is compiled for.
     num_parts = 1 << max(0, most_parts.bit_length() - 1)
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)

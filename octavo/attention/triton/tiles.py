@@ -191,7 +191,10 @@ def attend_tiles(
 
 @triton.jit
 def fold_partials(top, total, values, out, lse):
-    """Fold finished partial results out [P, R, padded_dim], lse [P, R] in units of log 2, into the state."""
+    """Fold finished partial results out [P, R, padded_dim], lse [P, R] in units of log 2, into the state.
+
+    Specification: octavo.attention.merge, several partial results at a time.
+    """
     new_top = tl.maximum(top, tl.max(lse, 0))
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(lse - base[None, :])

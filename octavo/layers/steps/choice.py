@@ -1,4 +1,4 @@
-"""The one place where a step's attention is chosen: prepared for C, by GPU kernels, or by the operators."""
+"""The one place that chooses a step's attention: prepared for C, GPU kernels, or the public operators."""
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.choice import choose_impl

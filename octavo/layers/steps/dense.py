@@ -1,4 +1,4 @@
-"""Attention of a prompt that is alone in its step, with nothing in the cache before it: by cuDNN."""
+"""cuDNN attention for a prompt that is alone in its step, with nothing in the cache before it."""
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ def unsupported_reason(
         return "it has no softcap, and no window shorter than the prompt"
     # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
-    takes = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
-    return None if takes else "cuDNN refuses these heads, or is switched off"
+    is_supported = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+    return None if is_supported else "cuDNN refuses these heads, or is switched off"
 
 
 def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:

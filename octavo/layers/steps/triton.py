@@ -19,7 +19,7 @@ class TritonStep:
 
     Task maps are made by the first layer that needs them and used by the others. Layers without a window
     read only once what the forest of the metadata shares; the others read it per sequence. A long fresh
-    prompt alone in its step needs no map: its layers go to dense_attention where that can.
+    prompt alone in its step needs no map: its layers use dense.attend_dense where cuDNN supports them.
     """
 
     def __init__(
