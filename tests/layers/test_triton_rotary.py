@@ -169,7 +169,7 @@ def test_slot_minus_one_writes_nothing(device: str, dtype: torch.dtype, slot_dty
 def test_any_cache_layout(device: str, dtype: torch.dtype) -> None:
     """The drop-in API's caches are [block, token, kv head, dim] in memory."""
     case = QKVCase(device, dtype, block_size=3)
-    case.cache = case.k_cache.contiguous(), case.v_cache.permute(2, 0, 1, 3).contiguous()
+    case.k_cache, case.v_cache = case.k_cache.contiguous(), case.v_cache.permute(2, 0, 1, 3).contiguous()
     case.v_cache = case.v_cache.permute(1, 2, 0, 3)
     case.assert_right()
 
