@@ -84,8 +84,14 @@ def compare(arguments: argparse.Namespace) -> None:
         first = {label: rounds[0][label][name][0] for label in best}
         ratio = best["after"] / best["before"]
         rows.append(
-            [name, *(f"{first[label]:,.0f}" for label in best), *(f"{best[label]:,.0f}" for label in best)]
-            + [f"{ratio:.3f}", f"{best['after'] / bound:.0%}", workload.unit]
+            [
+                name,
+                *(f"{first[label]:,.0f}" for label in best),
+                *(f"{best[label]:,.0f}" for label in best),
+                f"{ratio:.3f}",
+                f"{best['after'] / bound:.0%}",
+                workload.unit,
+            ]
         )
         results[name] = {
             "first": first,
