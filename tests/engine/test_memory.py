@@ -140,8 +140,11 @@ def test_all_free_memory_but_what_steps_need_is_the_caches() -> None:
     ids=str,
 )
 def test_an_attention_that_cannot_run_here_is_refused_before_anything_is_loaded(
-    options: dict[str, str], reason: str
+    options: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Tests of interpreted kernels may have run in this process.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    choose_impl.cache_clear()
     with pytest.raises(
         ConfigError, match=f'attention impl "{options["attention_impl"]}" cannot run.*{reason}'
     ):
