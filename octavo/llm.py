@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Literal
 
@@ -197,7 +198,7 @@ class LLM:
         prefix_ids = self.engine.prompts.read(prefix)
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
-        with self._shared.caller() as caller, no_full_collections():
+        with closing(self._shared.caller()) as caller, no_full_collections():
             outputs = [
                 caller.add(
                     prefix_ids + suffix,
@@ -231,7 +232,7 @@ class LLM:
         step_at = _FIRST_PROMPTS
         with (
             RichProgress("generating", enabled=progress) as bar,
-            self._shared.caller() as caller,
+            closing(self._shared.caller()) as caller,
             no_full_collections(),
         ):
             for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):

@@ -99,15 +99,15 @@ class OutputProcessor:
         for group in list(self._groups.values()):
             group.output.metrics.num_output_tokens = 0
             for index, completion in enumerate(group.completions):
-                request, output = completion.request, completion.output
-                if output.finish_reason is None:
+                if completion.output.finish_reason is None:
+                    # Counts its tokens anew, and may find that the last one ends it.
                     group.completions[index] = self._replay(completion)
                 else:
-                    group.output.metrics.num_output_tokens += len(output.token_ids)
-                if output.finish_reason is None:
-                    unfinished.append(request)
+                    group.output.metrics.num_output_tokens += len(completion.output.token_ids)
+                if completion.output.finish_reason is None:
+                    unfinished.append(completion.request)
                 else:
-                    request.status = RequestStatus.FINISHED
+                    completion.request.status = RequestStatus.FINISHED
             self._finish_group(group)
         return unfinished
 

@@ -5,7 +5,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from octavo.engine.engine import Engine
@@ -164,17 +163,6 @@ class Caller:
     def close(self) -> None:
         """Abort what is unfinished. Idempotent."""
         self._shared.leave(self.requests)
-
-    def __enter__(self) -> "Caller":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Requests(weakref.ref[Caller]):
