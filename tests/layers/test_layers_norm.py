@@ -1,7 +1,9 @@
 import pytest
 import torch
 
+from octavo.attention import available_impls
 from octavo.layers import HeadRMSNorm, RMSNorm
+from octavo.layers.cpu.layers import unsupported_reason
 
 
 def oracle(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -44,3 +46,11 @@ def test_head_norm_works_in_place_on_a_view_with_a_weight_per_head(dtype: torch.
         heads[:, :4].double(), oracle(before[:, :4], weight, 1e-6), rtol=tolerance, atol=tolerance
     )
     assert heads[:, 4:].equal(before[:, 4:])
+
+
+def test_the_layers_in_c_compile_wherever_attention_does() -> None:
+    """Trap: only attention says that it cannot compile; layers that cannot alone would be slow in silence."""
+    reason = available_impls("cpu", torch.float32)["c"]
+    if reason is not None:
+        pytest.skip(reason)
+    assert unsupported_reason(torch.zeros(1, 4)) is None
