@@ -47,6 +47,10 @@ class EngineConfig:
         quantization: "int8" runs the linear layers with int8 weights (CPU only).
         kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU
             attention over it runs in PyTorch, not in the compiled kernels.
+        prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
+            that no request waits for either. False: whoever needs one first waits for it.
+        kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
+            Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
 
     Raises:
         ConfigError: an option is out of range; the message names it, the range and the value.
@@ -69,6 +73,8 @@ class EngineConfig:
     attention_impl: AttentionImpl = "auto"
     quantization: Quantization = "none"
     kv_cache_dtype: KVCacheDType = "auto"
+    prepare: bool = True
+    kernel_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
@@ -102,6 +108,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
         elif hint is bool and not isinstance(value, bool):
             raise ConfigError(f"{name} must be True or False, got {value!r}")
+        elif hint == str | None and value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{name} must be a string that is not empty, or None, got {value!r}")
         elif hint is str and (not isinstance(value, str) or not value):
             raise ConfigError(f"{name} must be a string that is not empty, got {value!r}")
 

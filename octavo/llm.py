@@ -54,7 +54,8 @@ class LLM:
             progress: show a progress bar while loading.
             **options: fields of EngineConfig, such as dtype, device, load_format, max_model_len,
                 block_size, num_blocks, memory_fraction, max_num_seqs, max_num_batched_tokens,
-                enable_prefix_caching, seed, attention_impl, quantization, kv_cache_dtype, deterministic.
+                enable_prefix_caching, seed, attention_impl, quantization, kv_cache_dtype, deterministic,
+                prepare, kernel_cache_dir.
                 Unknown names are refused.
 
         Raises:
@@ -66,7 +67,7 @@ class LLM:
             options["model"] = model
         config = EngineConfig.from_dict(options)
         with RichProgress("loading", enabled=progress) as bar:
-            self.engine = Engine(config, progress=bar.set)
+            self.engine = Engine(config, progress=bar.set_task)
         self._shared = SharedEngine(self.engine)
 
     @classmethod

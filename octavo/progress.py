@@ -39,3 +39,8 @@ class RichProgress:
         """Report `completed` of `total`."""
         if self._bar:
             self._bar.update(self._task, completed=completed, total=total)
+
+    def set_task(self, description: str, completed: int, total: int) -> None:
+        """Report `completed` of `total`, of what is under way now."""
+        if self._bar:
+            self._bar.update(self._task, description=description, completed=completed, total=total)

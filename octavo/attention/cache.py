@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8, as_bytes
 from octavo.errors import OutOfMemoryError
+from octavo.gpu.copies import to_device
+
+COPIED_BYTES = 64 * 2**20
+"""Most memory that copies of blocks take on their way, unless one block takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +103,10 @@ class KVCache:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
-        if pairs:
-            indexes = torch.tensor(pairs, pin_memory=self.data.is_cuda)
-            source, destination = indexes.to(self.data.device, non_blocking=True).unbind(1)
-            data = as_bytes(self.data)
+        data = as_bytes(self.data)
+        block_bytes = data[:, :, :1].numel() * data.element_size()
+        num_at_once = max(1, COPIED_BYTES // block_bytes)
+        for begin in range(0, len(pairs), num_at_once):
+            indexes = np.array(pairs[begin : begin + num_at_once])
+            source, destination = to_device(indexes, data.device).unbind(1)
             data[:, :, destination] = data[:, :, source]

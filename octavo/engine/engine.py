@@ -20,10 +20,12 @@ each unfinished request computes the tokens of its output again. Nothing that a 
 import logging
 import time
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from octavo.config import EngineConfig
+from octavo.engine.garbage import freeze
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
@@ -32,7 +34,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
-from octavo.engine.step_result import StepResult
+from octavo.engine.step_result import PrepareProgress, StepResult
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
@@ -41,6 +43,26 @@ from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+# Every way to a token: forks, log-probabilities, filters, and changes of logits.
+_REHEARSAL = SamplingParams(
+    n=2,
+    max_tokens=4,
+    min_tokens=2,
+    temperature=0.5,
+    top_k=2,
+    top_p=0.5,
+    min_p=0.1,
+    logprobs=1,
+    prompt_logprobs=1,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    stop_token_ids=[0],
+    detokenize=False,
+)
+_REHEARSAL_TOKENS = 8
 
 
 class Engine:
@@ -59,7 +81,7 @@ class Engine:
         *,
         decoder: Decoder | None = None,
         parallel: TensorParallel = TensorParallel(),
-        progress: Callable[[int, int], None] | None = None,
+        progress: PrepareProgress | None = None,
     ) -> None:
         """Load the model and allocate the KV cache.
 
@@ -67,7 +89,8 @@ class Engine:
             config: engine options.
             decoder: weights already loaded for this model and rank, to be shared with another engine.
             parallel: the rank this engine is. Engines of all ranks must get the same calls in the same order.
-            progress: called with (tensors loaded, tensors in all) while loading.
+            progress: called with (what is done, how many are done, how many there are) until the engine is
+                ready.
 
         Raises:
             ModelError: the model cannot be found, read or supported.
@@ -80,6 +103,29 @@ class Engine:
         self.plan = plan = plan_execution(config, self.model_config, parallel)
         _log_plan(plan, source)
         self.tokenizer = load_tokenizer(source)
+        if decoder is None:
+            loaded = None if progress is None else partial(progress, "loading weights")
+            decoder = read_decoder(source, config, plan, self.model_config, loaded)
+        self.runner = make_runner(decoder, config, plan)
+        self.prompts = PromptReader(
+            self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=plan.max_model_len,
+            num_kv_tokens=plan.num_kv_tokens,
+        )
+        self._eos_token_ids = self.model_config.eos_token_ids
+        if self.tokenizer is not None:
+            self._eos_token_ids |= self.tokenizer.eos_token_ids
+        self._open_books()
+        if config.prepare and self.runner.runs_ahead:
+            self.runner.prepare(progress or _ignore)
+            self._rehearse()
+            freeze()
+        self.runner.note_ready()
+
+    def _open_books(self) -> None:
+        """Make what keeps account of requests and blocks, all of it empty."""
+        config, plan = self.config, self.plan
         self.manager = KVCacheManager(
             plan.num_blocks,
             plan.block_size,
@@ -91,19 +137,7 @@ class Engine:
             max_num_seqs=plan.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
-        if decoder is None:
-            decoder = read_decoder(source, config, plan, self.model_config, progress)
-        self.runner = make_runner(decoder, config, plan)
         self.outputs = OutputProcessor(self.tokenizer)
-        self.prompts = PromptReader(
-            self.tokenizer,
-            vocab_size=self.model_config.vocab_size,
-            max_model_len=plan.max_model_len,
-            num_kv_tokens=plan.num_kv_tokens,
-        )
-        self._eos_token_ids = self.model_config.eos_token_ids
-        if self.tokenizer is not None:
-            self._eos_token_ids |= self.tokenizer.eos_token_ids
         # Steps launched whose results are not processed, oldest first.
         self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
         self._in_doubt = False
@@ -112,7 +146,16 @@ class Engine:
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_output_tokens = 0
-        self._host_options: Counter[str] = Counter()
+
+    def _rehearse(self) -> None:
+        """Answer a request that asks for everything, then forget it: what is set up on first use then is."""
+        if min(self.plan.max_model_len, self.plan.num_kv_tokens) < _REHEARSAL_TOKENS:
+            return
+        self.add_request([0, 0, 0], _REHEARSAL)
+        while self.has_unfinished_requests:
+            self.step()
+        self.runner.reset()
+        self._open_books()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -156,7 +199,6 @@ class Engine:
         requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
-        self._count_host_options(requests[0])
         self._in_doubt = False
         return output
 
@@ -187,14 +229,12 @@ class Engine:
     def step(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
-        if not self._can_run_ahead():
-            self._process_all_but(0)
         step = self.scheduler.schedule()
         for request in step.finished:
             self._close(request)
         if step.scheduled:
             self._launch(step)
-        self._process_all_but(1 if step.scheduled and self._can_run_ahead() else 0)
+        self._process_all_but(1 if step.scheduled and self.runner.runs_ahead else 0)
         self._in_doubt = False
 
     def settle(self) -> None:
@@ -224,7 +264,7 @@ class Engine:
             num_computed_tokens=self._num_computed_tokens,
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
-            host_options=dict(self._host_options),
+            late_work=self.runner.late_work(),
             kv=self.manager.stats(),
         )
 
@@ -292,15 +332,6 @@ class Engine:
             )
             for index in range(params.n)
         ]
-
-    def _count_host_options(self, request: Request) -> None:
-        for name in request.host_options:
-            if name not in self._host_options and self.runner.runs_ahead:
-                logger.debug("%s: steps with a request that asks for it wait for the host", name)
-            self._host_options[name] += 1
-
-    def _can_run_ahead(self) -> bool:
-        return self.runner.runs_ahead and all(r.can_run_ahead for r in self.scheduler.running)
 
     def _launch(self, step: SchedulerOutput) -> None:
         try:
@@ -376,6 +407,10 @@ class Engine:
         if not request.is_finished:
             self.scheduler.finish(request)
         self.runner.release(request)
+
+
+def _ignore(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 def _log_plan(plan: ExecutionPlan, source: ModelSource) -> None:

@@ -19,6 +19,12 @@ def collect_youngest() -> None:
     gc.collect(0)
 
 
+def freeze() -> None:
+    """Leave all objects there are out of later collections: those of libraries, which live on anyway."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def no_full_collections() -> Iterator[None]:
     """Keep Python from full garbage collections; young objects are still looked through now and then.

@@ -1,16 +1,20 @@
 """Loads weights, allocates the KV cache, and chooses the runner: all before an engine's first request."""
 
+import logging
 from collections.abc import Callable
 
 from octavo.attention import KVCache
 from octavo.attention.choice import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.memory import ExecutionPlan
+from octavo.engine.gpu.kernel_cache import kernel_cache_bytes, use_kernel_cache
+from octavo.engine.memory import ExecutionPlan, gib
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step_result import StepRunner
 from octavo.engine.working_memory import rank_share
 from octavo.errors import ConfigError
 from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
+
+logger = logging.getLogger(__name__)
 
 
 def read_decoder(
@@ -72,6 +76,8 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
     if plan.device.type == "cuda" and _is_triton(decoder, cache):
         from octavo.engine.gpu.runner import GpuRunner
 
+        folder = use_kernel_cache(config.kernel_cache_dir)
+        logger.info("compiled kernels are kept in %s, %s", folder, gib(kernel_cache_bytes(folder)))
         return GpuRunner(
             decoder,
             cache,

@@ -11,7 +11,7 @@ from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
-from octavo.engine.step_result import StepResult
+from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder
 
@@ -50,6 +50,16 @@ class ModelRunner:
         )
         self._sampler = Sampler(decoder.config.vocab_size, device)
 
+    def prepare(self, progress: PrepareProgress) -> None:
+        """See StepRunner: nothing of it happens here."""
+
+    def note_ready(self) -> None:
+        """See StepRunner."""
+
+    def late_work(self) -> LateWork:
+        """See StepRunner."""
+        return LateWork()
+
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
         result = self._execute(step)
@@ -71,7 +81,7 @@ class ModelRunner:
         hidden = self._forward(step_input)
         return StepResult(
             self._sample(step.scheduled, hidden, step_input),
-            prompt_logprobs(self.decoder, step.scheduled, hidden),
+            [chunk.read() for chunk in prompt_logprobs(self.decoder, step.scheduled, hidden)],
         )
 
     def _forward(self, step_input: StepInput) -> Tensor:
@@ -92,9 +102,10 @@ class ModelRunner:
     def _sample(
         self, scheduled: list[ScheduledRequest], hidden: Tensor, step_input: StepInput
     ) -> dict[Request, SampledToken]:
-        requests = [item.request for item in scheduled if item.samples]
-        if not requests:
+        sampling = [item for item in scheduled if item.samples]
+        if not sampling:
             return {}
+        requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         rows = hidden[to_device(step_input.logits_indices, self._device)]
         logits = self.decoder.compute_logits(rows).float()
-        return dict(zip(requests, self._sampler.sample(logits, requests), strict=True))
+        return dict(zip(requests, self._sampler.sample(logits, requests, ends), strict=True))

@@ -5,7 +5,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from octavo.engine.sampling.options import asks_for_filters, host_options
+from octavo.engine.sampling.options import adjustments, asks_for_filters
 from octavo.errors import OctavoError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import FinishReason, Logprob, RequestMetrics
@@ -45,8 +45,7 @@ class Request:
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
         row: while running, its row of the block tables and of the device's state; else -1.
-        host_options: sampling options that keep it off the fast path, by name; see sampling/options.py.
-        can_run_ahead: none do: its next token can be sampled before the host has seen the last one.
+        adjustments: sampling options that change its logits, by name; see sampling/options.py.
         asks_for_filters: top-k, top-p or min-p drops tokens before its draws.
     """
 
@@ -72,14 +71,12 @@ class Request:
     stop_reason: str | int | None = None
     message: str | None = None
     error: OctavoError | None = None
-    host_options: tuple[str, ...] = field(init=False)
-    can_run_ahead: bool = field(init=False)
+    adjustments: tuple[str, ...] = field(init=False)
     asks_for_filters: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Read off once: every step looks at them for all its requests.
-        self.host_options = host_options(self)
-        self.can_run_ahead = not self.host_options
+        self.adjustments = adjustments(self)
         self.asks_for_filters = asks_for_filters(self)
         if self.prompt_logprobs_start is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens

@@ -1,8 +1,8 @@
 """An engine's counters."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo.engine.step_result import LateWork
 from octavo.kv import KVStats
 
 
@@ -17,8 +17,7 @@ class EngineStats:
         num_computed_tokens: tokens the model computed, prompts and outputs, recomputation included.
         num_output_tokens: tokens sampled.
         num_preemptions: times a running request lost its blocks.
-        host_options: requests so far that asked for each sampling option that keeps a GPU from running ahead,
-            by name: steps with such a request wait for the host; see engine/sampling/options.py.
+        late_work: what steps had to wait for since the engine was ready: compiling, capturing, allocating.
         kv: the block pool.
     """
 
@@ -28,5 +27,5 @@ class EngineStats:
     num_computed_tokens: int
     num_output_tokens: int
     num_preemptions: int
-    host_options: Mapping[str, int]
+    late_work: LateWork
     kv: KVStats

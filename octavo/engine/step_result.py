@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.attention import KVCache
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken, Top
 from octavo.engine.scheduler import SchedulerOutput
 from octavo.models import Decoder
+
+PrepareProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,21 @@ class StepResult:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
+class LateWork(NamedTuple):
+    """What had to be done in a step although it could have been before the engine was ready.
+
+    Attributes:
+        compiled: kernels compiled or loaded, those of other engines in this process included.
+        captured: CUDA graphs.
+        allocated: blocks of memory that were asked of the driver, on the device or pinned on the host,
+            likewise.
+    """
+
+    compiled: int = 0
+    captured: int = 0
+    allocated: int = 0
+
+
 class StepRunner(Protocol):
     """Runs the model on scheduled steps. ModelRunner does on any device, GpuRunner on NVIDIA GPUs.
 
@@ -52,6 +69,22 @@ class StepRunner(Protocol):
     decoder: Decoder
     kv_cache: KVCache
     runs_ahead: bool
+
+    def prepare(self, progress: PrepareProgress) -> None:
+        """Do now what steps would have to wait for: compile, capture, allocate.
+
+        Args:
+            progress: called with (what is done, how many are done, how many there are).
+        """
+        ...
+
+    def note_ready(self) -> None:
+        """Count what `late_work` returns from now on."""
+        ...
+
+    def late_work(self) -> LateWork:
+        """Return what steps had to wait for since `note_ready`."""
+        ...
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """Start a step; the returned function waits for its result."""

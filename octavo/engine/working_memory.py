@@ -3,12 +3,17 @@
 from dataclasses import replace
 
 from octavo.attention import DeviceForest
+from octavo.attention.cache import COPIED_BYTES
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
 _WORKSPACE_BYTES = 2 * 32 * 2**20
+GRAPH_BYTES = 2**29
+"""What the driver keeps of some 200 CUDA graphs, beside the memory that their kernels work in."""
 _FLOAT32 = _INT32 = 4
+# For each token of the vocabulary: logits of 16 rows in float32, twice, and their sort keys, twice.
+_RARE_ROW_BYTES = 16 * 2 * (4 + 8)
 # On a CPU, where freed memory is used again but not given back, by how much steps exceed their activations.
 _CPU_SLACK = 3
 # Bookkeeping of a block whose contents can be found again, and of one that is only handed out.
@@ -89,9 +94,11 @@ def gpu_working_bytes(
     """
     # Activations, and the buffer that steps with prompts leave their result in.
     token_bytes = _bytes_per_token(model, itemsize) + itemsize * model.hidden_size
-    total = _WORKSPACE_BYTES + max_num_tokens * token_bytes
-    # An eager step's logits, and those in the graphs' pool, which all graphs share.
-    total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if deterministic else itemsize)
+    total = _WORKSPACE_BYTES + GRAPH_BYTES + max_num_tokens * token_bytes
+    # Logits that are kept, and those in the graphs' pool, which all graphs share.
+    is_float32 = deterministic or model.final_softcap != 0
+    total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
+    total += rare_bytes(model.vocab_size, max_num_seqs)
     # Tables of the device's rows, and those that both kinds of graphs read.
     total += 3 * _INT32 * max_num_seqs * max_blocks
     if share_prefixes and not deterministic:
@@ -102,6 +109,17 @@ def gpu_working_bytes(
             head_dim=model.head_dim,
         )
     return total
+
+
+def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
+    """Return the memory of a GPU for what few requests ask for: changes of logits, log-probabilities, forks.
+
+    Args:
+        vocab_size: V.
+        max_num_seqs: most sequences of a step. A quarter of them may have penalties, and count their tokens.
+    """
+    counts = 2 * _FLOAT32 * vocab_size * (max_num_seqs // 4 + 1)
+    return counts + _RARE_ROW_BYTES * vocab_size + COPIED_BYTES
 
 
 def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""Host arrays to a device, without waiting for it."""
+"""Arrays between host and device, without waiting for it."""
 
 import numpy as np
 import torch
@@ -16,3 +16,14 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def copy_to(target: torch.Tensor, array: np.ndarray) -> None:
     """Copy a host array to a tensor on a GPU."""
     target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host; on a CPU the tensor itself.
+
+    A copy from a GPU has arrived once an event recorded after this call has.
+    """
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""How kernels of a decode step follow one another; imported only where Triton runs.
+"""How kernels are launched, and how they follow one another; imported only where Triton runs.
 
 Programmatic dependent launch lets a kernel start, and load weights, while the one before it still runs:
 
@@ -9,11 +9,39 @@ Every kernel launched so must wait before it reads or writes anything that anoth
 wait even if it has nothing to read: its own end tells the kernel after it that all before it have ended.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.device import can_overlap
+
+
+class _Mode(threading.local):
+    is_dry = False
+
+
+_mode = _Mode()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel, as kernel[grid](*arguments, **options) does; in a dry run only compile it."""
+    kernel.run(*arguments, grid=grid, warmup=_mode.is_dry, **options)
+
+
+@contextmanager
+def dry_run() -> Iterator[None]:
+    """Let this thread's launches compile kernels and run none."""
+    _mode.is_dry = True
+    try:
+        yield
+    finally:
+        _mode.is_dry = False
+
 
 # Benchmarks switch it off to see what it brings.
 OVERLAP = True

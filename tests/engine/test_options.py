@@ -28,29 +28,28 @@ def test_every_sampling_parameter_is_in_the_table() -> None:
 def test_columns_stand_in_the_kernels_order_and_hold_their_neutral_values() -> None:
     assert [option.path for option in COLUMNS] == [Path.DRAW] * 3 + [Path.FILTER] * len(FILTERS)
     for option in OPTIONS:
-        assert (option.dtype is np.void) == (option.path is Path.HOST)
-        if option.path is not Path.HOST:
+        assert (option.dtype is np.void) == (option not in COLUMNS)
+        if option in COLUMNS:
             assert np.array(option.neutral, option.dtype) == option.neutral
 
 
 def test_a_plain_request_asks_for_nothing() -> None:
     plain = request()
-    assert plain.can_run_ahead
+    assert not plain.adjustments
     assert not plain.asks_for_filters
     assert all(option.read(plain) == option.neutral for option in OPTIONS if option.path is not Path.DRAW)
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_filters_stay_on_the_fast_path(asked: dict[str, float]) -> None:
+def test_filters_leave_logits_alone(asked: dict[str, float]) -> None:
     assert request(**asked).asks_for_filters
-    assert request(**asked).can_run_ahead
+    assert not request(**asked).adjustments
     assert not request(**asked, temperature=0).asks_for_filters, "greedy rows have nothing to filter"
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"logprobs": 0},
         {"logit_bias": {3: 1.0}},
         {"repetition_penalty": 1.1},
         {"presence_penalty": -0.1},
@@ -58,13 +57,12 @@ def test_filters_stay_on_the_fast_path(asked: dict[str, float]) -> None:
         {"min_tokens": 1},
     ],
 )
-def test_what_needs_the_host_says_so(asked: dict[str, object]) -> None:
-    assert request(**asked).host_options == tuple(asked)
-    assert not request(**asked).can_run_ahead
+def test_what_changes_logits_says_so(asked: dict[str, object]) -> None:
+    assert request(**asked).adjustments == tuple(asked)
 
 
-def test_an_empty_bias_needs_nobody() -> None:
-    assert request(logit_bias={}).can_run_ahead
+def test_an_empty_bias_changes_nothing() -> None:
+    assert not request(logit_bias={}).adjustments
 
 
 def test_the_table_needs_no_torch() -> None:

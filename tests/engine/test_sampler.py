@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import Sampler, counter_uniform, mix_seed, top_logprobs
+from octavo.engine.sampling.sampler import SampledToken, Sampler, counter_uniform, find_tops, mix_seed
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -31,8 +31,12 @@ def request(prompt: list[int] = [1], output: list[int] = [], seed: int = 0, **fi
     )
 
 
+def draw(sampler: Sampler, logits: torch.Tensor, *requests: Request) -> list[SampledToken]:
+    return sampler.sample(logits.clone(), requests, [len(request.token_ids) for request in requests])
+
+
 def sample(logits: torch.Tensor, *requests: Request) -> list[int]:
-    sampled = Sampler(logits.shape[-1], torch.device("cpu")).sample(logits.clone(), list(requests))
+    sampled = draw(Sampler(logits.shape[-1], torch.device("cpu")), logits, *requests)
     return [token.token_id for token in sampled]
 
 
@@ -106,7 +110,7 @@ def test_penalty_counts_follow_the_output_token_by_token() -> None:
     )
     logits = torch.randn(12, VOCAB, generator=torch.Generator().manual_seed(1))
     for row in logits:
-        token = sampler.sample(row[None].clone(), [grown])[0].token_id
+        token = draw(sampler, row[None], grown)[0].token_id
         fresh = request(
             [1, 2],
             grown.token_ids[2:].tolist(),
@@ -117,6 +121,19 @@ def test_penalty_counts_follow_the_output_token_by_token() -> None:
         )
         assert sample(row[None], fresh) == [token]
         grown.token_ids.append(token)
+
+
+def test_counts_start_again_where_they_lost_track() -> None:
+    """After a preemption, say: the host knows all tokens then."""
+    sampler, fields = Sampler(VOCAB, torch.device("cpu")), {"temperature": 0, "frequency_penalty": 0.7}
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
+    grown = request([1, 2], [3, 3, 4], **fields)
+    draw(sampler, logits, grown)
+    grown.token_ids.extend([5, 6, 5])
+    assert (
+        draw(sampler, logits, grown)[0].token_id
+        == sample(logits, request([1, 2], [3, 3, 4, 5, 6, 5], **fields))[0]
+    )
 
 
 def test_repetition_penalty_pushes_negative_logits_down() -> None:
@@ -154,7 +171,7 @@ def test_logprobs_are_those_of_the_model_with_ranks() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     sampler = Sampler(4, torch.device("cpu"))
     asked = request(temperature=0, logprobs=2, logit_bias={3: 100})
-    token = sampler.sample(logits.clone(), [asked])[0]
+    token = draw(sampler, logits, asked)[0]
     assert token.token_id == 3
     expected = logits[0].log_softmax(-1).tolist()
     assert token.top is not None
@@ -167,7 +184,7 @@ def test_very_unlikely_tokens_have_finite_logprobs() -> None:
     """Trap: log(softmax + 1e-6) instead of log_softmax."""
     logits = torch.tensor([[0.0, -80.0]])
     asked = request(temperature=0, logprobs=2)
-    token = Sampler(2, torch.device("cpu")).sample(logits, [asked])[0]
+    token = draw(Sampler(2, torch.device("cpu")), logits, asked)[0]
     assert token.top is not None
     assert token.top[1][1] == pytest.approx(-80.0)
 
@@ -176,9 +193,8 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[:, 4] = 1
     logits[1, 9] = float("nan")
-    sampled = Sampler(VOCAB, torch.device("cpu")).sample(
-        logits, [request(seed=i, temperature=0) for i in range(3)]
-    )
+    requests = [request(seed=i, temperature=0) for i in range(3)]
+    sampled = draw(Sampler(VOCAB, torch.device("cpu")), logits, *requests)
     assert [token.token_id for token in sampled] == [4, -1, 4]
     assert sampled[1].error is not None
     assert sampled[0].error is None
@@ -191,7 +207,7 @@ def test_equal_log_probabilities_are_listed_by_id() -> None:
     logits[1, 4000] = 2.0
     logits[2, :10] = -torch.inf
     logprobs = logits.log_softmax(-1)
-    tops = top_logprobs(logprobs, [0, 3, 21], [4, 2, 2])
+    tops = find_tops(logprobs, torch.tensor([0, 3, 21]), [4, 2, 2]).read()
     assert [[(id_, rank) for id_, _, rank in top] for top in tops] == [
         [(0, 1), (7, 2), (14, 3), (21, 4)],
         [(4000, 1), (0, 2), (3, 717)],

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from test_sampler import request
+from test_sampler import draw, request
 
 from octavo.engine.sampling.sampler import Sampler
 
@@ -67,7 +67,7 @@ def test_a_token_that_is_drawn_is_a_possible_one(kind: str, filters: dict[str, f
     for temperature in TEMPERATURES:
         requests = [request(seed=seed, temperature=temperature, **filters) for seed in range(8)]
         sampler = Sampler(VOCAB, torch.device("cpu"))
-        sampled = sampler.sample(logits.expand(8, -1).clone(), requests)
+        sampled = draw(sampler, logits.expand(8, -1), *requests)
         assert all(token.error is None for token in sampled)
         drawn = {token.token_id for token in sampled}
         assert drawn <= possible_tokens(logits, temperature, **filters), (temperature, drawn)
@@ -95,7 +95,7 @@ def test_penalties_make_no_infinity_and_allow_nothing_that_is_forbidden(
         asked = request(
             [5, 17, 40], [41, 41, 17], temperature=temperature, logprobs=3, **penalties, **filters
         )
-        token = Sampler(VOCAB, torch.device("cpu")).sample(logits[None].clone(), [asked])[0]
+        token = draw(Sampler(VOCAB, torch.device("cpu")), logits[None], asked)[0]
         assert token.error is None
         assert token.token_id in allowed
         assert token.top is not None
@@ -107,4 +107,4 @@ def test_penalties_do_not_hide_logits_that_are_not_finite() -> None:
         logits = torch.zeros(1, VOCAB)
         logits[0, 5] = bad
         asked = request([5], repetition_penalty=1.3, temperature=0)
-        assert Sampler(VOCAB, torch.device("cpu")).sample(logits, [asked])[0].error is not None
+        assert draw(Sampler(VOCAB, torch.device("cpu")), logits, asked)[0].error is not None

@@ -30,7 +30,7 @@ def test_gathered_rows_are_a_decode_steps_inputs(device: str, block_size: int) -
             continue
         position = positions[row]
         slot = int(table[row, position // block_size]) * block_size + position % block_size
-        assert step[:, place].tolist() == [10 + row, position, slot, position + 1]
+        assert step[:, place].tolist() == [position, 10 + row, slot, position + 1]
         num_blocks = position // block_size + 1
         assert torch.equal(step_table[place, :num_blocks], table[row, :num_blocks])
         assert (step_table[place, num_blocks:] == -7).all()
@@ -66,9 +66,10 @@ def test_rows_move_on_by_what_was_sampled(device: str) -> None:
     from octavo.engine.gpu.row_kernels import advance_rows
 
     tokens, positions = ints(list(range(100, 107)), device), ints(list(range(7)), device)
-    outcome = torch.full((len(ROWS),), 99, dtype=torch.int32, device=device)
+    outcome = torch.full((9,), 99, dtype=torch.int32, device=device)
     is_finite = torch.tensor([True, True, False, True], device=device)
-    advance_rows(ints(ROWS, device), ints([50, 51, 0, 53], device), is_finite, tokens, positions, outcome)
+    sampled, last = ints([50, 51, 0, 53], device), ints([30, 31, 32, 33], device)
+    advance_rows(ints(ROWS, device), sampled, is_finite, last, tokens, positions, outcome)
     assert tokens.tolist() == [0, 101, 102, 50, 104, 105, 53]
-    assert positions.tolist() == [1, 1, 2, 4, 4, 5, 7]
-    assert [outcome[place].item() for place in (0, 2, 3)] == [50, -1, 53]
+    assert positions.tolist() == [33, 1, 2, 31, 4, 5, 34]
+    assert outcome.tolist() == [50, 99, -1, 53, 99, 99, 99, 99, 99]

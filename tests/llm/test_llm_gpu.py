@@ -27,14 +27,18 @@ def test_gpu_float32_gives_the_cpus_tokens(tiny: object, block_size: int) -> Non
     assert tokens(tiny(device="cuda", **options)) == expected  # type: ignore[operator]
 
 
+def launch_without_graphs(llm: object) -> None:
+    for graphs in llm.engine.runner.graphs:  # type: ignore[attr-defined]
+        graphs.replay = lambda variant, graphs=graphs: graphs.launch(variant, graphs.network)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_graph_equals_eager(tiny: object, kv_cache_dtype: str) -> None:
     options = {"device": "cuda", "dtype": "bfloat16", "num_blocks": 256, "kv_cache_dtype": kv_cache_dtype}
     llm = tiny(**options)  # type: ignore[operator]
     params = SamplingParams(seed=5, max_tokens=30, ignore_eos=True, temperature=0.8, top_p=0.9)
     with_graphs = tokens(llm), tokens(llm, params)
-    graphs = llm.engine.runner.decode_graphs
-    graphs._replay = graphs._run
+    launch_without_graphs(llm)
     assert (tokens(llm), tokens(llm, params)) == with_graphs
 
 
@@ -44,25 +48,32 @@ def test_graph_equals_eager(tiny: object, kv_cache_dtype: str) -> None:
 def test_prompts_give_the_same_tokens_in_and_out_of_graphs(tiny: object, options: dict[str, object]) -> None:
     """In chunks of 32 tokens, with graphs that are new and with graphs that ran other prompts before."""
     llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256, max_num_batched_tokens=32, **options)  # type: ignore[operator]
-    graphs = llm.engine.runner.mixed_graphs
     rounds = []
     for _ in range(2):
         rounds.append(tokens(llm))
         llm.reset_prefix_cache()
-    assert graphs.num_captured
-    graphs._replay = graphs._run
+    launch_without_graphs(llm)
     rounds.append(tokens(llm))
     assert rounds[1:] == rounds[:1] * 2
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
-def test_a_decode_step_never_synchronises(tiny: object) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"top_p": 0.9, "logprobs": 3},
+        {"frequency_penalty": 0.3, "repetition_penalty": 1.2, "logit_bias": {3: 2.0}, "min_tokens": 50},
+    ],
+    ids=["plain", "log-probabilities", "changed logits"],
+)
+def test_a_decode_step_never_synchronises(tiny: object, asked: dict[str, object]) -> None:
     llm = tiny(device="cuda", dtype="bfloat16", num_blocks=256)  # type: ignore[operator]
     tokens(llm)
     engine = llm.engine
     for prompt in PROMPTS:
-        engine.add_request(prompt, SamplingParams(max_tokens=60, ignore_eos=True))
+        engine.add_request(prompt, SamplingParams(max_tokens=60, ignore_eos=True, **asked))
     for _ in range(10):
         engine.step()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -77,7 +88,7 @@ def test_a_decode_step_never_synchronises(tiny: object) -> None:
     # The profiler itself synchronises the device once when it stops.
     assert calls.count("cudaStreamSynchronize") == 0
     assert calls.count("cudaDeviceSynchronize") <= 1
-    assert calls.count("cudaGraphLaunch") == 30
+    assert calls.count("cudaGraphLaunch") == 2 * 30
     while engine.has_unfinished_requests:
         engine.step()
 

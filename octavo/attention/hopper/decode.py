@@ -41,6 +41,7 @@ from octavo.attention.triton.step_map import ThinWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 # Layout of both products' results: a warp's tile has 16 rows and 8 columns.
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
@@ -61,7 +62,9 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     tile = work.shape
     shape = call.shape(tile)
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
-    _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
+    launch(
+        _attend_thin_kernel,
+        (work.schedule.shape[0] - 2,),
         *(call.queries, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),

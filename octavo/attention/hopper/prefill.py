@@ -43,6 +43,7 @@ from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.step_map import FatWork
 from octavo.attention.triton.units import RECORD
 from octavo.gpu.device import num_multiprocessors
+from octavo.gpu.launch import launch
 
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
@@ -87,7 +88,9 @@ def _attend(
 ) -> None:
     """Launch the kernel; the block size must be a multiple of the tile's keys."""
     # The fetching warp gives most of its registers to the warpgroups.
-    _attend_kernel[(num_multiprocessors(call.q.device),)](
+    launch(
+        _attend_kernel,
+        (num_multiprocessors(call.q.device),),
         *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         *(units, units.shape[0], call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,

@@ -18,6 +18,7 @@ from octavo.attention.triton.tiles import (
 )
 from octavo.attention.triton.units import RECORD, num_key_tiles
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
@@ -32,7 +33,9 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     tile = work.shape
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
-    _attend_thin_kernel[(work.schedule.shape[0] - 2,)](
+    launch(
+        _attend_thin_kernel,
+        (work.schedule.shape[0] - 2,),
         *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),

@@ -33,6 +33,7 @@ from octavo.attention.triton.tiles import (
 )
 from octavo.attention.triton.units import RECORD
 from octavo.gpu.device import can_overlap, power_of_two
+from octavo.gpu.launch import launch
 
 # Heads that a program of one warp merges. Four warps with 8 heads took three times as long.
 _MERGED_HEADS = 2
@@ -81,7 +82,9 @@ def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
 def _launch(
     call: Call, forest: DeviceForest, tile: TileShape, units: Tensor, count: Tensor, *, early: bool
 ) -> None:
-    _attend_nodes_kernel[(forest.num_programs(tile),)](
+    launch(
+        _attend_nodes_kernel,
+        (forest.num_programs(tile),),
         *(call.queries, call.cache, call.score, units, count, forest.tokens, forest.partial_ids),
         *(call.q.shape[0], call.shape(tile), can_overlap(call.q.device)),
         launch_pdl=early,
@@ -141,7 +144,9 @@ def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
     num_tokens, num_heads, head_dim = out.shape
     heads = min(_MERGED_HEADS, power_of_two(num_heads))
     overlaps = can_overlap(out.device)
-    _merge_kernel[(num_tokens, -(-num_heads // heads))](
+    launch(
+        _merge_kernel,
+        (num_tokens, -(-num_heads // heads)),
         *(out, lse, forest.leaf_out, forest.leaf_lse, forest.partial_out, forest.partial_lse),
         *(forest.merge_begin, num_heads, head_dim, heads, padded_head_dim(head_dim), overlaps),
         launch_pdl=overlaps,

@@ -14,6 +14,7 @@ from octavo.attention.triton.tiles import (
     tile_rows,
 )
 from octavo.attention.triton.units import RECORD
+from octavo.gpu.launch import launch
 
 _MERGED_ROWS = 16
 
@@ -28,7 +29,9 @@ def attend_fat(call: Call, work: FatWork) -> None:
     tile = work.shape
     shape = call.shape(tile)
     num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.layer.k.shape[2]
-    _attend_fat_kernel[(num_units * num_kv_heads * work.num_parts,)](
+    launch(
+        _attend_fat_kernel,
+        (num_units * num_kv_heads * work.num_parts,),
         *(call.queries, call.cache, call.score, work.units, work.partial_out, work.partial_lse),
         *(num_rows, shape, work.num_parts),
         num_warps=tile.num_warps,
@@ -36,7 +39,9 @@ def attend_fat(call: Call, work: FatWork) -> None:
         maxnreg=tile.max_registers,
     )
     if work.num_parts > 1:
-        _merge_parts_kernel[(num_units, num_kv_heads, tile.rows // _MERGED_ROWS)](
+        launch(
+            _merge_parts_kernel,
+            (num_units, num_kv_heads, tile.rows // _MERGED_ROWS),
             *(call.queries, work.units, work.partial_out, work.partial_lse, num_rows, work.num_parts),
             *(shape, _MERGED_ROWS),
         )

@@ -23,6 +23,7 @@ from octavo.attention.triton.shapes import (
 )
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.gpu.device import num_multiprocessors, power_of_two
+from octavo.gpu.launch import launch
 
 # Fewer keys per part of a fat unit would not pay for the part's results.
 _MIN_SPLIT_KEYS = 512
@@ -178,7 +179,9 @@ def _thin_work(
     units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
-    schedule_kernel[(num_programs,)](
+    launch(
+        schedule_kernel,
+        (num_programs,),
         *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
@@ -252,7 +255,9 @@ def _list_units(
     """List the units of sequences with above_tokens < query length <= max_tokens: [num_units, 8] int32."""
     num_sequences = metadata.seq_lens.shape[0]
     units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=metadata.seq_lens.device)
-    list_units_kernel[(num_sequences,)](
+    launch(
+        list_units_kernel,
+        (num_sequences,),
         *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
         *(num_sequences, num_units, above_tokens, max_tokens, see.window or 0),
         *(tile_tokens, power_of_two(tile_tokens), power_of_two(num_sequences)),

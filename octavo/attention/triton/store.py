@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 
 class Rows(NamedTuple):
@@ -37,7 +38,9 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
         return
     padded_dim = power_of_two(head_dim)
     heads_abreast = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
-    _store_kernel[(num_tokens, -(-num_heads // heads_abreast))](
+    launch(
+        _store_kernel,
+        (num_tokens, -(-num_heads // heads_abreast)),
         Rows(k, *k.stride()[:2]),
         Rows(v, *v.stride()[:2]),
         Blocks(cache.k, *cache.k.stride()[:3]),

@@ -1,129 +1,87 @@
-"""CUDA graphs of decode steps: one launch replays a step, from the tokens in the rows to the next ones."""
+"""CUDA graphs of decode steps: the network over the tokens that the device's rows hold."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from octavo.engine.gpu.graphs import CapturedNetwork, StepGraphs
+from octavo.engine.gpu.buffers import StepBuffers
+from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
 from octavo.engine.gpu.rows import DeviceRows
-from octavo.gpu.copies import to_device
+from octavo.engine.gpu.sizes import next_size, sequence_sizes
 
 
-def ladder(max_num_seqs: int) -> list[int]:
-    """Batch sizes that get a graph: powers of two up to 16, every 16, from 256 on every 32.
-
-    A batch runs in the next size.
-    """
-    sizes = [1, 2, 4, 8, *range(16, 256, 16), *range(256, max_num_seqs, 32)]
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
+class DecodeVariant(NamedTuple):
     """What one graph runs.
 
     Attributes:
         size: sequences of its batch, padding included.
-        samples: the graph samples and moves the rows on; else it ends with the logits.
-        filters: some row asks for top-k, top-p or min-p.
         shares: rows have prefixes in common.
     """
 
     size: int
-    samples: bool
-    filters: bool
     shares: bool
 
 
-class DecodeGraphs(StepGraphs[Variant, Tensor]):
-    """Runs steps in which every sequence has one new token.
+class DecodeGraphs(StepGraphs[DecodeVariant]):
+    """Runs the network over steps in which every sequence has one new token.
 
-    All graphs read the same buffers. A batch is padded to its graph's size; padding is dead: row -1, sequence
-    length 0, slot -1.
+    A batch is padded to its graph's size; padding is dead: row -1, sequence length 0, slot -1.
     """
 
-    warms_up = True
-
-    def __init__(self, network: CapturedNetwork, rows: DeviceRows) -> None:
-        """Allocate the buffers.
+    def __init__(
+        self, pool: GraphPool, network: CapturedNetwork, rows: DeviceRows, buffers: StepBuffers
+    ) -> None:
+        """Allocate the block table.
 
         Args:
+            pool: of all graphs.
             network: what a step runs.
             rows: the sequences' state; its number of rows is the largest batch.
+            buffers: rows in, hidden states out.
         """
-        super().__init__()
-        self._network = network
+        super().__init__(pool, network)
         self._state = rows
+        self._buffers = buffers
         max_num_seqs = rows.tokens.shape[0]
-        self._sizes = ladder(max_num_seqs)
-        self._rows = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=network.device)
-        # Input ids, positions, slots, sequence lengths.
-        self._step = torch.zeros((4, max_num_seqs), dtype=torch.int32, device=network.device)
+        self._sizes = sequence_sizes(max_num_seqs)
         self._table = torch.zeros_like(rows.table)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=network.device)
-        self._outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=network.device)
+
+    def variants(self) -> Iterator[DecodeVariant]:
+        """See StepGraphs."""
+        for size in reversed(self._sizes):
+            yield DecodeVariant(size, shares=False)
+            # One sequence alone has nobody to share with.
+            if self.network.forest is not None and size > 1:
+                yield DecodeVariant(size, shares=True)
 
     def set_batch(self, rows: list[int]) -> None:
         """Send the rows that the next steps run to the device."""
-        padded = np.full(self._size_for(len(rows)), -1, dtype=np.int32)
-        padded[: len(rows)] = rows
-        self._rows[: len(padded)].copy_(to_device(padded, self._network.device))
+        self._buffers.set_decoding(rows, next_size(self._sizes, len(rows)))
 
-    def decode(self, num_seqs: int, *, shares: bool, filters: bool) -> Tensor:
-        """Run a step and sample.
+    def run(self, num_seqs: int, *, shares: bool) -> None:
+        """Run a step of S sequences; the first S rows of `hidden` are theirs.
 
         Args:
             num_seqs: S, rows of the batch.
             shares: the forest holds a plan of this batch.
-            filters: some request asks for top-k, top-p or min-p.
-
-        Returns:
-            [S] int32 token ids, -1 where logits were not finite: a view that the next step overwrites.
         """
-        size = self._size_for(num_seqs)
-        return self._replay(Variant(size, samples=True, filters=filters, shares=shares))[:num_seqs]
+        self.replay(DecodeVariant(next_size(self._sizes, num_seqs), shares=shares))
 
-    def logits(self, num_seqs: int, *, shares: bool) -> Tensor:
-        """Run a step up to its logits, [S, V]: a view that the next step overwrites. The rows stay."""
-        size = self._size_for(num_seqs)
-        return self._replay(Variant(size, samples=False, filters=False, shares=shares))[:num_seqs]
-
-    def _size_for(self, num_seqs: int) -> int:
-        return next(size for size in self._sizes if size >= num_seqs)
-
-    def _warm_up(self, variant: Variant) -> None:
-        """Launch a variant's kernels for a batch that is all padding: no row and no cache slot changes."""
-        batch = self._rows.clone()
-        self._rows.fill_(-1)
-        self._run(variant)
-        self._rows.copy_(batch)
-
-    def _run(self, variant: Variant) -> Tensor:
-        rows = self._rows[: variant.size]
-        logits = self._logits(rows, shares=variant.shares)
-        return self._sample(logits, rows, filters=variant.filters) if variant.samples else logits
-
-    def _logits(self, rows: Tensor, *, shares: bool) -> Tensor:
+    def launch(self, variant: DecodeVariant, network: CapturedNetwork) -> None:
+        """See StepGraphs."""
         from octavo.engine.gpu.row_kernels import gather_rows
 
-        network, state, size = self._network, self._state, rows.shape[0]
-        step = self._step[:, :size]
+        state, size = self._state, variant.size
+        step = self._buffers.decode_inputs[:, :size]
         block_size = network.kv_cache.block_size
+        rows = self._buffers.rows[:size]
         gather_rows(rows, state.tokens, state.positions, state.table, step, self._table, block_size)
-        input_ids, positions, slots, seq_lens = step
-        starts, table = self._starts[: size + 1], self._table[:size]
+        positions, input_ids, slots, seq_lens = step
         hidden = network.forward(
-            *(input_ids, positions, slots, starts, seq_lens, table), max_query_len=1, shares=shares
+            *(input_ids, positions, slots, self._starts[: size + 1], seq_lens, self._table[:size]),
+            max_query_len=1,
+            shares=variant.shares,
         )
-        return network.decoder.compute_logits(hidden)
-
-    def _sample(self, logits: Tensor, rows: Tensor, *, filters: bool) -> Tensor:
-        from octavo.engine.gpu.row_kernels import advance_rows
-
-        state, positions = self._state, self._step[1, : rows.shape[0]]
-        sampled, is_finite = state.sample(logits, rows, positions, filters=filters)
-        outcome = self._outcome[: rows.shape[0]]
-        advance_rows(rows, sampled, is_finite, state.tokens, state.positions, outcome)
-        return outcome
+        self._buffers.hidden[:size].copy_(hidden)

@@ -1,8 +1,8 @@
-"""CUDA graphs of whole steps: what is captured, and when."""
+"""CUDA graphs of a step's parts: how they are captured and replayed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -12,24 +12,48 @@ from octavo.attention import AttentionMetadata, DeviceForest, KVCache
 from octavo.models import Decoder
 
 Variant = TypeVar("Variant", bound=Hashable)
-Result = TypeVar("Result")
 
 
-class StepGraphs(ABC, Generic[Variant, Result]):
-    """CUDA graphs of one kind of step, one for each variant of it, captured on first use.
+class GraphPool:
+    """Captures graphs whose temporary memory is one pool: a replay may overwrite what another one left there.
 
-    All share a memory pool: a replay may overwrite what another graph's replay has left there.
+    torch.cuda.graph would wait for the device and give all cached memory back before each capture; this does
+    neither, so that a hundred captures take a second or two.
 
     Attributes:
-        warms_up: run `_warm_up` before a capture. Without it, kernels may be compiled and loaded during the
-            capture, which CUDA's strict modes forbid.
+        num_captured: graphs so far.
     """
 
-    warms_up = False
-
     def __init__(self) -> None:
-        self._captured: dict[Variant, tuple[torch.cuda.CUDAGraph, Result]] = {}
+        self.num_captured = 0
         self._pool = torch.cuda.graph_pool_handle()
+        # Memory of the pool belongs to a stream: captures on another one could not use it again.
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture what `run` launches. Kernels may be compiled and loaded meanwhile: the mode is relaxed."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        self.num_captured += 1
+        return graph
+
+
+class StepGraphs(ABC, Generic[Variant]):
+    """CUDA graphs of one part of a step, one for each variant of it, on buffers that stay where they are.
+
+    Attributes:
+        network: what the graphs run.
+    """
+
+    def __init__(self, pool: GraphPool, network: "CapturedNetwork") -> None:
+        self.network = network
+        self._pool = pool
+        self._captured: dict[Variant, torch.cuda.CUDAGraph] = {}
 
     @property
     def num_captured(self) -> int:
@@ -37,33 +61,25 @@ class StepGraphs(ABC, Generic[Variant, Result]):
         return len(self._captured)
 
     @abstractmethod
-    def _run(self, variant: Variant) -> Result:
-        """Launch a variant's kernels, on buffers that stay where they are."""
+    def variants(self) -> Iterable[Variant]:
+        """List all variants that a step may need, the largest first: it sizes the pool."""
 
-    def _warm_up(self, variant: Variant) -> None:
-        """Launch a variant's kernels without a lasting effect: compiles them and sizes workspaces."""
+    @abstractmethod
+    def launch(self, variant: Variant, network: "CapturedNetwork") -> None:
+        """Launch a variant's kernels, of this network."""
 
-    def _replay(self, variant: Variant) -> Result:
-        """Run a variant's graph; returns what `_run` returned when it was captured."""
-        captured = self._captured.get(variant)
-        if captured is None:
-            captured = self._captured[variant] = self._capture(variant)
-        graph, result = captured
+    def capture(self, variant: Variant) -> None:
+        """Make a variant's graph, if there is none."""
+        if variant not in self._captured:
+            self._captured[variant] = self._pool.capture(lambda: self.launch(variant, self.network))
+
+    def replay(self, variant: Variant) -> None:
+        """Run a variant's graph; one that was not prepared is captured first."""
+        graph = self._captured.get(variant)
+        if graph is None:
+            self.capture(variant)
+            graph = self._captured[variant]
         graph.replay()
-        return result
-
-    def _capture(self, variant: Variant) -> tuple[torch.cuda.CUDAGraph, Result]:
-        if self.warms_up:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._warm_up(variant)
-            torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        mode = "global" if self.warms_up else "relaxed"
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
-            result = self._run(variant)
-        return graph, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,14 @@ class CapturedNetwork:
     forest: DeviceForest | None
     max_model_len: int
     device: torch.device
+
+    def shortened(self) -> "CapturedNetwork":
+        """Return a network with one layer of each kind: it launches every kernel that this one does."""
+        layers = {}
+        for layer in self.decoder.layers:
+            options = layer.attention.options
+            layers.setdefault((options.window, options.rope, options.softcap), layer)
+        return replace(self, decoder=replace(self.decoder, layers=tuple(layers.values())))
 
     @property
     def max_num_blocks(self) -> int:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.engine.sampling.options import FILTERS
+from octavo.gpu.launch import launch
 
 _COLUMNS = 128
 
@@ -34,12 +35,14 @@ def gather_rows(
         tokens: [R] int32, the token each row's sequence feeds next.
         positions: [R] int32, that token's position.
         table: [R, C] int32 block ids.
-        step: [4, S] int32; becomes input ids, positions, slots and sequence lengths. A dead place gets token
+        step: [4, S] int32; becomes positions, input ids, slots and sequence lengths. A dead place gets token
             0, position 0, slot -1 and length 0.
         step_table: [S, C] int32; becomes the sequences' block ids, as many as they use.
         block_size: B, tokens.
     """
-    _gather_kernel[(rows.shape[0],)](
+    launch(
+        _gather_kernel,
+        (rows.shape[0],),
         rows,
         tokens,
         positions,
@@ -55,21 +58,31 @@ def gather_rows(
 
 
 def advance_rows(
-    rows: Tensor, sampled: Tensor, is_finite: Tensor, tokens: Tensor, positions: Tensor, outcome: Tensor
+    rows: Tensor,
+    sampled: Tensor,
+    is_finite: Tensor,
+    last_positions: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    outcome: Tensor,
 ) -> None:
-    """Move rows on by the tokens sampled for them.
+    """Give rows the tokens sampled for them.
 
     Args:
         rows: [S] int32; -1: nothing to do.
         sampled: [S] int32.
         is_finite: [S] bool; False: the logits were not finite.
+        last_positions: [S] int32, position of the token before the sampled one.
         tokens: [R] int32; the rows get the sampled tokens.
-        positions: [R] int32; the rows' grow by one.
-        outcome: [S] int32; becomes the sampled token, or -1 where the logits were not finite.
+        positions: [R] int32; the rows get the sampled tokens' positions.
+        outcome: at least [S] int32; becomes the sampled token, or -1 where the logits were not finite.
     """
     num_rows = rows.shape[0]
-    _advance_kernel[(-(-num_rows // _COLUMNS),)](
-        rows, sampled, is_finite, tokens, positions, outcome, num_rows, BLOCK=_COLUMNS
+    launch(
+        _advance_kernel,
+        (-(-num_rows // _COLUMNS),),
+        *(rows, sampled, is_finite, last_positions, tokens, positions, outcome, num_rows),
+        BLOCK=_COLUMNS,
     )
 
 
@@ -94,7 +107,9 @@ def gather_parameters(
     num_places = rows.shape[0]
     # Without filters the kernel does not touch their outputs: any pointer will do.
     outputs = out if filters else out + out[:1] * num_filters
-    _gather_parameters_kernel[(-(-num_places // _COLUMNS),)](
+    launch(
+        _gather_parameters_kernel,
+        (-(-num_places // _COLUMNS),),
         *(rows, positions, *columns, *outputs, num_places),
         FILTERS=filters,
         BLOCK=_COLUMNS,
@@ -102,7 +117,7 @@ def gather_parameters(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"])
 def _gather_parameters_kernel(
     rows_ptr,
     positions_ptr,
@@ -159,8 +174,8 @@ def _gather_kernel(
     table_at = table_ptr + row * stride_table
     block = tl.load(table_at + position // block_size, mask=is_live, other=0)
     slot = tl.where(is_live, block * block_size + position % block_size, -1)
-    tl.store(step_ptr + place, token)
-    tl.store(step_ptr + stride_step + place, position)
+    tl.store(step_ptr + place, position)
+    tl.store(step_ptr + stride_step + place, token)
     tl.store(step_ptr + 2 * stride_step + place, slot)
     tl.store(step_ptr + 3 * stride_step + place, tl.where(is_live, position + 1, 0))
     num_blocks = tl.where(is_live, position // block_size + 1, 0)
@@ -172,11 +187,12 @@ def _gather_kernel(
         begin += COLUMNS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _advance_kernel(
     rows_ptr,
     sampled_ptr,
     is_finite_ptr,
+    last_positions_ptr,
     tokens_ptr,
     positions_ptr,
     outcome_ptr,
@@ -189,7 +205,7 @@ def _advance_kernel(
     is_live = row >= 0
     token = tl.load(sampled_ptr + place, mask=is_live, other=0)
     is_finite = tl.load(is_finite_ptr + place, mask=is_live, other=0)
-    position = tl.load(positions_ptr + row, mask=is_live, other=0)
+    position = tl.load(last_positions_ptr + place, mask=is_live, other=0)
     tl.store(tokens_ptr + row, token, mask=is_live)
     tl.store(positions_ptr + row, position + 1, mask=is_live)
     tl.store(outcome_ptr + place, tl.where(is_finite, token, -1), mask=is_live)

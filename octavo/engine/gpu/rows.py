@@ -116,34 +116,15 @@ class DeviceRows:
         both = to_device(np.stack((places, self._tables.table.ravel()[places])), self._device)
         self.table.view(-1).index_copy_(0, both[0], both[1].int())
 
-    def rows_of(self, requests: Sequence[Request]) -> Tensor:
-        """Return the requests' rows, [S] int64, after writing the options of requests that are new there."""
-        rows = self._indexes(requests)
+    def write_options(self, requests: Sequence[Request]) -> None:
+        """Write the sampling options of requests that are new in their rows."""
         new = [request for request in requests if self._requests[request.row] is not request]
         if new:
-            self.sampling.write(rows if len(new) == len(requests) else self._indexes(new), new)
+            self.sampling.write(to_device(np.array([request.row for request in new]), self._device), new)
             for request in new:
                 self._requests[request.row] = request
-        return rows
 
-    def _indexes(self, requests: Sequence[Request]) -> Tensor:
-        return to_device(np.array([request.row for request in requests]), self._device)
-
-    def put(self, rows: Tensor, requests: Sequence[Request], tokens: Tensor, ends: Sequence[int]) -> None:
-        """Give rows the tokens that were sampled for them.
-
-        Args:
-            rows: [S] int64, as rows_of gave them for these requests.
-            requests: S requests.
-            tokens: [S] int32.
-            ends: positions of the tokens.
-        """
-        self.tokens.index_copy_(0, rows, tokens)
-        self.positions.index_copy_(0, rows, to_device(np.array(ends, dtype=np.int32), self._device))
+    def set_positions(self, requests: Sequence[Request], ends: Sequence[int]) -> None:
+        """Note the positions of the tokens that a launched step leaves in these requests' rows."""
         for request, end in zip(requests, ends, strict=True):
             self._positions[request.row] = end
-
-    def advance(self, requests: Sequence[Request]) -> None:
-        """Note that the device moves these requests' rows on by one token."""
-        for request in requests:
-            self._positions[request.row] += 1

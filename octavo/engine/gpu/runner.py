@@ -1,41 +1,45 @@
-"""Runs the model on an NVIDIA GPU, one step ahead of the host unless a request's options need the host.
+"""The runner for NVIDIA GPUs: a step is a few replays of CUDA graphs, launched before the last one is known.
 
-    host     | launch 1 | launch 2 | wait 1, process | launch 3 | wait 2, process | ...
-    device              |------ 1 ------|------ 2 ------|------ 3 ------|
+    decode step   gather the rows' tokens ---- network ---.
+                                                          +--> hidden --- LM head, sample, move the rows on
+    mixed step    tokens from the host ------- network ---'
 
-A step is one of two kinds:
-
-    decode   every sequence feeds the token that was sampled for it last, which is in the device's rows: one
-             CUDA graph runs the network, samples, and moves the rows on. If a request's options need the
-             host, the graph ends with the logits.
-    mixed    prompts are under way, beside sequences that decode: the host sends the tokens, one CUDA graph
-             runs the network, and a few launches sample.
+Every part is a graph of its own (decode_graphs, mixed_graphs, sampling_graphs). What few requests ask for,
+log-probabilities and changes of logits, are launches behind the last one. Nothing waits for the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention import DeviceForest, KVCache
+from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.decode_graphs import DecodeGraphs
-from octavo.engine.gpu.graphs import CapturedNetwork
+from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
 from octavo.engine.gpu.mixed_graphs import MixedGraphs
 from octavo.engine.gpu.outcome import Outcome
+from octavo.engine.gpu.prepare import Preparation
 from octavo.engine.gpu.rows import DeviceRows
+from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.request import Request
-from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
-from octavo.engine.sampling.sampler import Sampler, Top
+from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
+from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, find_tops, log_softmax
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
-from octavo.engine.step_result import StepResult
+from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
+from octavo.engine.working_memory import rare_bytes
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder
 
 
 class GpuRunner:
-    """StepRunner for decoders whose attention runs by Triton kernels."""
+    """StepRunner for decoders whose attention runs by Triton kernels.
+
+    Attributes:
+        graphs: all kinds of graphs.
+    """
 
     runs_ahead = True
 
@@ -69,15 +73,45 @@ class GpuRunner:
         )
         self._rows = DeviceRows(self._inputs.tables, device)
         self._forest = None
+        most_tokens = max(max_num_seqs, max_num_tokens)
         if share_prefixes:
-            self._forest = _forest_of(decoder, kv_cache, max_num_seqs, max(max_num_seqs, max_num_tokens))
+            self._forest = _forest_of(decoder, kv_cache, max_num_seqs, most_tokens)
+        self._buffers = StepBuffers(
+            max_num_seqs=max_num_seqs,
+            max_num_tokens=most_tokens,
+            width=decoder.config.hidden_size,
+            dtype=decoder.dtype,
+            device=device,
+        )
         network = CapturedNetwork(decoder, kv_cache, self._forest, max_model_len, device)
-        self.decode_graphs = DecodeGraphs(network, self._rows)
-        self.mixed_graphs = MixedGraphs(network, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens)
+        with torch.cuda.device(device):
+            pool = GraphPool()
+        self._decode_graphs = DecodeGraphs(pool, network, self._rows, self._buffers)
+        self._mixed_graphs = MixedGraphs(
+            pool, network, self._buffers, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens
+        )
+        self._sampling_graphs = SamplingGraphs(pool, network, self._rows, self._buffers)
         self._sampler = Sampler(decoder.config.vocab_size, device)
+        self.graphs = (self._mixed_graphs, self._decode_graphs, self._sampling_graphs)
+        reserved = rare_bytes(decoder.config.vocab_size, max_num_seqs)
+        self._preparation = Preparation(pool, self.graphs, self._launch_rarities, device, reserved)
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
+
+    @torch.inference_mode()
+    def prepare(self, progress: PrepareProgress) -> None:
+        """See StepRunner."""
+        with torch.cuda.device(self._device):
+            self._preparation.run(progress)
+
+    def note_ready(self) -> None:
+        """See StepRunner."""
+        self._preparation.note_ready()
+
+    def late_work(self) -> LateWork:
+        """See StepRunner."""
+        return self._preparation.late_work()
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -108,19 +142,13 @@ class GpuRunner:
         self._rows.send_tables()
         if requests != self._batch:
             self._set_batch(requests, ends)
-        if all(request.can_run_ahead for request in requests):
-            filters = any(request.asks_for_filters for request in requests)
-            token_ids = self.decode_graphs.decode(len(requests), shares=self._shares, filters=filters)
-            self._rows.advance(requests)
-            return Outcome(requests, token_ids).wait
-        logits = self.decode_graphs.logits(len(requests), shares=self._shares)
-        token_ids, tops = self._sample(logits, requests, ends)
-        return Outcome(requests, token_ids, tops).wait
+        self._decode_graphs.run(len(requests), shares=self._shares)
+        return self._sample(requests, ends)
 
     def _set_batch(self, requests: list[Request], seq_lens: list[int]) -> None:
         """Tell the device which rows the next steps run, and what these have in common."""
         rows = [request.row for request in requests]
-        self.decode_graphs.set_batch(rows)
+        self._decode_graphs.set_batch(rows)
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
         block_table = self._inputs.tables.rows(rows, num_columns)
         self._shares = self._share(block_table, np.array(seq_lens), np.arange(len(rows) + 1))
@@ -128,7 +156,7 @@ class GpuRunner:
 
     def _share(self, block_table: np.ndarray, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
         """Send a step's forest to the device; False if sharing would not pay."""
-        if self._forest is None:
+        if self._forest is None or len(seq_lens) == 1:
             return False
         plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q)
         if plan.num_units:
@@ -141,19 +169,22 @@ class GpuRunner:
         hidden = self._forward(step_input, scheduled)
         chunks = prompt_logprobs(self.decoder, scheduled, hidden)
         sampling = [item for item in scheduled if item.samples]
-        if not sampling:
-            return lambda: StepResult({}, chunks)
+        if not sampling and not chunks:
+            return lambda: StepResult({})
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
-        logits = self.decoder.compute_logits(hidden[to_device(step_input.logits_indices, self._device)])
-        token_ids, tops = self._sample(logits, requests, ends)
-        return Outcome(requests, token_ids, tops, chunks).wait
+        if not requests:
+            return Outcome([], self._buffers.outcome[:0], [], [], chunks).wait
+        rows = [request.row for request in requests]
+        self._rows.write_options(requests)
+        self._buffers.set_sampling(rows, step_input.logits_indices, ends)
+        return self._sample(requests, ends, chunks)
 
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
-        input_ids = self.mixed_graphs.load(step_input)
+        input_ids = self._mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
         shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
         is_fresh = len(scheduled) == 1 and scheduled[0].start == 0
-        return self.mixed_graphs.forward(input_ids.shape[0], shares=shares, is_fresh=is_fresh)
+        return self._mixed_graphs.run(input_ids.shape[0], shares=shares, is_fresh=is_fresh)
 
     def _fill_in_tokens(
         self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]
@@ -169,29 +200,65 @@ class GpuRunner:
             input_ids.index_copy_(0, places, self._rows.tokens[rows])
 
     def _sample(
-        self, logits: Tensor, requests: list[Request], ends: list[int]
-    ) -> tuple[Tensor, list[Top | None]]:
-        """Sample a token for each request; the device's rows get them.
+        self, requests: list[Request], ends: list[int], chunks: Sequence[PendingLogprobs] = ()
+    ) -> Callable[[], StepResult]:
+        """Sample a token for each request whose row the buffers name; the device's rows get them.
 
         Args:
-            logits: [S, V].
             requests: S requests.
             ends: positions of the tokens to be sampled.
-
-        Returns:
-            [S] int32 token ids, -1 where logits were not finite, and the wanted log-probabilities.
+            chunks: of prompt log-probabilities that the step found.
         """
-        rows = self._rows.rows_of(requests)
-        last = to_device(np.array(ends, dtype=np.int32) - 1, self._device)
-        logprobs = self._sampler.wanted_logprobs(logits, requests)
-        if not all(request.can_run_ahead for request in requests):
-            logits = logits.float()
-            self._sampler.adjust_(logits, requests)
-        filters = any(request.asks_for_filters for request in requests)
-        ids, is_finite = self._rows.sample(logits, rows, last, filters=filters)
-        self._rows.put(rows, requests, ids, ends)
-        tops = self._sampler.tops(logprobs, [] if logprobs is None else ids.tolist(), requests)
-        return ids.where(is_finite, -1), tops
+        adjusted = [place for place, request in enumerate(requests) if request.adjustments]
+        reported = [place for place, request in enumerate(requests) if request.params.logprobs is not None]
+        outcome = self._sampling_graphs.sample(
+            len(requests),
+            filters=any(request.asks_for_filters for request in requests),
+            keeps=bool(adjusted or reported),
+        )
+        for part in _parts(adjusted):
+            self._sample_adjusted(part, requests, ends)
+        self._rows.set_positions(requests, ends)
+        tops = [self._find_tops(part, requests, outcome) for part in _parts(reported)]
+        return Outcome(requests, outcome, tops, reported, chunks).wait
+
+    def _sample_adjusted(self, places: list[int], requests: list[Request], ends: list[int]) -> None:
+        """Sample again for requests that change their logits."""
+        from octavo.engine.gpu.row_kernels import advance_rows
+
+        asking = [requests[place] for place in places]
+        at, state, buffers = to_device(np.array(places), self._device), self._rows, self._buffers
+        logits = self._sampling_graphs.logits[at].float()
+        self._sampler.adjust_(logits, asking, [ends[place] for place in places])
+        rows, positions = buffers.rows[at], buffers.positions[at]
+        sampled, is_finite = state.sample(logits, rows, positions, filters=True)
+        outcome = torch.empty_like(sampled)
+        advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
+        buffers.outcome.index_copy_(0, at, outcome)
+        self._sampler.count(asking, sampled)
+
+    def _launch_rarities(self) -> None:
+        """Launch, for a row of padding, the kernels that steps launch behind their graphs."""
+        from octavo.engine.gpu.row_kernels import advance_rows
+
+        logits, state, buffers = self._sampling_graphs.logits[:1], self._rows, self._buffers
+        log_softmax(logits)
+        rows, positions = torch.full_like(buffers.rows[:1], -1), buffers.positions[:1]
+        sampled, is_finite = state.sample(logits.float(), rows, positions, filters=True)
+        outcome = torch.empty_like(sampled)
+        advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
+
+    def _find_tops(self, places: list[int], requests: list[Request], outcome: Tensor) -> Tops:
+        """Find what some requests want to know of the tokens that they got."""
+        at = to_device(np.array(places), self._device)
+        logprobs = log_softmax(self._sampling_graphs.logits[at])
+        nums = [requests[place].params.logprobs or 0 for place in places]
+        # A row without finite logits has no token; its request ends with an error.
+        return find_tops(logprobs, outcome[at].clamp(min=0).long(), nums)
+
+
+def _parts(places: list[int]) -> list[list[int]]:
+    return [places[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(places), ROWS_AT_ONCE)]
 
 
 def _forest_of(decoder: Decoder, kv_cache: KVCache, max_num_seqs: int, max_num_tokens: int) -> DeviceForest:

@@ -1,11 +1,10 @@
-"""What requests ask of sampling, in one table: which options kernels read, and which ones need the host.
+"""What requests ask of sampling, in one table: which options kernels read, and which change the logits first.
 
-Two paths follow from it. On the fast path a CUDA graph samples from the device's rows, and the host launches
-the next step before it has seen this one's tokens. On the slow path the host comes in between: it adjusts
-logits or reads log-probabilities. A request takes the fast path unless it asks for an option on Path.HOST.
+On a GPU a CUDA graph samples from the device's rows. Options that change logits, and log-probabilities, are
+launches around it, for the requests that ask. Nothing waits for the host.
 
-An option of the fast path is a row of OPTIONS and an argument of the kernels that read it: rows on the device
-and graph variants follow. One of the slow path is a row, and what Sampler does about it.
+An option that kernels read is a row of OPTIONS and an argument of those kernels: rows on the device and graph
+variants follow. One that changes logits is a row, and what Sampler does about it.
 
 Imports no torch: requests are built from it.
 """
@@ -34,12 +33,14 @@ class Path(enum.Enum):
     Attributes:
         DRAW: kernels read it for every token.
         FILTER: kernels read it where they filter: steps without any filter launch fewer kernels.
-        HOST: the host has to see the logits, or the last token, before the next step can start.
+        ADJUST: the logits of its row change before the draw.
+        REPORT: log-probabilities are read.
     """
 
     DRAW = enum.auto()
     FILTER = enum.auto()
-    HOST = enum.auto()
+    ADJUST = enum.auto()
+    REPORT = enum.auto()
 
 
 class Option(NamedTuple):
@@ -50,7 +51,7 @@ class Option(NamedTuple):
         path: what it needs.
         neutral: the value that asks for nothing.
         read: takes the value off a request.
-        dtype: of the column on the device; void on Path.HOST: there is none.
+        dtype: of the column on the device; void where there is none.
     """
 
     name: str
@@ -79,27 +80,27 @@ OPTIONS = (
     Option("top_k", Path.FILTER, 0, lambda r: max(0, r.params.top_k), np.int32),
     Option("top_p", Path.FILTER, 1.0, lambda r: r.params.top_p, np.float32),
     Option("min_p", Path.FILTER, 0.0, lambda r: r.params.min_p, np.float32),
-    Option("logprobs", Path.HOST, None, lambda r: r.params.logprobs),
-    Option("prompt_logprobs", Path.HOST, None, lambda r: r.prompt_logprobs_start),
-    Option("logit_bias", Path.HOST, None, lambda r: r.params.logit_bias or None),
-    Option("repetition_penalty", Path.HOST, 1.0, lambda r: r.params.repetition_penalty),
-    Option("presence_penalty", Path.HOST, 0.0, lambda r: r.params.presence_penalty),
-    Option("frequency_penalty", Path.HOST, 0.0, lambda r: r.params.frequency_penalty),
-    Option("min_tokens", Path.HOST, 0, lambda r: r.params.min_tokens),
+    Option("logprobs", Path.REPORT, None, lambda r: r.params.logprobs),
+    Option("prompt_logprobs", Path.REPORT, None, lambda r: r.prompt_logprobs_start),
+    Option("logit_bias", Path.ADJUST, None, lambda r: r.params.logit_bias or None),
+    Option("repetition_penalty", Path.ADJUST, 1.0, lambda r: r.params.repetition_penalty),
+    Option("presence_penalty", Path.ADJUST, 0.0, lambda r: r.params.presence_penalty),
+    Option("frequency_penalty", Path.ADJUST, 0.0, lambda r: r.params.frequency_penalty),
+    Option("min_tokens", Path.ADJUST, 0, lambda r: r.params.min_tokens),
 )
 
-COLUMNS = tuple(option for option in OPTIONS if option.path is not Path.HOST)
+COLUMNS = tuple(option for option in OPTIONS if option.path in (Path.DRAW, Path.FILTER))
 """Options that kernels read: SamplingRows has a column of each."""
 
 FILTERS = tuple(option for option in OPTIONS if option.path is Path.FILTER)
 """Options that drop tokens before the draw."""
 
-_HOST = tuple(option for option in OPTIONS if option.path is Path.HOST)
+_ADJUSTMENTS = tuple(option for option in OPTIONS if option.path is Path.ADJUST)
 
 
-def host_options(request: SampledRequest) -> tuple[str, ...]:
-    """Return the names of what keeps a request off the fast path; none: it takes it."""
-    return tuple(option.name for option in _HOST if option.read(request) != option.neutral)
+def adjustments(request: SampledRequest) -> tuple[str, ...]:
+    """Return the names of the options by which a request changes its logits."""
+    return tuple(option.name for option in _ADJUSTMENTS if option.read(request) != option.neutral)
 
 
 def asks_for_filters(request: SampledRequest) -> bool:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.errors import EngineError
+from octavo.gpu.copies import to_device, to_host
 from octavo.gpu.device import has_triton
 
 # (token id, log-probability, rank) of the most likely tokens and of the one in question.
@@ -24,8 +26,8 @@ _MASK64 = 2**64 - 1
 _NUM_CANDIDATES = 1024
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST = torch.finfo(torch.float32).max
-# On a CPU more rows are taken one part after the other, so that their copies stay small.
-_ROWS_AT_ONCE = 16
+# More rows are taken one part after the other, so that their copies stay small.
+ROWS_AT_ONCE = 16
 
 
 def counter_uniform(seed: int, position: int) -> float:
@@ -50,27 +52,31 @@ class TokenCounts:
     """Which tokens a request's prompt and output hold, and how often.
 
     Attributes:
-        in_prompt: [V] bool, token occurs in the prompt.
+        in_prompt: [V] float32, occurrences in the prompt.
         in_output: [V] float32, occurrences in the output.
         num_counted: output tokens counted so far.
     """
 
     in_prompt: Tensor
     in_output: Tensor
-    num_counted: int = 0
+    num_counted: int
 
     @classmethod
-    def of_prompt(cls, request: Request, vocab_size: int, device: torch.device) -> "TokenCounts":
-        in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        in_prompt[torch.tensor(request.token_ids[: request.num_prompt_tokens], device=device)] = True
-        return cls(in_prompt, torch.zeros(vocab_size, device=device))
+    def of(cls, request: Request, vocab_size: int, device: torch.device) -> "TokenCounts":
+        """Count the tokens of a request, all of which the host must know."""
+        # One tensor: PyTorch keeps small ones in blocks of their own.
+        in_prompt, in_output = torch.zeros(2, vocab_size, device=device)
+        ids = to_device(np.array(request.token_ids, dtype=np.int64), device)
+        ones = torch.ones(len(ids), device=device)
+        num_prompt = request.num_prompt_tokens
+        in_prompt.index_add_(0, ids[:num_prompt], ones[:num_prompt])
+        in_output.index_add_(0, ids[num_prompt:], ones[num_prompt:])
+        return cls(in_prompt, in_output, len(ids) - num_prompt)
 
-    def update(self, request: Request) -> None:
-        new_ids = request.token_ids[request.num_prompt_tokens + self.num_counted :]
-        if new_ids:
-            ids = torch.tensor(new_ids, device=self.in_output.device)
-            self.in_output.index_add_(0, ids, torch.ones(len(new_ids), device=ids.device))
-            self.num_counted += len(new_ids)
+    def add(self, token_id: Tensor) -> None:
+        """Count one more output token, [1] int32 or int64."""
+        self.in_output.index_add_(0, token_id, torch.ones(1, device=token_id.device))
+        self.num_counted += 1
 
 
 class SampledToken(NamedTuple):
@@ -94,9 +100,10 @@ class SampledToken(NamedTuple):
 
 
 class Sampler:
-    """Samples one token per row on the slow path, and adjusts logits and takes log-probabilities for both.
+    """Adjusts logits and, where no kernels do it, samples.
 
-    Holds the token counts of requests that use penalties.
+    Holds the token counts of requests that use penalties. They stay on the device: a step may be launched
+    before the host knows the token that the last one sampled.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -112,85 +119,79 @@ class Sampler:
         """Forget every request."""
         self._counts.clear()
 
-    def sample(self, logits: Tensor, requests: list[Request]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, requests: Sequence[Request], ends: Sequence[int]) -> list[SampledToken]:
         """Sample one token for each request.
 
         Args:
             logits: [R, V] float32, one row per request; may be overwritten.
-            requests: R requests.
+            requests: R requests, whose tokens the host knows.
+            ends: positions of the tokens to be sampled.
         """
-        logprobs = self.wanted_logprobs(logits, requests)
-        self.adjust_(logits, requests)
+        tops_rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        logprobs = log_softmax(logits[tops_rows]) if tops_rows else None
+        self.adjust_(logits, requests, ends)
         best_values, best_ids = logits.max(dim=-1)
         token_ids = best_ids.tolist()
         finite = best_values.isfinite().tolist()
         random_rows = [row for row, r in enumerate(requests) if not r.params.greedy and finite[row]]
-        for start in range(0, len(random_rows), _ROWS_AT_ONCE):
-            rows = random_rows[start : start + _ROWS_AT_ONCE]
+        for start in range(0, len(random_rows), ROWS_AT_ONCE):
+            rows = random_rows[start : start + ROWS_AT_ONCE]
             drawn = _draw(logits[rows], best_values[rows], [requests[row] for row in rows])
             for row, token_id in zip(rows, drawn, strict=True):
                 token_ids[row] = token_id
-        tops = self.tops(logprobs, token_ids, requests)
+        ids = torch.tensor(token_ids, device=self.device)
+        self.count(requests, ids)
+        tops: dict[int, Top] = {}
+        if logprobs is not None:
+            nums = [requests[row].params.logprobs or 0 for row in tops_rows]
+            tops = dict(zip(tops_rows, find_tops(logprobs, ids[tops_rows], nums).read(), strict=True))
         return [
-            SampledToken(id_, top) if is_finite else SampledToken.not_finite()
-            for id_, top, is_finite in zip(token_ids, tops, finite, strict=True)
+            SampledToken(id_, tops.get(row)) if is_finite else SampledToken.not_finite()
+            for row, (id_, is_finite) in enumerate(zip(token_ids, finite, strict=True))
         ]
 
-    def wanted_logprobs(self, logits: Tensor, requests: list[Request]) -> Tensor | None:
-        """Return the model's own log-probabilities, [requests that want them, V]; None if none does.
-
-        Call it before `adjust_` changes the logits.
-        """
-        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        return log_softmax(logits[rows]) if rows else None
-
-    def tops(
-        self, logprobs: Tensor | None, token_ids: list[int], requests: list[Request]
-    ) -> list[Top | None]:
-        """Return each request's SampledToken.top, None for those that want none.
+    def adjust_(self, logits: Tensor, requests: Sequence[Request], ends: Sequence[int]) -> None:
+        """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for.
 
         Args:
-            logprobs: as `wanted_logprobs` returned them for these requests.
-            token_ids: the sampled token of each request.
+            logits: one row per request.
             requests: R requests.
+            ends: positions of the tokens to be sampled.
         """
-        rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        tops: list[Top | None] = [None] * len(requests)
-        if logprobs is not None:
-            nums = [requests[row].params.logprobs or 0 for row in rows]
-            found = top_logprobs(logprobs, [token_ids[row] for row in rows], nums)
-            for row, top in zip(rows, found, strict=True):
-                tops[row] = top
-        return tops
+        for row, request, end in zip(logits, requests, ends, strict=True):
+            if request.adjustments:
+                self._adjust(row, request, end - request.num_prompt_tokens)
 
-    def adjust_(self, logits: Tensor, requests: list[Request]) -> None:
-        """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for."""
+    def count(self, requests: Sequence[Request], token_ids: Tensor) -> None:
+        """Count the tokens, [R] int32 or int64 on the device, that requests with penalties got."""
         for row, request in enumerate(requests):
-            if request.host_options:
-                self._adjust(logits[row], request)
+            counts = self._counts.get(request)
+            if counts is not None:
+                counts.add(token_ids[row : row + 1])
 
-    def _adjust(self, row: Tensor, request: Request) -> None:
+    def _adjust(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
         """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
-        asked = request.host_options
+        asked = request.adjustments
         if "logit_bias" in asked:
             bias = request.params.logit_bias or {}
-            ids = torch.tensor(list(bias), device=self.device)
-            row[ids] += torch.tensor(list(bias.values()), device=self.device)
+            ids = to_device(np.array(list(bias), dtype=np.int64), self.device)
+            values = to_device(np.array(list(bias.values()), dtype=np.float32), self.device)
+            row.index_add_(0, ids, values)
         if any(name in asked for name in _PENALTIES):
-            self._penalise(row, request)
-        is_short = "min_tokens" in asked and request.num_output_tokens < request.params.min_tokens
+            self._penalise(row, request, num_output_tokens)
+        is_short = "min_tokens" in asked and num_output_tokens < request.params.min_tokens
         if is_short and request.stop_token_ids:
-            row[torch.tensor(sorted(request.stop_token_ids), device=self.device)] = -torch.inf
+            ids = to_device(np.array(sorted(request.stop_token_ids), dtype=np.int64), self.device)
+            row.index_fill_(0, ids, -torch.inf)
 
-    def _penalise(self, row: Tensor, request: Request) -> None:
+    def _penalise(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
         counts = self._counts.get(request)
-        if counts is None:
-            counts = self._counts[request] = TokenCounts.of_prompt(request, self.vocab_size, self.device)
-        counts.update(request)
+        if counts is None or counts.num_counted != num_output_tokens:
+            counts = self._counts[request] = TokenCounts.of(request, self.vocab_size, self.device)
         params = request.params
         penalty = params.repetition_penalty
         if penalty != 1:
-            seen = (counts.in_prompt | (counts.in_output > 0)) & row.isfinite()
+            seen = (counts.in_prompt + counts.in_output > 0) & row.isfinite()
             # Clamped: an infinity would count as an error of the model's.
             scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
             row.copy_(torch.where(seen, scaled, row))
@@ -207,28 +208,54 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
-def top_logprobs(logprobs: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[Top]:
-    """Return (id, log-probability, rank) of each row's most likely tokens, and of its own if not among them.
+@dataclass(frozen=True, slots=True)
+class Tops:
+    """The most likely tokens of some rows, on their way to the host.
+
+    Attributes:
+        nums: how many each row wants.
+        own: [R] the tokens that were sampled, or stand in the prompt.
+        own_values: [R] their log-probabilities.
+        own_ranks: [R] their ranks, from 1.
+        ids: [R, largest of nums] most likely tokens.
+        values: likewise, their log-probabilities.
+    """
+
+    nums: Sequence[int]
+    own: Tensor
+    own_values: Tensor
+    own_ranks: Tensor
+    ids: Tensor
+    values: Tensor
+
+    def read(self) -> list[Top]:
+        """Return each row's list; on a GPU the copies must have arrived."""
+        tops = []
+        columns = (self.own, self.own_values, self.own_ranks, self.ids, self.values)
+        for num, own, own_value, own_rank, ids, values in zip(
+            self.nums, *(column.tolist() for column in columns), strict=True
+        ):
+            top = list(zip(ids[:num], values[:num], range(1, num + 1), strict=True))
+            tops.append(top if own in ids[:num] else [*top, (own, own_value, own_rank)])
+        return tops
+
+
+def find_tops(logprobs: Tensor, own: Tensor, nums: Sequence[int]) -> Tops:
+    """Find each row's most likely tokens, and its own; waits for no device.
 
     Args:
         logprobs: [R, V] float32 log-probabilities.
-        token_ids: R tokens that were sampled (or stand in the prompt).
+        own: [R] int64 tokens that were sampled (or stand in the prompt), on the device.
         nums: how many of the most likely tokens each row wants.
     """
-    if len(nums) > _ROWS_AT_ONCE and not logprobs.is_cuda:
-        parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(nums), _ROWS_AT_ONCE))
-        return [top for part in parts for top in top_logprobs(logprobs[part], token_ids[part], nums[part])]
-    best = _most_likely_ids(logprobs, max(nums))
-    values, ids = logprobs.gather(1, best).tolist(), best.tolist()
-    own = torch.tensor(token_ids, device=logprobs.device)[:, None]
-    own_values = logprobs.gather(1, own)
-    own_ranks = (logprobs > own_values).sum(1) + 1
-    tops = []
-    rows = zip(token_ids, nums, ids, values, own_values[:, 0].tolist(), own_ranks.tolist(), strict=True)
-    for token_id, num, row_ids, row_values, own_value, own_rank in rows:
-        top = list(zip(row_ids[:num], row_values[:num], range(1, num + 1), strict=True))
-        tops.append(top if token_id in row_ids[:num] else [*top, (token_id, own_value, own_rank)])
-    return tops
+    parts = []
+    for start in range(0, len(nums), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        part, ids = logprobs[rows], own[rows, None]
+        best = _most_likely_ids(part, max(nums))
+        value = part.gather(1, ids)
+        parts.append((ids[:, 0], value[:, 0], (part > value).sum(1) + 1, best, part.gather(1, best)))
+    return Tops(nums, *(to_host(torch.cat(column)) for column in zip(*parts, strict=True)))
 
 
 def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:

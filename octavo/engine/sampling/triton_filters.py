@@ -31,6 +31,7 @@ from octavo.engine.sampling.triton_bisect import highest_reaching, lowest_kept
 from octavo.engine.sampling.triton_random import draw_above, inverse_temperature
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 CAPACITY = 8192
 # Fixed: a row must draw the same token in any batch, so the tiles may not depend on R.
@@ -76,19 +77,25 @@ def redraw_filtered(
     candidate_ids = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
     num_tiles, num_groups = -(-vocab_size // TILE), group_max.shape[1]
     unused_bits = _UNUSED_BITS[logits.dtype]
-    _find_floors[(num_rows,)](
+    launch(
+        _find_floors,
+        (num_rows,),
         *(group_max, temperatures, *filters, bounds, num_candidates, vocab_size, num_groups),
         UNUSED_BITS=unused_bits,
         GROUPS=power_of_two(num_groups),
     )
-    _collect[(num_rows, num_tiles)](
+    launch(
+        _collect,
+        (num_rows, num_tiles),
         *(logits, group_max, bounds, num_candidates, candidates, candidate_ids),
         *(vocab_size, logits.stride(0)),
         CAPACITY=CAPACITY,
         GROUPS=num_groups // num_tiles,
         TILE=TILE,
     )
-    _cut_and_draw[(num_rows,)](
+    launch(
+        _cut_and_draw,
+        (num_rows,),
         *(logits, temperatures, seeds, positions, *filters, bounds, row_mass),
         *(num_candidates, candidates, candidate_ids, token_ids, vocab_size, logits.stride(0)),
         UNUSED_BITS=unused_bits,

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.gpu.launch import launch
+
 _CHUNK = 4096
 
 
@@ -20,7 +22,16 @@ def log_softmax(logits: Tensor) -> Tensor:
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=logits.device)
     if out.numel():
-        _log_softmax_kernel[(num_rows,)](logits, out, vocab_size, logits.stride(0), CHUNK=_CHUNK, num_warps=8)
+        launch(
+            _log_softmax_kernel,
+            (num_rows,),
+            logits,
+            out,
+            vocab_size,
+            logits.stride(0),
+            CHUNK=_CHUNK,
+            num_warps=8,
+        )
     return out
 
 

@@ -23,6 +23,7 @@ from octavo.engine.sampling.triton_filters import TILE, redraw_filtered
 from octavo.engine.sampling.triton_random import TILE_STREAM, TOKEN_STREAM, gumbel, inverse_temperature
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 # Groups of tokens per tile whose maxima are kept: they bound a top-k cut.
 _GROUPS = 8
@@ -70,10 +71,21 @@ def sample_tokens(
     tile_best = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=logits.device)
     row_mass = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     shape = {"GROUPS": _GROUPS, "TILE": TILE}
-    _tile_statistics[(num_rows, num_tiles)](
-        logits, temperatures, group_max, tile_sum, tile_best, vocab_size, logits.stride(0), **shape
+    launch(
+        _tile_statistics,
+        (num_rows, num_tiles),
+        logits,
+        temperatures,
+        group_max,
+        tile_sum,
+        tile_best,
+        vocab_size,
+        logits.stride(0),
+        **shape,
     )
-    _draw[(num_rows,)](
+    launch(
+        _draw,
+        (num_rows,),
         logits,
         temperatures,
         seeds,

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.launch import overlap_options
+from octavo.gpu.launch import launch, overlap_options
 from octavo.layers.linear.hopper_kernel import Result, Shape, linear_kernel
 from octavo.layers.linear.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, unsupported_reason
 from octavo.layers.linear.operands import check_vector, make_result
@@ -78,7 +78,9 @@ def hopper_linear(
         activation,
         residual is not None,
     )
-    linear_kernel[(-(-num_columns // tiling.columns), -(-num_rows // tiling.rows))](
+    launch(
+        linear_kernel,
+        (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
         _matrix(x, [shape.rows, ATOM]),
         _matrix(weight.view(halves, num_columns, size), [halves, tiling.columns, ATOM]),
         Result(out, out.stride(0), num_columns, bias),

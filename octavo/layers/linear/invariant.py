@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.invariant_tiling import InvariantTiling, choose_tiling
 from octavo.layers.linear.operands import check_operands
 
@@ -56,7 +56,9 @@ def invariant_linear(
     if tiling is None:
         min_programs = num_multiprocessors(x.device) * 3 // 4
         tiling = choose_tiling(num_rows, num_columns, x.dtype, min_programs)
-    _linear_kernel[(tiling.num_programs(num_rows, num_columns),)](
+    launch(
+        _linear_kernel,
+        (tiling.num_programs(num_rows, num_columns),),
         *(x, weight, weight if bias is None else bias, out, num_rows, num_columns, x.stride(0)),
         *(size, tiling.rows, tiling.columns, tiling.depth, tiling.num_stages, _GROUP, bias is not None),
         num_warps=tiling.num_warps,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.operands import check_operands, check_vector, make_result
 from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
 from octavo.layers.triton.activation import activate
@@ -71,7 +71,9 @@ def skinny_linear(
     if tiling is None:
         tiling = choose_tiling(num_rows, num_weight_rows, size, x.dtype)
     # Constants by position: keywords cost the host more.
-    _skinny_linear_kernel[(-(-num_weight_rows // tiling.columns),)](
+    launch(
+        _skinny_linear_kernel,
+        (-(-num_weight_rows // tiling.columns),),
         x,
         weight,
         weight if bias is None else bias,

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
-from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
 NAMES = ("silu", "gelu", "gelu_tanh")
 _BLOCK = 1024
@@ -39,8 +39,16 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     out = gate_up.new_empty(num_rows, size)
     if num_rows and size:
         grid = (num_rows, -(-size // _BLOCK))
-        _gated_activation_kernel[grid](
-            gate_up, out, gate_up.stride(0), size, NAME=name, BLOCK=_BLOCK, **overlap_options(gate_up)
+        launch(
+            _gated_activation_kernel,
+            grid,
+            gate_up,
+            out,
+            gate_up.stride(0),
+            size,
+            NAME=name,
+            BLOCK=_BLOCK,
+            **overlap_options(gate_up),
         )
     return out
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
 _MAX_ROW = 65536
 # Values per warp: 8 per thread, one 16-byte access in half precision.
@@ -83,7 +83,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         return out
     block, num_warps = _tile(size)
     stream = x if residual is None else residual
-    _rms_norm_kernel[(num_rows,)](
+    launch(
+        _rms_norm_kernel,
+        (num_rows,),
         x,
         stream,
         weight,

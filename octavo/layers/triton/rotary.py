@@ -17,7 +17,7 @@ from torch import Tensor
 from octavo.attention.triton.store import round_to, scale_down
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
 # Values per program: eight heads of 128.
 _VALUES = 1024
@@ -77,7 +77,9 @@ def rotate_and_store(
         return q
     num_pairs, heads_abreast, num_programs, num_warps = _tile(head_dim, num_heads + 2 * num_kv_heads)
     # Constants by position: keywords cost the host more.
-    _rotate_and_store_kernel[(num_tokens, num_programs)](
+    launch(
+        _rotate_and_store_kernel,
+        (num_tokens, num_programs),
         *(qkv, k_cache, v_cache, slot_mapping, cos, sin),
         *(cos if norm_weight is None else norm_weight, k_scale, v_scale),
         *(eps, block_size, qkv.stride(0)),

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
 
 _TOKENS = 16
 
@@ -24,7 +25,9 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
     num_tokens, num_pairs = positions.shape[0], inverse_frequencies.shape[0]
     table = torch.empty(2, num_tokens, num_pairs, dtype=torch.float32, device=positions.device)
     if num_tokens:
-        _rotation_table_kernel[(-(-num_tokens // _TOKENS),)](
+        launch(
+            _rotation_table_kernel,
+            (-(-num_tokens // _TOKENS),),
             positions,
             inverse_frequencies,
             table,

@@ -1,0 +1,94 @@
+"""What happens before an engine on a GPU is ready, so that no step has to wait for it.
+
+dry run    every variant of every graph, one layer of each kind: nothing runs, missing kernels compile
+capture    every variant's graph; kernels are loaded
+reserve    memory for what is launched beside graphs
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from octavo.engine.gpu.graphs import GraphPool, StepGraphs
+from octavo.engine.step_result import LateWork, PrepareProgress
+from octavo.errors import EngineError
+from octavo.gpu.kernels import compile_kernels, num_kernels
+
+# Pinned memory comes in powers of two; a step holds a few blocks of a size at one time.
+_PINNED_BYTES = [1 << power for power in range(2, 23)]
+_PINNED_BLOCKS = 4
+
+
+class Preparation:
+    """Prepares a runner, and counts what was left for later."""
+
+    def __init__(
+        self,
+        pool: GraphPool,
+        kinds: Sequence[StepGraphs[Any]],
+        launch_rarities: Callable[[], None],
+        device: torch.device,
+        reserved_bytes: int,
+    ) -> None:
+        """Keep what there is to prepare.
+
+        Args:
+            pool: of all graphs.
+            kinds: all graphs.
+            launch_rarities: launches the kernels that no graph holds; called after those of graphs.
+            device: a CUDA device.
+            reserved_bytes: device memory for launches beside graphs.
+        """
+        self._pool = pool
+        self._kinds = kinds
+        self._launch_rarities = launch_rarities
+        self._device = device
+        self._reserved_bytes = reserved_bytes
+        self._at_ready = LateWork()
+
+    def run(self, progress: PrepareProgress) -> None:
+        """Compile, capture and reserve.
+
+        Raises:
+            EngineError: a kernel does not compile, or the cache of kernels cannot be written.
+        """
+        try:
+            compile_kernels(self._launch_all, lambda *count: progress("compiling kernels", *count))
+        except Exception as error:
+            raise EngineError(f"the GPU's kernels cannot be compiled: {error!r}") from error
+        variants = [(graphs, variant) for graphs in self._kinds for variant in graphs.variants()]
+        for number, (graphs, variant) in enumerate(variants, start=1):
+            graphs.capture(variant)
+            progress("capturing CUDA graphs", number, len(variants))
+        self._reserve()
+
+    def note_ready(self) -> None:
+        """See StepRunner."""
+        self._at_ready = self._work_so_far()
+
+    def late_work(self) -> LateWork:
+        """See StepRunner."""
+        now = self._work_so_far()
+        return LateWork(*(after - before for after, before in zip(now, self._at_ready, strict=True)))
+
+    def _launch_all(self) -> None:
+        """Launch every kernel there is: to be called where launches only compile."""
+        for graphs in self._kinds:
+            network = graphs.network.shortened()
+            for variant in graphs.variants():
+                graphs.launch(variant, network)
+        self._launch_rarities()
+
+    def _reserve(self) -> None:
+        """Let PyTorch's allocators take memory from the driver, and keep it."""
+        del_soon = [torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self._device)]
+        for num_bytes in _PINNED_BYTES:
+            del_soon += [
+                torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_PINNED_BLOCKS)
+            ]
+
+    def _work_so_far(self) -> LateWork:
+        on_device = torch.cuda.memory_stats(self._device)["num_device_alloc"]
+        on_host = torch.cuda.host_memory_stats()["num_host_alloc"]
+        return LateWork(num_kernels(), self._pool.num_captured, on_device + on_host)
