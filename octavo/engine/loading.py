@@ -6,7 +6,6 @@ from collections.abc import Callable
 from octavo.attention import KVCache
 from octavo.attention.choice import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.gpu.kernel_cache import kernel_cache_bytes, use_kernel_cache
 from octavo.engine.memory import ExecutionPlan, gib
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step_result import StepRunner
@@ -74,10 +73,11 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
         )
     cache = _allocate_kv_cache(decoder, plan)
     if plan.device.type == "cuda" and _is_triton(decoder, cache):
+        from octavo.engine.gpu.kernel_cache import KernelCache
         from octavo.engine.gpu.runner import GpuRunner
 
-        folder = use_kernel_cache(config.kernel_cache_dir)
-        logger.info("compiled kernels are kept in %s, %s", folder, gib(kernel_cache_bytes(folder)))
+        kernels = KernelCache(config.kernel_cache_dir)
+        logger.info("compiled kernels are kept in %s, %s", kernels.folder, gib(kernels.num_bytes))
         return GpuRunner(
             decoder,
             cache,
@@ -86,6 +86,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
             max_model_len=plan.max_model_len,
             device=plan.device,
             share_prefixes=config.share_prefixes and not config.deterministic,
+            kernels=kernels,
         )
     return ModelRunner(
         decoder,

@@ -86,6 +86,12 @@ class Decoder:
         """Dtype of the residual stream."""
         return self.embed_tokens.dtype
 
+    def describe(self) -> tuple[object, ...]:
+        """Return what decides which kernels it launches: shapes and dtypes, not weights."""
+        heads = (self.num_heads, self.num_kv_heads)
+        is_scaled = self.kv_scales is not None
+        return (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled)
+
     def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """Run a step. Call it under torch.inference_mode.
 

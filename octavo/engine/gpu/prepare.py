@@ -29,6 +29,7 @@ class Preparation:
         kinds: Sequence[StepGraphs[Any]],
         launch_rarities: Callable[[], None],
         device: torch.device,
+        *,
         reserved_bytes: int,
     ) -> None:
         """Keep what there is to prepare.
@@ -47,8 +48,8 @@ class Preparation:
         self._reserved_bytes = reserved_bytes
         self._at_ready = LateWork()
 
-    def run(self, progress: PrepareProgress) -> None:
-        """Compile, capture and reserve.
+    def compile(self, progress: PrepareProgress) -> None:
+        """Compile the kernels that are missing.
 
         Raises:
             EngineError: a kernel does not compile, or the cache of kernels cannot be written.
@@ -57,6 +58,9 @@ class Preparation:
             compile_kernels(self._launch_all, lambda *count: progress("compiling kernels", *count))
         except Exception as error:
             raise EngineError(f"the GPU's kernels cannot be compiled: {error!r}") from error
+
+    def capture(self, progress: PrepareProgress) -> None:
+        """Capture all graphs, and reserve memory for what is launched beside them."""
         variants = [(graphs, variant) for graphs in self._kinds for variant in graphs.variants()]
         for number, (graphs, variant) in enumerate(variants, start=1):
             graphs.capture(variant)

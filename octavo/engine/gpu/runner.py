@@ -18,6 +18,7 @@ from octavo.attention import DeviceForest, KVCache
 from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.decode_graphs import DecodeGraphs
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
+from octavo.engine.gpu.kernel_cache import KernelCache
 from octavo.engine.gpu.mixed_graphs import MixedGraphs
 from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
@@ -53,6 +54,7 @@ class GpuRunner:
         max_model_len: int,
         device: torch.device,
         share_prefixes: bool,
+        kernels: KernelCache,
     ) -> None:
         """Allocate the device's state.
 
@@ -64,6 +66,7 @@ class GpuRunner:
             max_model_len: longest sequence, tokens.
             device: of both.
             share_prefixes: read blocks that several sequences of a step have in common once for all.
+            kernels: where compiled kernels are kept.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
@@ -93,8 +96,16 @@ class GpuRunner:
         self._sampling_graphs = SamplingGraphs(pool, network, self._rows, self._buffers)
         self._sampler = Sampler(decoder.config.vocab_size, device)
         self.graphs = (self._mixed_graphs, self._decode_graphs, self._sampling_graphs)
-        reserved = rare_bytes(decoder.config.vocab_size, max_num_seqs)
-        self._preparation = Preparation(pool, self.graphs, self._launch_rarities, device, reserved)
+        limits = (max_num_seqs, max_num_tokens, max_model_len, share_prefixes)
+        self._kernels = kernels
+        self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *limits)
+        self._preparation = Preparation(
+            pool,
+            self.graphs,
+            self._launch_rarities,
+            device,
+            reserved_bytes=rare_bytes(decoder.config.vocab_size, max_num_seqs),
+        )
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
@@ -103,7 +114,10 @@ class GpuRunner:
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""
         with torch.cuda.device(self._device):
-            self._preparation.run(progress)
+            if not self._kernels.is_complete(self._kernels_job):
+                self._preparation.compile(progress)
+                self._kernels.note_complete(self._kernels_job)
+            self._preparation.capture(progress)
 
     def note_ready(self) -> None:
         """See StepRunner."""
