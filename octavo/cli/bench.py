@@ -16,15 +16,15 @@ from octavo.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         duration_s: from the first request's submission to the last token.
-        output_tokens_per_s, total_tokens_per_s: generated, and prompt + generated, per second.
-        ttft_ms, tpot_ms, e2e_ms: mean, median, p99 of time to first token, time per output token after
-            the first, and end-to-end latency, in milliseconds.
-        num_prompt_tokens, num_output_tokens, num_cached_tokens, num_preemptions: counts over all requests.
-        peak_rss_mib: the process's largest resident memory.
+        output_tokens_per_s, total_tokens_per_s: generated tokens, and prompt + generated tokens.
+        ttft_ms, tpot_ms, e2e_ms: mean, median and p99 of time to first token, time per output token after
+            the first, and end-to-end latency.
+        num_prompt_tokens, num_output_tokens, num_cached_tokens, num_preemptions: sums over all requests.
+        peak_rss_mib: the largest resident memory of the process.
     """
 
     duration_s: float
@@ -82,7 +82,7 @@ def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Bench
 
 
 def peak_rss_mib() -> float:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far."""
     import resource
     import sys
 

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that Octavo reads: their keys and tensors, and their names on Hugging Face."""
+"""The GGUF architectures that Octavo reads: their keys, and their tensors' names on Hugging Face."""
 
 import re
 from collections.abc import Mapping
