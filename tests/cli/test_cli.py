@@ -44,7 +44,7 @@ def test_errors_are_one_line_with_exit_code_2(
     assert "nowhere" in fails(capsys, "generate", "a", "--model", str(tmp_path / "nowhere"))
     assert "dtype" in fails(capsys, "inspect", tiny, "--dtype", "float8")
     assert "--json" in fails(capsys, "generate", "a", "--logprobs", "2")
-    assert "num_prompts" in fails(capsys, "bench", "--num-prompts", "0")
+    assert "num-prompts" in fails(capsys, "bench", "--num-prompts", "0")
     assert "tokenizer" in fails(capsys, "generate", "a", "--model", tiny, "--load-format", "dummy")
     assert "frobnicate" in fails(capsys, "frobnicate")
 
