@@ -52,11 +52,8 @@ def run_bench(options: BenchOptions, config: EngineConfig) -> None:
     llm.reset_prefix_cache()
     result = measure(llm, prompts, params)
     _print_table(result, load_s)
-    print(
-        json.dumps(
-            {"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}
-        )
-    )
+    report = {"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}
+    print(json.dumps(report))
 
 
 def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> BenchResult:
@@ -119,10 +116,10 @@ def _print_table(result: BenchResult, load_s: float) -> None:
         ("time per output token, ms", result.tpot_ms),
         ("end-to-end latency, ms", result.e2e_ms),
     ):
-        table.add_row(name, *(f"{figure[key]:.1f}" for key in ("mean", "median", "p99")))
-    table.add_row("output tokens/s", f"{result.output_tokens_per_s:.1f}", "", "")
-    table.add_row("prompt + output tokens/s", f"{result.total_tokens_per_s:.1f}", "", "")
-    table.add_row("prompt tokens from the prefix cache", str(result.num_cached_tokens), "", "")
-    table.add_row("model load, s", f"{load_s:.2f}", "", "")
-    table.add_row("peak resident memory, MiB", f"{result.peak_rss_mib:.0f}", "", "")
+        table.add_row(name, *(f"{value:.1f}" for value in figure.values()))
+    table.add_row("output tokens/s", f"{result.output_tokens_per_s:.1f}")
+    table.add_row("prompt + output tokens/s", f"{result.total_tokens_per_s:.1f}")
+    table.add_row("prompt tokens from the prefix cache", str(result.num_cached_tokens))
+    table.add_row("model load, s", f"{load_s:.2f}")
+    table.add_row("peak resident memory, MiB", f"{result.peak_rss_mib:.0f}")
     Console().print(table)

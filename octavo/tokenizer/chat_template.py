@@ -94,13 +94,16 @@ class ChatTemplate:
         request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
         if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        try:
-            encoded = json.dumps(request, ensure_ascii=False).encode()
-        except ValueError as error:  # a lone surrogate, or a number of thousands of digits
-            raise ChatTemplateError(
-                f"expected messages, variables and template of valid Unicode and short numbers: {error}"
-            ) from error
-        return SHARED.render(encoded)
+        return SHARED.render(_encoded(request))
+
+
+def _encoded(request: dict[str, object]) -> bytes:
+    try:
+        return json.dumps(request, ensure_ascii=False).encode()
+    except ValueError as error:  # a lone surrogate, or a number of thousands of digits
+        raise ChatTemplateError(
+            f"expected messages, variables and template of valid Unicode and short numbers: {error}"
+        ) from error
 
 
 def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:

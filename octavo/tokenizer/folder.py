@@ -40,12 +40,7 @@ class _GenerationConfig(msgspec.Struct):
 
 
 def read_folder_vocabulary(folder: Path) -> Vocabulary:
-    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
-
-    Raises:
-        ModelNotFoundError: the folder or its tokenizer.json does not exist.
-        FileFormatError: a file is damaged or contradicts another.
-    """
+    """Read the tokenizer's files in a folder; see Tokenizer.from_folder."""
     backend = _read_backend(folder)
     config = read_json_fields(folder / "tokenizer_config.json", _TokenizerConfig, _MAX_CONFIG_BYTES)
     fallback = read_json_fields(folder / "special_tokens_map.json", _TokenizerConfig, _MAX_CONFIG_BYTES)

@@ -66,11 +66,7 @@ class GGUFFields(
 
 
 def read_gguf_fields(metadata: Mapping[str, object], name: str) -> GGUFFields:
-    """Read the tokenizer keys.
-
-    Args:
-        metadata: the file's key-value pairs; numeric arrays are lists or NumPy arrays.
-        name: file name, for error messages.
+    """Read the tokenizer keys of a file's metadata.
 
     Raises:
         FileFormatError: a key is missing, or its value is of the wrong type, length or range.

@@ -15,18 +15,9 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabulary:
-    """Rebuild the vocabulary that a GGUF file's metadata describes.
-
-    Args:
-        metadata: the file's key-value pairs; numeric arrays are lists or NumPy arrays.
-        name: file name, for error messages.
-
-    Raises:
-        FileFormatError: a key is missing or its value is of the wrong type or length.
-        UnsupportedModelError: the tokenizer or pre-tokenizer is not one that Octavo has.
-    """
+    """Rebuild the vocabulary that a GGUF file's metadata describes; see Tokenizer.from_gguf."""
     fields = read_gguf_fields(metadata, name)
-    types = fields.token_type or [TokenType.NORMAL] * len(fields.tokens)
+    types = fields.token_type or [int(TokenType.NORMAL)] * len(fields.tokens)
     backend = _build(fields, types)
     _add_tokens(backend, fields.tokens, types)
     templates = _chat_templates(metadata, name)

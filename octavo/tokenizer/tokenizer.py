@@ -79,7 +79,8 @@ class Tokenizer:
         try:
             encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            raise PromptError(f"expected text as valid Unicode, got {_described(text)}") from error
+            got = "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__
+            raise PromptError(f"expected text as valid Unicode, got {got}") from error
         return self._with_affixes(encoded.ids, add_special_tokens)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -141,7 +142,3 @@ class Tokenizer:
 
     def _piece(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.token_text(token_id)
-
-
-def _described(text: object) -> str:
-    return "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__
