@@ -62,7 +62,7 @@ class GGUFFields(
 
     def error(self, key: str, expected: str, got: object) -> FileFormatError:
         """Return the error for a key whose value is not what was expected."""
-        return FileFormatError(f"{self.name}: expected {_PREFIX}{key} to be {expected}, got {got!r}")
+        return FileFormatError(f"{self.name}: expected {_PREFIX}{key} to be {expected}, got {got}")
 
 
 def read_gguf_fields(metadata: Mapping[str, object], name: str) -> GGUFFields:
