@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """S sequences of seq_len tokens, the last query_len of them new; `shared` leading tokens in common."""
+    """S sequences of seq_len tokens: the last query_len are new, the first `shared` are shared."""
 
     name: str
     num_sequences: int

@@ -1,6 +1,6 @@
 """Milliseconds to decode one token on a CPU, by the length of its context, 512 to 8,192 tokens.
 
-They must grow linearly: attention reads every cached token once, and nothing else walks over the sequence.
+The time must grow linearly: attention reads every cached token once, and nothing else depends on the length.
 Prints a table beside Hugging Face transformers on the same contexts, and beside the memory bound, which is
 weights and KV cache read once at the measured bandwidth. The last line is JSON.
 

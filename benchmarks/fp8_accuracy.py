@@ -84,7 +84,7 @@ def all_logits(llm: LLM, token_ids: list[int]) -> Tensor:
 
 
 def perplexity(logits: Tensor, token_ids: list[int]) -> float:
-    """Of all tokens but the first."""
+    """Return the perplexity of all tokens but the first."""
     return math.exp(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:])).item())
 
 

@@ -3,8 +3,8 @@
     python benchmarks/gpu_attention.py [--fa3 path/to/_vllm_fa3_C.abi3.so[.xz]] [--block-sizes 16 64 256]
                                        [--kv-cache-dtype fp8] [--only decode] [--save MACHINE]
 
-Each workload draws random keys, values and queries of its own: zeros would draw less power, and keys left
-in the L2 cache would read faster. Each time is the median over replays of a CUDA graph of several calls. The
+Each workload has its own random keys, values and queries: zeros would draw less power, and keys still in the
+L2 cache would read faster. Each time is the median over replays of a CUDA graph of several calls. The
 bound is the larger of bytes over the measured copy rate and operations over the measured matrix rate. Prints
 a table, then one line of JSON.
 """

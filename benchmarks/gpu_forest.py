@@ -132,7 +132,7 @@ def _host_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def octavo_forest(batch: Batch, leaf: TileShape | None = None, **tiling: object) -> Attend:
-    """Return a call of the kernels with shared blocks read once."""
+    """Return a call of the kernels that read shared blocks once."""
     forest = make_forest(batch, **tiling)
     return octavo_flat(replace(batch, metadata=replace(batch.metadata, work=forest)), leaf)
 
@@ -203,7 +203,7 @@ def seconds_per_layer(batch: Batch, attend: Attend) -> float:
 
 
 def check(batch: Batch, attend: Attend, max_error: float = _MAX_ERROR) -> float:
-    """Hold the last layer's result to the flat kernel's; torch.empty is poisoned. Returns the error."""
+    """Compare the last layer's result with the flat kernel's; torch.empty is poisoned. Returns the error."""
     layer = batch.num_layers - 1
     torch.use_deterministic_algorithms(True)
     error = relative_error(attend(layer), octavo_flat(batch)(layer))
@@ -220,7 +220,7 @@ class Implementation:
     Attributes:
         name: for the table.
         attend: takes a layer.
-        max_error: against the flat kernel; None where the result is not whole.
+        max_error: allowed error against the flat kernel; None if the result is only a part.
         plan: the host's part, if there is one to time.
     """
 

@@ -143,7 +143,7 @@ def _profile(llm: LLM) -> tuple[float, Kernels, int]:
             counts[event.name] += 1
             times[event.name] += event.time_range.elapsed_us()
         syncs += event.name in _SYNCHRONISING
-    # The profiler itself waits for the device once, at its end.
+    # The profiler itself waits once for the device, at its end.
     kernels = Kernels({name: (counts[name] / _NUM_PROFILED, times[name] / _NUM_PROFILED) for name in counts})
     return _union(intervals) / _NUM_PROFILED, kernels, max(0, syncs - 1)
 

@@ -1,7 +1,7 @@
 """How share_prefixes=True changes greedy answers by rounding.
 
-Conversations have a system text in common, and groups of them a document; each asks its own question. They
-run with sharing off, then, as a control, with sharing off in reverse order, then with sharing on. Answers are
+Conversations share a system text, and groups of them share a document; each asks its own question. They run
+with sharing off, then, as a control, with sharing off in reverse order, then with sharing on. Answers are
 compared up to their first different token, since after it the contexts differ. The margin there is how far
 apart the logits of the two most likely tokens were. The other figure is the largest difference of a
 log-probability among the 20 most likely tokens, up to the first different token.

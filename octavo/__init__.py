@@ -9,7 +9,7 @@ import os
 import sys
 from importlib import import_module
 
-# Checkers take it for true. Importing it from typing takes longer than all the rest.
+# Type checkers take it for true. Importing it from `typing` would take longer than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -43,31 +43,25 @@ __all__ = [
 
 
 if "torch" not in sys.modules:
-    # Threads of a parallel region spin while they wait for each other. GNU OpenMP's default of milliseconds
-    # makes a busy neighbour process slow every step 10 to 50 times; microseconds cost nothing measurable.
-    # Read once, when torch loads the runtime; a value of the user's own stays (docs/adr/0007).
+    # How long OpenMP threads spin while they wait for each other. GNU OpenMP's default, milliseconds, lets a
+    # busy neighbour process slow every step 10 to 50 times; microseconds cost nothing measurable. torch reads
+    # it once, when it loads the runtime; a value the user has set stays (docs/adr/0007).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-# Where the public names are.
+# Modules of the public names that are not in octavo.outputs.
 _MODULES = {
     "LLM": "llm",
-    "CompletionDelta": "outputs",
-    "CompletionOutput": "outputs",
     "EngineConfig": "config",
-    "Logprob": "outputs",
     "OctavoError": "errors",
-    "RequestMetrics": "outputs",
-    "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
-    "ScoreOutput": "outputs",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
-    return getattr(import_module(f"octavo.{_MODULES[name]}"), name)
+    return getattr(import_module(f"octavo.{_MODULES.get(name, 'outputs')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,12 +1,12 @@
-"""Engine options: one frozen dataclass is the library's keyword arguments, the CLI's flags,
-the environment variables (OCTAVO_...) and the config file's keys."""
+"""Engine options. One frozen dataclass defines the keyword arguments of `LLM`, the flags of the command line,
+the environment variables (OCTAVO_...) and the keys of octavo.toml."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from octavo.errors import ConfigError, suggest
+from octavo.errors import ConfigError, refuse_unknown
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -19,34 +19,33 @@ DEFAULT_MODEL = "smollm2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """Everything that decides how a model is loaded and run.
+    """How a model is loaded and run.
 
     Attributes:
         model: "smollm2" (embedded), a folder with config.json, a .gguf file, or a hub id.
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
-        max_model_len: longest prompt + output in tokens; default: the model's own context.
-        block_size: tokens per KV block; any size >= 1. Default: 16 on a CPU, 64 on a GPU.
-        num_blocks: KV blocks to allocate; default: by memory_fraction.
-        memory_fraction: share of the device's free memory (after weights and, on a GPU, activations) the KV
-            cache may take when num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most
-            4 GiB. The cache never exceeds max_num_seqs sequences of max_model_len.
-        max_num_seqs: most sequences that run in one step. Default: 256 on a CPU, 512 on a GPU.
-        max_num_batched_tokens: token budget of one step; prompts longer than it are chunked.
-            Default: 512 on a CPU, 8192 on a GPU.
+        max_model_len: longest prompt + output in tokens. Default: the model's own context.
+        block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
+        num_blocks: KV blocks to allocate. Default: by memory_fraction.
+        memory_fraction: share of the free memory (after weights and, on a GPU, activations) that the KV cache
+            may take if num_blocks is not given. Default: 0.9 on a GPU; on a CPU 0.5, and at most 4 GiB. The
+            cache never exceeds max_num_seqs sequences of max_model_len.
+        max_num_seqs: most sequences in one step. Default: 256 on a CPU, 512 on a GPU.
+        max_num_batched_tokens: token budget of one step; longer prompts are chunked. Default: 512 on a CPU,
+            8192 on a GPU.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        share_prefixes: read KV blocks that several running requests have in common once per step for all of
-            them, instead of once for each; results agree within rounding.
-        deterministic: the same request gives the same tokens and log-probabilities, bit for bit, whatever
-            runs beside it, however its prompt is chunked, cached prefix or not, preempted or not; a seed of
-            its own fixes what it draws. On NVIDIA GPUs only, and slower: shared blocks are read once for
-            each request, whatever share_prefixes says.
-        seed: seeds dummy weights and every request that brings no seed of its own.
+        share_prefixes: read a KV block that several running requests share once per step instead of once per
+            request; results agree within rounding.
+        deterministic: a request gives the same tokens and log-probabilities, bit for bit, in any batch, with
+            any chunking, with or without a cached prefix or preemption; set a seed to fix what it samples.
+            NVIDIA GPUs only, and slower: it turns share_prefixes off.
+        seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: "int8" runs the linear layers with int8 weights (CPU only).
-        kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU
-            attention over it runs in PyTorch, not in the compiled kernels.
+        kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
+            attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
             that no request waits for either. False: whoever needs one first waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
@@ -93,15 +92,13 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, object]) -> "EngineConfig":
-        """Build from a mapping, refusing unknown names with the nearest valid one."""
-        valid = {field.name for field in dataclasses.fields(cls)}
-        for name in options:
-            if name not in valid:
-                raise ConfigError(f"unknown engine option {name!r}{suggest(name, valid)}")
+        """Build from a mapping; an unknown name is refused with the nearest valid one."""
+        valid = [field.name for field in dataclasses.fields(cls)]
+        refuse_unknown(ConfigError, "unknown engine option", options, valid)
         return cls(**options)  # type: ignore[arg-type]
 
     def _check_kind(self, name: str, hint: object) -> None:
-        """Check a field that is a choice, a switch or a string: "no" would count as true."""
+        """Check a choice, a switch or a string: without the check, "no" would count as true."""
         value = getattr(self, name)
         if get_origin(hint) is Literal:
             if value not in get_args(hint):
@@ -111,7 +108,7 @@ class EngineConfig:
         elif hint == str | None and value is not None and (not isinstance(value, str) or not value):
             raise ConfigError(f"{name} must be a string that is not empty, or None, got {value!r}")
         elif hint is str and (not isinstance(value, str) or not value):
-            raise ConfigError(f"{name} must be a string that is not empty, got {value!r}")
+            raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
 
     def _check_integer(self, name: str, low: int, end: int) -> None:
         value = getattr(self, name)

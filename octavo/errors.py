@@ -18,7 +18,7 @@ OctavoError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class OctavoError(Exception):
@@ -79,6 +79,15 @@ class OutOfMemoryError(OctavoError):
 
 class EngineError(OctavoError):
     """The engine itself failed: a bug in Octavo or a broken device."""
+
+
+def refuse_unknown(
+    error: type[OctavoError], what: str, names: Iterable[object], valid: Collection[str]
+) -> None:
+    """Raise `error` for the first name that is not valid: what it is, the name, and the nearest valid one."""
+    for name in names:
+        if name not in valid:
+            raise error(f"{what} {name!r}{suggest(str(name), valid)}")
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The small files of a model folder, of bounded size and depth: all JSON is read here."""
+"""Reads the JSON and other small files of a model folder, with limits on size and depth."""
 
 import codecs
 import json
@@ -17,15 +17,15 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
-    """Read a file that holds one JSON object; NaN and Infinity are numbers, as Python writes them.
+    """Read a file that holds one JSON object; NaN and Infinity are allowed, as Python writes them.
 
     Args:
         path: the file.
         max_bytes: larger files are refused unread.
 
     Raises:
-        FileFormatError: the file cannot be read, is too large, is not JSON or not an object, nests values
-            more than MAX_DEPTH deep, or holds text that is not valid Unicode.
+        FileFormatError: the file cannot be read, is too large, is not a JSON object, nests values more than
+            MAX_DEPTH deep, or holds invalid Unicode.
     """
     content = read_file(path, max_bytes)
     try:
@@ -41,11 +41,11 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def read_json_fields(path: Path, kind: type[_Struct], max_bytes: int) -> _Struct:
-    """Read some fields of a file that holds one JSON object; if there is no such file, none is set.
+    """Read some fields of a file that holds one JSON object; a missing file has no fields.
 
     Args:
         path: the file.
-        kind: the fields and their types; others are passed over.
+        kind: the fields and their types; other fields are ignored.
         max_bytes: larger files are refused unread.
 
     Raises:
@@ -59,19 +59,19 @@ def read_json_fields(path: Path, kind: type[_Struct], max_bytes: int) -> _Struct
 
 
 def is_present(path: Path) -> bool:
-    """Whether there is anything of that name: a folder or a broken link is an error, not a missing file."""
+    """Return whether anything has that name: a folder or a broken link is an error, not a missing file."""
     return os.path.lexists(path)
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Read a whole file, without the mark that some editors put before UTF-8.
+    """Read a whole file, without a byte order mark.
 
     Args:
         path: the file.
         max_bytes: larger files are refused unread.
 
     Raises:
-        FileFormatError: it is no regular file, cannot be read or is too large.
+        FileFormatError: it is not a regular file, cannot be read or is too large.
     """
     try:
         status = path.stat()
@@ -88,7 +88,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def _check_depth(path: Path, found: object) -> None:
-    """Refuse what could exhaust the stack of those who read on, or print it."""
+    """Refuse nesting that could exhaust the stack of later readers."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         inner = [value.values() if isinstance(value, dict) else value for value in level]

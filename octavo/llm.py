@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from types import TracebackType
+from contextlib import AbstractContextManager, closing
 from typing import Literal
 
 from octavo.config import EngineConfig
@@ -22,15 +21,15 @@ from octavo.llm_arguments import (
     as_prompt_list,
 )
 from octavo.outputs import CompletionDelta, DeltaReader, RequestOutput, ScoreOutput
-from octavo.progress import RichProgress
+from octavo.progress import progress_bar
 from octavo.sampling_params import SamplingParams
 
 OnError = Literal["raise", "return"]
 
 DEFAULT_CHAT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512)
 
-# A device starts to work once this many prompts of a list are read, and gets another step at twice as many,
-# and so on: launching a step takes the host as long as reading dozens of prompts.
+# While `generate` reads a list of prompts, it launches a step after this many, then after twice as many, and
+# so on. Launching a step takes the host as long as reading dozens of prompts.
 _FIRST_PROMPTS = 64
 
 
@@ -41,9 +40,8 @@ class LLM:
         >>> llm = LLM("smollm2")
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
 
-    Any thread may call it, and calls may be interleaved (several streams at once): their requests run in the
-    same batches. Whatever breaks a call off, Ctrl-C or a stream that is dropped, its requests are aborted and
-    no later answer depends on what it left.
+    Any thread may call it. Concurrent calls and open streams share batches. If a call is interrupted or a
+    stream is dropped, its requests are aborted; later answers are not affected.
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = False, **options: object) -> None:
@@ -52,11 +50,7 @@ class LLM:
         Args:
             model: "smollm2" (embedded default), a folder, a .gguf file or a hub id.
             progress: show a progress bar while loading.
-            **options: fields of EngineConfig, such as dtype, device, load_format, max_model_len,
-                block_size, num_blocks, memory_fraction, max_num_seqs, max_num_batched_tokens,
-                enable_prefix_caching, seed, attention_impl, quantization, kv_cache_dtype, deterministic,
-                prepare, kernel_cache_dir.
-                Unknown names are refused.
+            **options: fields of EngineConfig, such as dtype or num_blocks. Unknown names are refused.
 
         Raises:
             ConfigError: an option is unknown or wrong.
@@ -66,13 +60,13 @@ class LLM:
         if model is not None:
             options["model"] = model
         config = EngineConfig.from_dict(options)
-        with RichProgress("loading", enabled=progress) as bar:
-            self.engine = Engine(config, progress=bar.set_task)
+        with progress_bar("loading", enabled=progress) as report:
+            self.engine = Engine(config, progress=report)
         self._shared = SharedEngine(self.engine)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
-        """Wrap an engine that is loaded already."""
+        """Wrap a loaded engine."""
         llm = cls.__new__(cls)
         llm.engine = engine
         llm._shared = SharedEngine(engine)
@@ -80,7 +74,7 @@ class LLM:
 
     @property
     def stats(self) -> EngineStats:
-        """Counters of the engine and of its KV block pool."""
+        """Counters of the engine and its KV block pool."""
         return self._shared.stats()
 
     def generate(
@@ -97,9 +91,9 @@ class LLM:
         Args:
             prompts: one prompt or a list: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
             params: one for all prompts, or one per prompt.
-            on_error: what a prompt that cannot run does. "raise" refuses the call, and what has begun is
-                aborted; "return" gives that prompt an output with `error` set and runs the others.
-            cache_salt: prefixes are shared only among equal salts.
+            on_error: what to do when a prompt cannot run. "raise" aborts the whole call; "return" gives that
+                prompt an output with `error` set and runs the others.
+            cache_salt: only requests with the same salt share cached prefixes.
             progress: show a progress bar.
 
         Returns:
@@ -118,7 +112,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
     ) -> "CompletionStream":
-        """Complete one prompt, yielding what steps add. Closing or dropping the iterator aborts the request.
+        """Stream the completion of one prompt. Closing or dropping the iterator aborts the request.
 
         Raises:
             PromptError, SamplingParamsError: before the first delta.
@@ -129,7 +123,7 @@ class LLM:
             params = DEFAULT_SAMPLING if params is None else params
             return CompletionStream(self._shared, caller, caller.add(prompt, params, cache_salt=cache_salt))
         except BaseException:
-            # Whoever keeps the exception keeps the caller.
+            # A kept exception would keep the caller alive through its traceback.
             caller.close()
             raise
 
@@ -165,7 +159,7 @@ class LLM:
     def chat_stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, cache_salt: str = ""
     ) -> "CompletionStream":
-        """Answer one conversation, yielding what steps add; see `chat` and `stream`."""
+        """Stream the answer to one conversation; see `chat` and `stream`."""
         prompt = self.chat_prompt(messages)
         params = DEFAULT_CHAT_SAMPLING if params is None else params
         return self.stream(prompt, params, cache_salt=cache_salt)
@@ -181,10 +175,10 @@ class LLM:
         *,
         cache_salt: str = "",
     ) -> list[ScoreOutput]:
-        """Log-probabilities of continuations of one prefix, which is computed once.
+        """Return log-probabilities of continuations of one prefix, which is computed once.
 
-        Prefix and continuation are tokenized separately and joined as ids; pass ids to decide the border
-        yourself. Sharing the prefix works by whole KV blocks and needs enable_prefix_caching.
+        Prefix and continuation are tokenized separately and joined as ids; pass ids to place the border
+        yourself. Sharing covers whole KV blocks and needs enable_prefix_caching.
 
         Args:
             prefix: text or token ids, at least one token.
@@ -192,8 +186,8 @@ class LLM:
             cache_salt: as in `generate`.
 
         Raises:
-            PromptError: prefix or a continuation is empty or malformed, or the continuations are no list.
-            EngineError: the engine failed on a request, or somebody aborted it.
+            PromptError: prefix or a continuation is empty or malformed, or `continuations` is not a list.
+            EngineError: the engine failed on a request, or another thread aborted it.
         """
         continuation_list = as_continuation_list(continuations)
         prefix_ids = self.engine.prompts.read(prefix)
@@ -218,7 +212,7 @@ class LLM:
         self._shared.abort(request_id)
 
     def reset_prefix_cache(self) -> int:
-        """Drop all cached blocks no request uses; returns how many."""
+        """Drop all cached blocks that no request uses; return how many."""
         return self._shared.reset_prefix_cache()
 
     def _run(
@@ -232,20 +226,20 @@ class LLM:
         outputs: list[RequestOutput] = []
         step_at = _FIRST_PROMPTS
         with (
-            RichProgress("generating", enabled=progress) as bar,
+            progress_bar("generating", enabled=progress) as report,
             closing(self._shared.caller()) as caller,
             no_full_collections(),
         ):
             for number, (prompt, params_) in enumerate(zip(prompts, params, strict=True), start=1):
                 outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
                 if number == step_at and self.engine.runner.runs_ahead:
-                    # The device works while the other prompts are read.
+                    # The device works while this loop reads more prompts.
                     self._shared.step()
                     step_at *= 2
             collect_youngest()
             for number, output in enumerate(outputs, start=1):
                 self._wait(output)
-                bar.set(number, len(outputs))
+                report("generating", number, len(outputs))
         for output in outputs:
             if output.error is not None and on_error == "raise":
                 raise output.error
@@ -255,8 +249,8 @@ class LLM:
         self._shared.run_until(lambda: output.finished)
 
 
-class CompletionStream(Iterator[CompletionDelta]):
-    """Iterates over what steps add to one request. A `with` block closes it.
+class CompletionStream(Iterator[CompletionDelta], AbstractContextManager["CompletionStream"]):
+    """Iterates over the deltas of one request. A `with` block closes it.
 
     A delta holds all that is new since the last one: one token, or more if other calls ran steps meanwhile.
     """
@@ -289,15 +283,7 @@ class CompletionStream(Iterator[CompletionDelta]):
         self._ended = True
         self._caller.close()
 
-    def __enter__(self) -> "CompletionStream":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -316,7 +302,9 @@ def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
     if output.error is not None:
         raise output.error
     if output.outputs[0].finish_reason == "abort":
-        raise EngineError("this score's request was aborted before all its log-probabilities were known")
+        raise EngineError(
+            "the request for this score was aborted before all its log-probabilities were known"
+        )
     assert output.prompt_logprobs is not None
     entries = output.prompt_logprobs[-len(suffix) :]
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]

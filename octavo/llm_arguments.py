@@ -1,4 +1,4 @@
-"""Arguments of `LLM`: turns one prompt or many, and parameters for all or for each, into lists."""
+"""Normalises the arguments of `LLM` to lists: one prompt or many, one set of parameters or one per prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -13,12 +13,12 @@ DEFAULT_SAMPLING = SamplingParams()
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a prompt, or each of several, in a list; ids alone are one prompt.
+    """Return one prompt or several as a list; a list of ids is one prompt.
 
     Raises:
-        PromptError: they are neither.
+        PromptError: it is neither.
     """
-    # PromptReader refuses bytes. They are one (wrong) prompt, not a list of integers.
+    # Bytes are one (wrong) prompt, not a list of integers; PromptReader refuses them.
     if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
         return [cast(Prompt, prompts)]
     if not isinstance(prompts, Sequence):
@@ -31,10 +31,10 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def as_params_list(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
-    """Return parameters for each prompt.
+    """Return one SamplingParams per prompt.
 
     Raises:
-        InvalidArgumentError: they are neither, or their number differs from that of the prompts.
+        InvalidArgumentError: `params` is of the wrong type, or there is not one for each prompt.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_SAMPLING] * num_prompts
@@ -52,13 +52,11 @@ def as_params_list(
     return params_list
 
 
-def as_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    """Return a conversation, or each of several, in a list.
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """Return one conversation or several as a list.
 
     Raises:
-        PromptError: they are neither, or there is no message.
+        PromptError: it is neither, or there is no message.
     """
     if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Sequence):
         raise PromptError(f"messages must be a list of messages, got {type(messages).__name__}")
@@ -69,18 +67,15 @@ def as_conversations(
     return list(cast(Sequence[Sequence[Message]], messages))
 
 
-def as_continuation_list(
-    continuations: Sequence[str | Sequence[int]],
-) -> list[str | Sequence[int]]:
-    """Return continuations in a list.
+def as_continuation_list(continuations: Sequence[str | Sequence[int]]) -> list[str | Sequence[int]]:
+    """Return continuations as a list.
 
     Raises:
-        PromptError: they are one string, or no list.
+        PromptError: `continuations` is one string, or not a list.
     """
-    if isinstance(continuations, str):
-        raise PromptError("continuations must be a list of texts or token id lists, got one string")
-    if not isinstance(continuations, Sequence) or isinstance(continuations, bytes | bytearray | memoryview):
-        raise PromptError(
-            f"continuations must be a list of texts or token id lists, got {type(continuations).__name__}"
-        )
+    if not isinstance(continuations, Sequence) or isinstance(
+        continuations, str | bytes | bytearray | memoryview
+    ):
+        got = "one string" if isinstance(continuations, str) else type(continuations).__name__
+        raise PromptError(f"continuations must be a list of texts or token id lists, got {got}")
     return list(continuations)

@@ -1,4 +1,4 @@
-"""What the engine hands to users and servers: outputs, deltas, log-probabilities, metrics."""
+"""What the engine returns to users and servers: outputs, deltas, log-probabilities, metrics."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -75,7 +75,7 @@ class CompletionOutput:
         cumulative_logprob: sum over the sampled tokens, or None when logprobs were not asked for.
         finish_reason: "stop" (EOS, stop id, stop string), "length", "abort", "error"; None while running.
         stop_reason: the stop string or stop token id that ended it; None for EOS.
-        message: a sentence for the user where the reason alone would puzzle, else None.
+        message: a sentence that explains an unusual finish_reason, else None.
     """
 
     index: int
@@ -96,7 +96,7 @@ class RequestOutput:
         request_id: unique in its engine.
         prompt: the text given, None when token ids were given.
         prompt_token_ids: what the model read.
-        prompt_logprobs: per prompt token a {token id: Logprob}; the first is None. None if not asked for.
+        prompt_logprobs: a {token id: Logprob} per prompt token; None for the first. None if not asked for.
         outputs: n completions, by index.
         finished: all completions have a finish_reason.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
@@ -117,12 +117,12 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What a completion gained since its reader's last delta; deltas concatenate to the whole.
+    """New text and tokens of a completion since the last delta; all deltas add up to the whole.
 
     Attributes:
         request_id: the request's id.
         index: which of its n completions.
-        text: new text; may be empty while a character or a possible stop string is incomplete.
+        text: new text; empty while a character or a possible stop string is incomplete.
         token_ids: new token ids.
         logprobs: for the new tokens, when asked for.
         finish_reason: set on the last delta of this completion.
@@ -143,19 +143,18 @@ class CompletionDelta:
 
 
 class DeltaReader:
-    """Reads one output piece by piece; a completion's pieces concatenate to the whole.
+    """Reads one output piece by piece.
 
-    Steps store nothing for readers. Each `read` cuts a piece from the output, however many steps have added
-    to it since the read before.
+    The engine stores nothing for readers: each `read` returns what all steps since the last `read` added.
     """
 
     def __init__(self, output: RequestOutput) -> None:
         self._output = output
-        # Of each completion: (tokens, characters, end) that the reader has seen.
+        # Per completion: tokens read, characters read, whether it had ended.
         self._seen = [(0, 0, False) for _ in output.outputs]
 
     def read(self) -> list[CompletionDelta]:
-        """Return what is new: at most one delta per completion; the last of all carries the output."""
+        """Return what is new, at most one delta per completion; the very last delta carries the output."""
         deltas = []
         for index, completion in enumerate(self._output.outputs):
             ended = completion.finish_reason is not None
@@ -185,7 +184,7 @@ class DeltaReader:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """How likely a continuation is after a prefix.
+    """The log-probability of a continuation after a prefix.
 
     Attributes:
         token_ids: the continuation's ids.

@@ -1,46 +1,23 @@
-"""Progress bars: one small surface over rich, which is imported only when a bar is shown."""
+"""Progress bars. rich is imported only when a bar is shown."""
 
-from types import TracebackType
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-
-class Progress(Protocol):
-    """Something that can be told how far a job is."""
-
-    def set(self, completed: int, total: int) -> None:
-        """Report `completed` of `total`."""
-        ...
+Report = Callable[[str, int, int], None]
+"""Takes (what is being done, how much of it is done, how much there is)."""
 
 
-class RichProgress:
-    """A progress bar on standard error; does nothing unless enabled."""
+@contextmanager
+def progress_bar(description: str, *, enabled: bool) -> Iterator[Report]:
+    """Show a progress bar on standard error if enabled; yield the function that moves it."""
+    if not enabled:
+        yield lambda what, completed, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, description: str, *, enabled: bool) -> None:
-        self._bar = None
-        if enabled:
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(description, total=None)
-
-    def __enter__(self) -> "RichProgress":
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def set(self, completed: int, total: int) -> None:
-        """Report `completed` of `total`."""
-        if self._bar:
-            self._bar.update(self._task, completed=completed, total=total)
-
-    def set_task(self, description: str, completed: int, total: int) -> None:
-        """Report `completed` of `total`, of what is under way now."""
-        if self._bar:
-            self._bar.update(self._task, description=description, completed=completed, total=total)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda what, completed, total: bar.update(
+            task, description=what, completed=completed, total=total
+        )

@@ -1,4 +1,4 @@
-"""What a user asks of the sampler: validated once, at construction."""
+"""Sampling parameters, validated once, at construction."""
 
 import dataclasses
 import math
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import SamplingParamsError, suggest
+from octavo.errors import SamplingParamsError, refuse_unknown
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_SEED = 2**63 - 1
-# Colder is greedy, as in vLLM.
+# Temperatures below this are greedy, as in vLLM.
 MIN_TEMPERATURE = 1e-5
 
 
@@ -22,30 +22,29 @@ class SamplingParams:
 
     Attributes:
         n: completions per prompt; they share the prompt's KV blocks (fork).
-        temperature: logits are divided by it; 0, and all below 1e-5, means greedy: the most likely token.
-        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; never an empty one.
+        temperature: divides the logits; below 1e-5 sampling is greedy: it takes the most likely token.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; at least one token.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: above 1 discourages tokens of the prompt and the output, below 1 favours them, in
+        repetition_penalty: above 1 discourages tokens of the prompt and the output, below 1 favours them; in
             (0, 100] (Keskar et al., 2019).
         presence_penalty: subtracted from the logit of every token already generated, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
-        seed: fixes the request's random numbers, which then depend on the seed and the position alone. Its
-            tokens are the same alone, in any batch and after preemption, up to rounding: a batch of another
-            size may sum in another order, and once in thousands of completions a draw falls that close to
-            the border of two tokens. With the engine's deterministic=True (NVIDIA GPUs) they are the same
-            exactly.
+        seed: fixes the request's random numbers, which then depend only on the seed and the position. Alone,
+            in any batch and after preemption the tokens are the same up to rounding: another batch size may
+            sum in another order, which changes a token once in thousands of completions. With the engine's
+            deterministic=True (NVIDIA GPUs) they are exactly the same.
         max_tokens: upper bound of generated tokens; None means up to the model's context.
         min_tokens: no stop string, stop id or EOS ends the output before this many tokens.
-        stop: strings that end the output; the text is cut before the first of them. None: none.
-        stop_token_ids: token ids that end the output, beside the model's own EOS ids. None: none.
+        stop: strings that end the output; the text is cut before the first one found.
+        stop_token_ids: token ids that end the output, beside the model's own EOS ids.
         include_stop_str_in_output: keep the stop string in the text.
-        ignore_eos: generate on past the model's EOS.
-        logprobs: log-probabilities of the k most likely tokens and of the sampled one, at every
-            output token, 0 to 20; None for none. They are those of the model: before penalties,
+        ignore_eos: continue past the model's EOS.
+        logprobs: return the log-probabilities of the k most likely tokens and of the sampled one at every
+            output token, k from 0 to 20; None: return none. They are the model's own, before penalties,
             temperature and filters.
-        prompt_logprobs: the same for every prompt token after the first. The prompt is then computed
-            in full: cached prefix blocks are not used, because they hold no logits.
+        prompt_logprobs: the same for every prompt token after the first. The whole prompt is then computed:
+            cached blocks hold no logits.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: False returns token ids only.
@@ -106,16 +105,14 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is taken, without a draw."""
+        """True if the most likely token is taken, without sampling."""
         return self.temperature < MIN_TEMPERATURE
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> "SamplingParams":
-        """Build from a mapping, refusing unknown names with the nearest valid one."""
-        valid = {field.name for field in dataclasses.fields(cls)}
-        for name in fields:
-            if name not in valid:
-                raise SamplingParamsError(f"unknown sampling parameter {name!r}{suggest(name, valid)}")
+        """Build from a mapping; an unknown name is refused with the nearest valid one."""
+        valid = [field.name for field in dataclasses.fields(cls)]
+        refuse_unknown(SamplingParamsError, "unknown sampling parameter", fields, valid)
         return cls(**fields)  # type: ignore[arg-type]
 
     def _checked_stop(self) -> tuple[str, ...]:
@@ -149,7 +146,7 @@ class SamplingParams:
 
 
 def _listed(name: str, value: object, of: str) -> tuple[Any, ...]:
-    """What is in a list; None holds nothing. Bytes would be a list of small integers, a mapping of keys."""
+    """Return a list's items; None is empty. Text, bytes and mappings are iterable too, and refused."""
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | memoryview | Mapping):

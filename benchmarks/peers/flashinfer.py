@@ -85,10 +85,10 @@ def load(directory: str = "") -> ModuleType:
     """Import FlashInfer.
 
     Args:
-        directory: where it and what it needs lie, before what is installed; empty: it is installed.
+        directory: folder with FlashInfer and its dependencies, searched before installed packages; or empty.
 
     Raises:
-        ImportError: it is not there, or lacks something.
+        ImportError: it is not installed, or a dependency is missing.
     """
     if directory:
         sys.path.insert(0, str(Path(directory).resolve()))
@@ -203,6 +203,6 @@ def cascade_by_hand(
 
 
 def _options(problem: Problem) -> dict[str, Any]:
-    """Options that all plans take."""
+    """Return the options of every plan."""
     dtype = problem.q.dtype
     return {"sm_scale": problem.scale, "q_data_type": dtype, "kv_data_type": dtype}

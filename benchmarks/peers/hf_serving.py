@@ -1,6 +1,6 @@
 """The peer of GPU serving: Hugging Face transformers generate() on the same requests and shapes.
 
-It runs as its users run it: bfloat16, scaled_dot_product_attention, static batches of up to 64 sequences with
+It runs as users run it: bfloat16, scaled_dot_product_attention, static batches of up to 64 sequences with
 prompts of similar length, padded on the left, each batch up to its longest output. Only tokens asked for
 count.
 """
@@ -24,7 +24,7 @@ def measure_peer(
     Args:
         config: fields of config.json.
         workloads: by name.
-        device: where.
+        device: where the model runs.
         limit_s: seconds for each workload; only the batches that fit run, and the figures say how many.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What every benchmark shares: command line, CPU rates, the machine's description, result files, tables."""
+"""Code that benchmarks share: command line, CPU rates, description of the machine, result files, tables."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ RESULTS = _ROOT / "benchmarks" / "results"
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a script's command line with the option that every script has, --save."""
+    """Make a command line parser with --save, which every script has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +51,7 @@ def float32_flops() -> float:
 
 
 def wait_until_idle(limit_s: float = 60.0) -> float:
-    """Wait until the machine is idle: a busy neighbour makes OpenMP many times slower.
+    """Wait until the machine is idle: a busy neighbour process makes OpenMP many times slower.
 
     Returns:
         The share of CPU time that other processes took during the last half second.

@@ -1,4 +1,4 @@
-"""The physical bound of a serving workload: the bytes and operations no engine can save. Needs no GPU."""
+"""The physical bound of a serving workload: bytes and operations that no engine can avoid. Needs no GPU."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Time on an NVIDIA GPU: calls inside CUDA graphs, and the rates that bounds are made of.
+"""Measures time on an NVIDIA GPU: calls inside CUDA graphs, and the rates that bounds are computed from.
 
 There are two of each rate, because recorded results used both: kernel benchmarks copy by a kernel inside a
 CUDA graph, serving benchmarks by cudaMemcpy between events.
@@ -40,7 +40,7 @@ def copy_rate() -> float:
 
 
 def matrix_rate() -> float:
-    """The same as matrix_flops, inside a CUDA graph."""
+    """Return the same as matrix_flops, measured inside a CUDA graph."""
     a, b = torch.randn(2, 8192, 8192, dtype=torch.bfloat16, device="cuda")
     return 2 * 8192**3 / graph_seconds(lambda: a @ b, 4)
 

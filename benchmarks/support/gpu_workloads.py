@@ -1,6 +1,6 @@
 """GPU serving workloads as token ids: deterministic, no tokenizer, the same for every engine.
 
-With what vLLM 0.26 was recorded to reach on an H200. Needs neither torch nor a GPU.
+Also holds the figures recorded for vLLM 0.26 on an H200. Needs neither torch nor a GPU.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fixed texts for accuracy benchmarks: results compare only where every run reads the same words."""
+"""Fixed texts for accuracy benchmarks, so that results of different runs are comparable."""
 
 from pathlib import Path
 

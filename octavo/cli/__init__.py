@@ -1,4 +1,4 @@
-"""The `octavo` command: flags, OCTAVO_... variables and octavo.toml derive from the config dataclasses."""
+"""The `octavo` command; its flags, OCTAVO_... variables and octavo.toml keys follow from dataclasses."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: default: sys.argv[1:].
 
     Raises:
-        SystemExit: with the exit code, where it is not 0; see octavo.cli.app.
+        SystemExit: with the exit code, unless it is 0; see octavo.cli.app.
     """
-    # Before anything that takes time is imported. `load` ends it.
+    # Before the slow imports; `load` ends it.
     leave_on_interrupt()
     try:
         from octavo.cli.app import run

@@ -1,7 +1,7 @@
-"""Commands and their error handling: what is the user's to mend is one clear line.
+"""The commands. An error that the user can fix is one line on standard error.
 
-Exit codes: 0 done; 1 the output cannot be written, or (with no message) its reader left; 2 an option, a model
-or a prompt is wrong; 130 Ctrl-C.
+Exit codes: 0 done; 1 the output cannot be written, or (without a message) its reader left; 2 an option, a
+model or a prompt is wrong; 130 Ctrl-C.
 """
 
 import sys
@@ -19,7 +19,7 @@ from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 
 Engine = Annotated[EngineConfig, Parameter(name="*")]
-# Arguments without a flag come from the command line alone.
+# Arguments without a flag come only from the command line.
 Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
 app = App(
@@ -38,7 +38,7 @@ def generate(
     json: bool = False,
     quiet: bool = False,
     engine: Engine = EngineConfig(),
-    # --seed is the engine's: it seeds every request.
+    # --seed is an engine option; it seeds every request.
     sampling: Annotated[GenerateSampling, Parameter(name="*")] = GenerateSampling(),
 ) -> None:
     """Complete prompts given as arguments, or one prompt per line of standard input.
@@ -46,7 +46,7 @@ def generate(
     Args:
         prompts: texts to continue.
         json: print one JSON object per prompt: ids, texts, finish reasons, log-probabilities, metrics.
-        quiet: no progress bars.
+        quiet: show no progress bars.
         engine: engine options.
         sampling: sampling parameters.
     """
@@ -64,7 +64,7 @@ def chat(
     engine: Engine = EngineConfig(),
     sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
-    """Chat in the terminal; with messages as arguments, answer them one after the other and leave.
+    """Chat in the terminal, or answer the messages given as arguments one after the other.
 
     Args:
         messages: the user's side of a conversation.
@@ -90,7 +90,7 @@ def throughput(
     """Measure offline throughput and latency on random token ids; the last line is JSON.
 
     Args:
-        workload: what is run.
+        workload: the requests to run.
         engine: engine options.
     """
     from octavo.cli.bench import run_bench
@@ -100,10 +100,10 @@ def throughput(
 
 @bench.command
 def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = PrefixBenchOptions()) -> None:
-    """Measure what reading shared prefixes once gains, attention alone; the last line is JSON.
+    """Measure how much faster attention is when shared prefixes are read once; the last line is JSON.
 
     Args:
-        sweep: what is run.
+        sweep: the shapes to measure.
     """
     from octavo.cli.bench_prefix import run_prefix_bench
 
@@ -112,10 +112,10 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
 
 @app.command
 def inspect(model: str | None = None, /, *, engine: Engine = EngineConfig()) -> None:
-    """Show a model's architecture and memory plan before loading anything.
+    """Show a model's architecture and memory plan without loading it.
 
     Args:
-        model: as --model.
+        model: the same as --model.
         engine: engine options.
     """
     from octavo.cli.inspect import run_inspect
@@ -127,7 +127,7 @@ def run(arguments: Sequence[str] | None) -> None:
     """Run the command line; see octavo.cli.main.
 
     Raises:
-        SystemExit: with the exit code, where it is not 0.
+        SystemExit: with the exit code, unless it is 0.
     """
     try:
         prepare_streams()
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str] | None) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader (such as `head`) left; nothing is left to say to it.
+        # The reader, such as `head`, left.
         drop_output()
         sys.exit(1)
     except OSError as error:

@@ -16,15 +16,15 @@ from octavo.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         duration_s: from the first request's submission to the last token.
-        output_tokens_per_s, total_tokens_per_s: generated, and prompt + generated, per second.
-        ttft_ms, tpot_ms, e2e_ms: mean, median, p99 of time to first token, time per output token after
-            the first, and end-to-end latency, in milliseconds.
-        num_prompt_tokens, num_output_tokens, num_cached_tokens, num_preemptions: counts over all requests.
-        peak_rss_mib: the process's largest resident memory.
+        output_tokens_per_s, total_tokens_per_s: generated tokens, and prompt + generated tokens.
+        ttft_ms, tpot_ms, e2e_ms: mean, median and p99 of time to first token, time per output token after
+            the first, and end-to-end latency.
+        num_prompt_tokens, num_output_tokens, num_cached_tokens, num_preemptions: sums over all requests.
+        peak_rss_mib: the largest resident memory of the process.
     """
 
     duration_s: float
@@ -52,11 +52,8 @@ def run_bench(options: BenchOptions, config: EngineConfig) -> None:
     llm.reset_prefix_cache()
     result = measure(llm, prompts, params)
     _print_table(result, load_s)
-    print(
-        json.dumps(
-            {"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}
-        )
-    )
+    report = {"workload": asdict(options), "engine": asdict(config), "load_s": load_s, **asdict(result)}
+    print(json.dumps(report))
 
 
 def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> BenchResult:
@@ -82,7 +79,7 @@ def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Bench
 
 
 def peak_rss_mib() -> float:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far."""
     import resource
     import sys
 
@@ -119,10 +116,10 @@ def _print_table(result: BenchResult, load_s: float) -> None:
         ("time per output token, ms", result.tpot_ms),
         ("end-to-end latency, ms", result.e2e_ms),
     ):
-        table.add_row(name, *(f"{figure[key]:.1f}" for key in ("mean", "median", "p99")))
-    table.add_row("output tokens/s", f"{result.output_tokens_per_s:.1f}", "", "")
-    table.add_row("prompt + output tokens/s", f"{result.total_tokens_per_s:.1f}", "", "")
-    table.add_row("prompt tokens from the prefix cache", str(result.num_cached_tokens), "", "")
-    table.add_row("model load, s", f"{load_s:.2f}", "", "")
-    table.add_row("peak resident memory, MiB", f"{result.peak_rss_mib:.0f}", "", "")
+        table.add_row(name, *(f"{value:.1f}" for value in figure.values()))
+    table.add_row("output tokens/s", f"{result.output_tokens_per_s:.1f}")
+    table.add_row("prompt + output tokens/s", f"{result.total_tokens_per_s:.1f}")
+    table.add_row("prompt tokens from the prefix cache", str(result.num_cached_tokens))
+    table.add_row("model load, s", f"{load_s:.2f}")
+    table.add_row("peak resident memory, MiB", f"{result.peak_rss_mib:.0f}")
     Console().print(table)

@@ -1,4 +1,4 @@
-"""`octavo bench prefix`: what reading shared prefixes once gains on this machine, attention alone."""
+"""`octavo bench prefix`: how much faster attention is when shared prefixes are read once."""
 
 import importlib.util
 import json
@@ -18,15 +18,14 @@ from octavo.cli.options import PrefixBenchOptions
 from octavo.errors import ConfigError
 
 NUM_STEPS = 9
-# Keys and values that one round over the layers reads at least, so that no layer finds its own in a cache.
+# One round over the layers reads at least so many bytes that no layer finds its keys in a hardware cache.
 _ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
 _MAX_LAYERS = 16
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The options with every "auto" and None decided for this machine; fields as theirs."""
+    """PrefixBenchOptions with every "auto" and None replaced by a value for this machine."""
 
     context_len: int
     batch_sizes: tuple[int, ...]
@@ -39,7 +38,7 @@ class Sweep:
 
     @classmethod
     def decide(cls, options: PrefixBenchOptions) -> "Sweep":
-        """Decide.
+        """Choose values for this machine.
 
         Raises:
             ConfigError: there is no such device, or the context is shorter than two blocks.
@@ -51,6 +50,7 @@ class Sweep:
         on_gpu = device == "cuda"
         block_size = options.block_size or (64 if on_gpu else 16)
         context_len = options.context_len or (4096 if on_gpu else 1024)
+        default_dtype = "bfloat16" if on_gpu else "float32"
         if context_len < 2 * block_size:
             raise ConfigError(
                 f"context_len must be at least two blocks of {block_size} tokens, got {context_len}"
@@ -62,42 +62,41 @@ class Sweep:
             num_kv_heads=options.num_kv_heads,
             head_dim=options.head_dim,
             block_size=block_size,
-            dtype=_DTYPES[
-                ("bfloat16" if on_gpu else "float32") if options.dtype == "auto" else options.dtype
-            ],
+            dtype=getattr(torch, default_dtype if options.dtype == "auto" else options.dtype),
             device=torch.device(device),
         )
 
     @property
     def impl(self) -> str:
-        """Implementation of attention that runs."""
+        """The attention implementation that runs."""
         return choose_impl("auto", self.device.type, self.dtype)
 
     @property
     def shared_lens(self) -> list[int]:
-        """Tokens in common at each step, whole blocks; at least a block is each sequence's own."""
+        """Shared tokens at each point: whole blocks, always leaving one block to each sequence."""
         num_blocks = self.context_len // self.block_size
         steps = [round(num_blocks * step / (NUM_STEPS - 1)) for step in range(NUM_STEPS)]
         return sorted({min(step, num_blocks - 1) * self.block_size for step in steps})
 
     def num_distinct_tokens(self, batch_size: int, shared_len: int) -> int:
+        """Return the tokens in the cache, with shared ones counted once."""
         return shared_len + batch_size * (self.context_len - shared_len)
 
     def layer_numbers(self, num_tokens: int) -> int:
-        """Numbers of keys and values of so many tokens in one layer."""
+        """Return how many numbers the keys and values of `num_tokens` take in one layer."""
         return 2 * num_tokens * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One decode step's attention in one layer, each sequence read by itself and shared blocks read once.
+    """Attention of one decode step in one layer: flat reads each sequence, forest reads shared blocks once.
 
     Attributes:
         batch_size: sequences, one query token each.
-        shared_len: leading tokens that all have in common, of context_len.
-        flat_us, forest_us: microseconds, medians.
+        shared_len: leading tokens of context_len that all sequences share.
+        flat_us, forest_us: median microseconds.
         speedup: flat_us / forest_us.
-        bytes_ratio: keys and values read flat over distinct ones: the speed-up if only bytes counted.
+        bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
         max_difference: largest absolute difference between both results.
     """
 
@@ -111,7 +110,7 @@ class Point:
 
 
 def run_prefix_bench(options: PrefixBenchOptions) -> None:
-    """Run the sweep; print a table, draw the plot that was asked for, print a JSON line."""
+    """Run the sweep; print a table, draw the plot if one is wanted, print a JSON line."""
     sweep = Sweep.decide(options)
     if options.plot is not None:
         check_plot(Path(options.plot))
@@ -124,7 +123,7 @@ def run_prefix_bench(options: PrefixBenchOptions) -> None:
 
 @torch.inference_mode()
 def measure(sweep: Sweep, batch_size: int) -> Iterator[Point]:
-    """Measure each step of the sweep for one batch size."""
+    """Measure each point of the sweep for one batch size."""
     most = sweep.layer_numbers(sweep.num_distinct_tokens(batch_size, 0))
     num_numbers = max(_ROUND_BYTES[sweep.device.type] // sweep.dtype.itemsize, 2 * most)
     numbers = torch.empty(num_numbers, dtype=sweep.dtype, device=sweep.device).normal_()
@@ -165,7 +164,7 @@ def _measure_point(sweep: Sweep, q: Tensor, numbers: Tensor, shared_len: int) ->
 
 
 def _layers(sweep: Sweep, numbers: Tensor, num_tokens: int) -> KVCache:
-    """View random numbers as the caches of as many layers as they suffice for."""
+    """View random numbers as the KV caches of as many layers as fit, at most _MAX_LAYERS."""
     size = sweep.layer_numbers(num_tokens)
     num_layers = min(_MAX_LAYERS, numbers.shape[0] // size)
     num_blocks = num_tokens // sweep.block_size
@@ -174,7 +173,7 @@ def _layers(sweep: Sweep, numbers: Tensor, num_tokens: int) -> KVCache:
 
 
 def make_block_tables(sweep: Sweep, batch_size: int, shared_len: int) -> np.ndarray:
-    """Deal shuffled blocks: the same ones to all rows first, then each row its own; [S, blocks] int32."""
+    """Return shuffled block ids [S, blocks] int32: shared ones first in every row, then each row's own."""
     num_shared = shared_len // sweep.block_size
     num_own = sweep.context_len // sweep.block_size - num_shared
     ids = np.random.default_rng(0).permutation(num_shared + batch_size * num_own).astype(np.int32)
@@ -183,7 +182,7 @@ def make_block_tables(sweep: Sweep, batch_size: int, shared_len: int) -> np.ndar
 
 
 def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata, AttentionMetadata]:
-    """Make a decode step's metadata without and with sharing, plans included: layers share them."""
+    """Return a decode step's metadata without and with sharing; all layers use the same."""
     batch_size, device = block_tables.shape[0], sweep.device
     seq_lens = np.full(batch_size, sweep.context_len, dtype=np.int32)
     cu_seqlens_q = np.arange(batch_size + 1, dtype=np.int32)
@@ -215,7 +214,7 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
 
 
 def median_seconds(call: Callable[[], None], device: torch.device, repeat: int = 9) -> float:
-    """Median seconds of a call: replays of a CUDA graph between events, or wall time on a CPU."""
+    """Return the median seconds of a call: of CUDA graph replays, or of wall time on a CPU."""
     call()
     if device.type == "cuda":
         return _median_replay_seconds(call, repeat)
@@ -274,10 +273,10 @@ def _print_table(sweep: Sweep, points: list[Point]) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Check, before anything is measured, that the plot can be drawn.
+    """Check that the plot can be drawn, before anything is measured.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be one of its.
+        ConfigError: matplotlib is not installed, or cannot write such a file.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("plot needs matplotlib, which is not installed; run: pip install 'octavo[plot]'")
@@ -288,7 +287,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(sweep: Sweep, points: list[Point], path: Path) -> None:
-    """Draw a curve of the speed-up for each batch size."""
+    """Draw one curve of the speed-up per batch size."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation in the terminal. Each turn's history is found in the prefix cache."""
+"""`octavo chat`: a conversation in the terminal. Each turn finds its history in the prefix cache."""
 
 import sys
 from collections.abc import Iterator
@@ -47,12 +47,12 @@ def _talk(llm: LLM, opening: list[Message], params: SamplingParams) -> None:
 
 
 def _turn(llm: LLM, conversation: list[Message], text: str, params: SamplingParams) -> None:
-    """One exchange; a refused message leaves the conversation as it was."""
+    """Answer one message; a refused message leaves the conversation unchanged."""
     user: Message = {"role": "user", "content": text}
     try:
         answer = _answer(llm, [*conversation, user], params)
     except OctavoError as error:
-        print(f"octavo: error: {error} (/reset starts afresh)", file=sys.stderr)
+        print(f"octavo: error: {error} (/reset starts over)", file=sys.stderr)
         return
     conversation += [user, {"role": "assistant", "content": answer}]
 

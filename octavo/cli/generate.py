@@ -16,7 +16,7 @@ from octavo.sampling_params import SamplingParams
 def run_generate(
     prompts: list[str], config: EngineConfig, params: SamplingParams, *, as_json: bool, quiet: bool
 ) -> None:
-    """Complete prompts (or the lines of standard input); one prompt alone is streamed."""
+    """Complete prompts, or the lines of standard input; stream the answer to a single prompt."""
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise SamplingParamsError("log-probabilities are printed with --json only")
     prompts = prompts or _prompts_from_stdin()

@@ -1,4 +1,4 @@
-"""`octavo inspect`: what a model is and what fits, before anything is loaded."""
+"""`octavo inspect`: a model's architecture and memory plan, without loading it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts. This imports next to nothing: before it runs, Python prints a traceback."""
+"""Ctrl-C while a command starts. It imports little: until it runs, Ctrl-C prints a traceback."""
 
 import os
 import signal
@@ -12,9 +12,8 @@ EXIT_CODE = 130
 def leave_on_interrupt() -> None:
     """From now on Ctrl-C ends the process at once, with exit code 130 and nothing printed.
 
-    An exception might come up where it is lost or printed: in an import that tries several modules, in a
-    destructor, in a callback. Where Ctrl-C means something else already (a job in the background ignores it)
-    that stays.
+    A KeyboardInterrupt could be swallowed or printed by an import, a destructor or a callback. If Ctrl-C has
+    another handler (a background job ignores it), that handler stays.
     """
     _replace(signal.default_int_handler, _leave)
 
@@ -28,13 +27,13 @@ def _replace(
     old: Callable[[int, FrameType | None], object], new: Callable[[int, FrameType | None], object]
 ) -> None:
     if signal.getsignal(signal.SIGINT) is old:
-        # Signals reach the main thread only, and others may not set handlers.
+        # Only the main thread may set signal handlers, and only it receives signals.
         with suppress(ValueError):
             signal.signal(signal.SIGINT, new)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     if os.isatty(2):
-        # A progress bar is on the line, and has hidden the cursor.
+        # A progress bar may have hidden the cursor.
         os.write(2, b"\x1b[?25h\n")
     os._exit(EXIT_CODE)

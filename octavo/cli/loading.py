@@ -1,4 +1,4 @@
-"""Loading a model with a progress bar, for every command."""
+"""Loads a model with a progress bar, for every command."""
 
 import dataclasses
 import sys
@@ -9,9 +9,9 @@ from octavo.llm import LLM
 
 
 def load(config: EngineConfig, *, quiet: bool = False) -> LLM:
-    """Load the model; the bar goes to standard error and only to a terminal.
+    """Load the model; show a progress bar if standard error is a terminal.
 
-    Until then Ctrl-C ends the process at once; afterwards it is a KeyboardInterrupt.
+    From here on Ctrl-C raises KeyboardInterrupt; before, it ends the process at once.
     """
     llm = LLM(progress=not quiet and sys.stderr.isatty(), **dataclasses.asdict(config))
     raise_on_interrupt()

@@ -1,11 +1,13 @@
-"""Options beside flags: OCTAVO_... variables, then octavo.toml. What no command takes is refused.
+"""Options that do not come as flags: from OCTAVO_... variables, then from octavo.toml.
 
-block_size = 32         # of every command that has such an option
-[generate]              # of `octavo generate`, and before the ones above
+block_size = 32         # for every command with this option
+[generate]              # for `octavo generate`; outranks the keys above
 temperature = 0.7
 logit_bias = { 5 = -100 }
-[bench.prefix]          # of `octavo bench prefix`
+[bench.prefix]          # for `octavo bench prefix`
 head_dim = 64
+
+A name that no command has is refused.
 """
 
 import json
@@ -27,11 +29,13 @@ _MAX_FILE_BYTES = 1 << 20
 
 # ("bench", "prefix"): the command `octavo bench prefix`.
 Command = tuple[str, ...]
+# Field names of each command's options.
+Options = Mapping[Command, Set[str]]
 Table = Mapping[str, object]
 
 
 def add_sources(root: App) -> None:
-    """Let all commands of an app take options from the environment and from the file, in this order."""
+    """Let every command of an app read options from the environment, then from the file."""
     root.config = (
         partial(_check_environment, root),
         cyclopts.config.Env(PREFIX, command=False),
@@ -40,72 +44,45 @@ def add_sources(root: App) -> None:
     )
 
 
-class CommandOptions(Mapping[Command, Set[str]]):
-    """Names of the options of each command, as field names. They are looked up one command at a time."""
-
-    def __init__(self, root: App) -> None:
-        self._apps = dict(_commands(root))
-        self._names: dict[Command, Set[str]] = {}
-
-    def __getitem__(self, command: Command) -> Set[str]:
-        if command not in self._names:
-            self._names[command] = frozenset(_option_names(self._apps[command]))
-        return self._names[command]
-
-    def __iter__(self) -> Iterator[Command]:
-        return iter(self._apps)
-
-    def __len__(self) -> int:
-        return len(self._apps)
-
-
 def _check_environment(root: App, app: App, command: Command, arguments: ArgumentCollection) -> None:
-    """Refuse variables that are an option of no command; those of other commands are not this one's."""
-    options = CommandOptions(root)
-    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
-        name = variable.removeprefix(PREFIX)
-        if not name.isupper() or not _is_option(name.lower(), command, options):
-            known = {PREFIX + name.upper() for names in options.values() for name in names}
-            raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")
+    """Refuse variables that no command knows; a variable of another command is fine."""
+    variables = sorted(name for name in os.environ if name.startswith(PREFIX))
+    if variables:
+        known = {PREFIX + name.upper() for names in dict(_commands(root)).values() for name in names}
+        for variable in variables:
+            if variable not in known:
+                raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")
 
 
 def _read_file(root: App, app: App, command: Command, arguments: ArgumentCollection) -> None:
     document = _parse(Path(FILE_NAME))
     if document:
-        settings = settings_of(document, CommandOptions(root), command)
+        settings = settings_of(document, dict(_commands(root)), command)
         source = cyclopts.config.Dict(settings, source=FILE_NAME, use_commands_as_keys=False)
         source(app, command, arguments)
 
 
-def settings_of(document: Table, options: Mapping[Command, Set[str]], command: Command) -> dict[str, object]:
-    """Return what a file says about one command's options; all of the file is checked.
+def settings_of(document: Table, options: Options, command: Command) -> dict[str, object]:
+    """Return what a file sets for one command, after checking the whole file.
 
     Args:
-        document: the file. Keys may be spelled with hyphens.
-        options: names of the options of each command.
-        command: one of them.
+        document: the parsed file. Keys may contain hyphens or underscores.
+        options: the options of every command.
+        command: the one that runs.
 
     Raises:
-        ConfigError: a key is an option of no command, or its table's command does not have it, or it is
-            there twice.
+        ConfigError: an unknown key, a key in the table of a command that lacks it, or a key given twice.
     """
-    tables = dict(_tables(document, options))
-    for path, table in tables.items():
-        for key, name in _option_keys(table, path, options):
-            if not (name in options[path] if path else _is_option(name, command, options)):
-                valid = options[path] if path else frozenset().union(*options.values())
-                commands = [other[-1] for other in options if other[:-1] == path]
-                raise ConfigError(
-                    f"{_where(path)}: unknown option {key!r}{suggest(name, [*valid, *commands])}"
-                )
-    settings = _read_table(tables[()], (), options) | _read_table(tables.get(command, {}), command, options)
+    settings: dict[str, object] = {}
+    for path, table in _tables(document, options):
+        found = _read_table(table, path, options)
+        if path in ((), command):
+            settings |= found
     return {name: value for name, value in settings.items() if name in options[command]}
 
 
-def _tables(
-    table: object, options: Mapping[Command, Set[str]], path: Command = ()
-) -> Iterator[tuple[Command, Table]]:
-    """The tables of commands, the outermost first."""
+def _tables(table: object, options: Options, path: Command = ()) -> Iterator[tuple[Command, Table]]:
+    """Yield each command's table, the outermost first."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{_where(path)} must be a table of options, got {table!r}")
     yield path, table
@@ -114,27 +91,22 @@ def _tables(
             yield from _tables(value, options, (*path, key))
 
 
-def _read_table(table: Table, path: Command, options: Mapping[Command, Set[str]]) -> dict[str, object]:
+def _read_table(table: Table, path: Command, options: Options) -> dict[str, object]:
+    """Return one table's values by field name; tables of subcommands are skipped."""
+    valid = options[path] if path else frozenset().union(*options.values())
+    commands = {other[-1] for other in options if other[:-1] == path}
     settings: dict[str, object] = {}
-    for key, name in _option_keys(table, path, options):
+    for key, value in table.items():
+        if key in commands:
+            continue
+        name = key.replace("-", "_")
+        if name not in valid:
+            raise ConfigError(f"{_where(path)}: unknown option {key!r}{suggest(name, valid | commands)}")
         if name in settings:
             raise ConfigError(f"{_where(path)}: {name} is there twice, with hyphens and with underscores")
-        value = table[key]
         # A table such as logit_bias is one value.
         settings[name] = json.dumps(value, default=str) if isinstance(value, Mapping) else value
     return settings
-
-
-def _option_keys(
-    table: Table, path: Command, options: Mapping[Command, Set[str]]
-) -> Iterator[tuple[str, str]]:
-    """Keys of a table that are no commands' tables, and the names they stand for."""
-    return ((key, key.replace("-", "_")) for key in table if (*path, key) not in options)
-
-
-def _is_option(name: str, likely: Command, options: Mapping[Command, Set[str]]) -> bool:
-    """True if any command has this option; the likely one is asked first."""
-    return name in options[likely] or any(name in options[command] for command in options)
 
 
 def _where(path: Command) -> str:
@@ -142,7 +114,7 @@ def _where(path: Command) -> str:
 
 
 def _check_integers(app: App, command: Command, arguments: ArgumentCollection) -> None:
-    """Refuse fractions where integers are asked for: cyclopts would round them."""
+    """Refuse fractions for integer options; cyclopts would round them."""
     for argument in arguments:
         if _leaves(argument.hint) <= {int, type(None), ...}:
             for token in argument.tokens:
@@ -153,16 +125,16 @@ def _check_integers(app: App, command: Command, arguments: ArgumentCollection) -
 
 
 def _leaves(hint: object) -> set[object]:
-    """The types that a hint is put together from: {int, None} of `tuple[int, int] | None`."""
+    """Return the types in a hint: {int, None} for `tuple[int, int] | None`."""
     parts = get_args(hint)
     return set().union(*map(_leaves, parts)) if parts else {hint}
 
 
 def _parse(path: Path) -> Table:
-    """Parse the file; empty if there is none."""
+    """Parse the file; a missing one is empty."""
     if not os.path.lexists(path):
         return {}
-    # Opening a pipe would wait for who writes to it.
+    # Opening a pipe would block until somebody writes to it.
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} must be a file, got a {'folder' if path.is_dir() else 'device or pipe'}")
     try:
@@ -177,16 +149,11 @@ def _parse(path: Path) -> Table:
         raise ConfigError(f"{path} must be valid TOML: {error}") from error
 
 
-def _commands(app: App, path: Command = ()) -> Iterator[tuple[Command, App]]:
+def _commands(app: App, path: Command = ()) -> Iterator[tuple[Command, Set[str]]]:
+    """Yield each command below `app` with the field names of its flags, without the --no-... forms."""
     for name in app:
         if not name.startswith("-"):
-            yield (*path, name), app[name]
+            arguments = app[name].assemble_argument_collection()
+            flags = [flag for argument in arguments for flag in argument.parameter.name or ()]
+            yield (*path, name), {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
             yield from _commands(app[name], (*path, name))
-
-
-def _option_names(command: App) -> Iterator[str]:
-    """Names of flags, as field names: neither arguments without a flag, nor --no-... forms."""
-    for argument in command.assemble_argument_collection():
-        for name in argument.parameter.name or ():
-            if name.startswith("--"):
-                yield name.removeprefix("--").replace("-", "_")

@@ -1,4 +1,4 @@
-"""The standard streams, whatever the process was started with: closed, full, or of a narrow encoding."""
+"""Makes the standard streams usable, even if they are closed, full or of a narrow encoding."""
 
 import errno
 import io
@@ -9,11 +9,11 @@ from contextlib import suppress
 
 
 def prepare_streams() -> None:
-    """Make the streams such that every command can use them.
+    """Prepare the standard streams.
 
-    A closed standard input is an empty one, and what goes to a closed standard error is dropped. Characters
-    that an output's encoding lacks are written as escapes. Input that is not of its encoding comes as lone
-    surrogates, which whoever reads text refuses.
+    A closed standard input becomes empty; a closed standard error drops what it gets. Characters that an
+    output's encoding lacks are written as escapes. Invalid bytes in the input become lone surrogates, which
+    the commands refuse.
 
     Raises:
         OSError: standard output is closed.
@@ -34,7 +34,7 @@ def prepare_streams() -> None:
 
 
 def drop_output() -> None:
-    """Send what standard output still holds nowhere: Python would try to write it at exit, and complain."""
+    """Discard buffered output, or Python would try to write it at exit and complain."""
     if sys.stdout is None:
         return
     with suppress(OSError, ValueError):
@@ -42,7 +42,7 @@ def drop_output() -> None:
 
 
 def print_json(line: str) -> None:
-    """Print a line of JSON; characters that the output's encoding lacks get JSON's own escapes."""
+    """Print a line of JSON; use JSON's own escapes for characters that the output's encoding lacks."""
     try:
         line.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: vocabularies, streamed decoding, stop strings and chat templates."""
+"""Turns text into token ids and back: vocabularies, streamed decoding, stop strings, chat templates."""
 
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.decoding import IncrementalDecoder

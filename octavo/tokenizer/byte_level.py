@@ -1,17 +1,13 @@
-"""Byte-level BPE vocabularies (GPT-2's kind) from GGUF metadata."""
-
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+"""Builds byte-level BPE vocabularies, such as GPT-2's, from GGUF metadata."""
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.tokenizer.gguf_fields import GGUFFields
 
-# How a text is cut into words before merges, as the models' own tokenizer.json files have it; the two
-# differ in how many digits form one word.
+# How text is cut into words before merges, as in the models' own tokenizer.json files. The two differ in how
+# many digits form one word.
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -19,75 +15,52 @@ LLAMA3_WORDS = (
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
-def _gpt2() -> PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm() -> PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _words(pattern: str) -> PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _llama3() -> PreTokenizer:
-    return _words(LLAMA3_WORDS)
-
-
-def _qwen2() -> PreTokenizer:
-    return _words(QWEN2_WORDS)
-
-
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
-PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = MappingProxyType(
-    {"default": _gpt2, "gpt-2": _gpt2, "smollm": _smollm, "qwen2": _qwen2}
-    | dict.fromkeys(sorted(LLAMA3_NAMES), _llama3)
-)
-NORMALIZERS: Mapping[str, Callable[[], Normalizer]] = MappingProxyType({"qwen2": normalizers.NFC})
-# llama 3 vocabularies hold whole words that no chain of merges reaches
-WHOLE_WORDS_FIRST = LLAMA3_NAMES
-BOS_BY_DEFAULT = LLAMA3_NAMES
+_WORDS = {"qwen2": QWEN2_WORDS} | dict.fromkeys(LLAMA3_NAMES, LLAMA3_WORDS)
+PRE_TOKENIZERS = frozenset({"default", "gpt-2", "smollm", *_WORDS})
 
 
-def build_byte_level(fields: GGUFFields, pieces: list[str], pre_tokenizer: str) -> Tokenizer:
+def build_byte_level(fields: GGUFFields) -> Tokenizer:
     """Build a byte-level BPE tokenizer.
 
-    Args:
-        fields: the file's metadata; tokenizer.ggml.merges is read from it.
-        pieces: the piece of each token id.
-        pre_tokenizer: value of tokenizer.ggml.pre, which names the rule that cuts text into words.
-
     Raises:
-        FileFormatError: a piece occurs twice, or a merge is malformed or names an unknown piece.
-        UnsupportedModelError: the pre-tokenizer is not one that Octavo has.
+        FileFormatError: a piece occurs twice, merges are missing, or a merge is malformed or names an unknown
+            piece.
+        UnsupportedModelError: Octavo does not have the pre-tokenizer.
     """
-    if pre_tokenizer not in PRE_TOKENIZERS:
+    if fields.pre not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"{fields.name}: expected tokenizer.ggml.pre to be one of {sorted(PRE_TOKENIZERS)}, "
-            f"got {pre_tokenizer!r}"
+            f"got {fields.pre!r}"
         )
-    vocabulary = unique_pieces(pieces, fields.name)
+    vocabulary = unique_pieces(fields.tokens, fields.name)
     merges = _merges(fields)
     try:
-        model = models.BPE(vocabulary, merges, ignore_merges=pre_tokenizer in WHOLE_WORDS_FIRST)
+        # Llama 3 vocabularies hold whole words that no chain of merges reaches.
+        model = models.BPE(vocabulary, merges, ignore_merges=fields.pre in LLAMA3_NAMES)
     except Exception as error:  # the tokenizers package raises plain Exception
         raise FileFormatError(f"{fields.name}: tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)
-    if pre_tokenizer in NORMALIZERS:
-        tokenizer.normalizer = NORMALIZERS[pre_tokenizer]()
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]()
+    if fields.pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(fields.pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
+def _pre_tokenizer(name: str) -> PreTokenizer:
+    if name in _WORDS:
+        words = pre_tokenizers.Split(Regex(_WORDS[name]), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([words, byte_level])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return byte_level
+
+
 def unique_pieces(pieces: list[str], name: str) -> dict[str, int]:
-    """Token id of each piece.
+    """Return the token id of each piece.
 
     Raises:
         FileFormatError: a piece occurs twice.
@@ -100,9 +73,11 @@ def unique_pieces(pieces: list[str], name: str) -> dict[str, int]:
 
 
 def _merges(fields: GGUFFields) -> list[tuple[str, str]]:
-    """The merges, each written as two pieces with a space between them; no piece holds a space."""
+    """Return the merges as pairs; the file writes each as two pieces with a space between."""
+    if fields.merges is None:
+        raise FileFormatError(f"{fields.name}: expected the metadata key tokenizer.ggml.merges, got none")
     merges: list[tuple[str, str]] = []
-    for merge in fields.strings("tokenizer.ggml.merges"):
+    for merge in fields.merges:
         left, space, right = merge.partition(" ")
         if not (left and space and right):
             raise FileFormatError(f"{fields.name}: expected a merge as two pieces, got {merge!r}")

@@ -1,4 +1,4 @@
-"""Chat messages to one prompt, by the Jinja template that comes with a model."""
+"""Renders chat messages into one prompt with the Jinja template that comes with a model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,17 @@ FUEL_PER_MESSAGE = 5_000
 class ChatTemplate:
     """The chat template of a model.
 
-    A template is not trusted: no template can reach Python objects, files or other templates, and each
-    is rendered in a child process of bounded time and memory (`template_process`). The first use starts
-    it, in less than a tenth of a second. It is also not compiled before it is used: one with a mistake
-    fails chats, not the loading of a model that completes texts as well.
+    Templates are not trusted. They cannot reach Python objects, files or other templates, and a child process
+    with limits on time and memory renders them (`template_process`); the first use starts it in less than a
+    tenth of a second. A template is compiled when it is first used, so a broken one does not keep the model
+    from loading and completing texts.
 
     Args:
         source: the Jinja template.
         tool_use_source: the template for conversations with tools, if the model has a separate one.
-        bos_token: the piece that begins a text, for the template to write.
-        eos_token: the piece that ends a text, for the template to write.
-        clock: gives the time that `strftime_now` formats.
+        bos_token: the piece that begins a text; a variable of the template.
+        eos_token: the piece that ends a text; a variable of the template.
+        clock: returns the time that `strftime_now` formats.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation into the text of a prompt.
 
-        The text holds the special tokens of the template, so encode it with `add_special_tokens=False`.
+        The text already contains special tokens, so encode it with `add_special_tokens=False`.
 
         Args:
-            messages: `{"role", "content"}` each, the content being text or a list of text parts; also
+            messages: mappings with `role` and `content` (text or a list of text parts), and optionally
                 `name`, `tool_calls` and `tool_call_id`.
-            add_generation_prompt: end with the beginning of an assistant's answer.
+            add_generation_prompt: end with the start of an assistant's answer.
             tools: JSON descriptions of functions that the model may call.
-            variables: further variables for the template, of the names in `VARIABLE_NAMES`.
+            variables: further template variables; their names are in `VARIABLE_NAMES`.
 
         Raises:
             ChatTemplateError: the messages are malformed, a variable is not allowed, or the template
@@ -92,15 +92,18 @@ class ChatTemplate:
             source = self._tool_use_source or source
         fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
-        if "strftime_now" in source:  # others get the same text at any time
+        if "strftime_now" in source:  # the text depends on the time
             request["now"] = self._clock().isoformat()
-        try:
-            encoded = json.dumps(request, ensure_ascii=False).encode()
-        except ValueError as error:  # a lone surrogate, or a number of thousands of digits
-            raise ChatTemplateError(
-                f"expected messages, variables and template of valid Unicode and short numbers: {error}"
-            ) from error
-        return SHARED.render(encoded)
+        return SHARED.render(_encoded(request))
+
+
+def _encoded(request: dict[str, object]) -> bytes:
+    try:
+        return json.dumps(request, ensure_ascii=False).encode()
+    except ValueError as error:  # a lone surrogate, or a number of thousands of digits
+        raise ChatTemplateError(
+            f"expected messages, variables and template of valid Unicode and short numbers: {error}"
+        ) from error
 
 
 def _checked_variables(variables: Mapping[str, object]) -> dict[str, object]:

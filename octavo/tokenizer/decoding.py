@@ -1,11 +1,11 @@
-"""Token ids back to text, at once or as they arrive.
+"""Turns token ids back into text, all at once or as they arrive.
 
-Every token stands for a fixed string of bytes, whatever its neighbours are, so text is the UTF-8
-decoding of the concatenated bytes. A streamed answer then costs one table lookup per token and waits
-for the rest of a character only, never longer:
+Every token stands for a fixed string of bytes, whatever its neighbours are, so the text is the UTF-8
+decoding of the concatenated bytes. Streaming costs one table lookup per token and holds back only
+incomplete characters:
 
     token ids    [ "caf" ] [ C3 ] [ A9 ] [ " au" ]
-    pushed text    caf      -      é       " au"      the half character C3 is held back
+    pushed text    caf      -      é       " au"      the incomplete character C3 is held back
 """
 
 import codecs
@@ -29,7 +29,7 @@ class PieceStyle:
     Attributes:
         byte_level: True if each character of a piece stands for one byte (GPT-2); False if a piece is
             text with "▁" for a space and "<0x41>" for a single byte (SentencePiece).
-        leading_spaces: number of spaces that encoding put before the text and decoding removes again.
+        leading_spaces: number of spaces that encoding puts before the text and decoding removes.
     """
 
     byte_level: bool
@@ -50,7 +50,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def piece_style(backend: tokenizers.Tokenizer, name: str) -> PieceStyle:
-    """Read from a tokenizer's decoder how its pieces spell bytes.
+    """Find out from a tokenizer's decoder how its pieces spell bytes.
 
     Raises:
         UnsupportedModelError: the decoder is neither byte-level nor SentencePiece with byte fallback.
@@ -78,7 +78,7 @@ def _replaces_space_mark(stage: dict) -> bool:
 
 
 class TokenBytes:
-    """The bytes of every token of one vocabulary, looked up on first use and kept.
+    """The bytes of each token of one vocabulary, looked up on first use.
 
     Args:
         backend: the vocabulary; not changed.
@@ -94,7 +94,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """Bytes of one token; empty for an id without a piece, as models pad their vocabularies.
+        """Return one token's bytes; empty for ids without a piece, which pad some models' vocabularies.
 
         Raises:
             InvalidArgumentError: the id is not an integer in [0, 2**32).
@@ -102,12 +102,12 @@ class TokenBytes:
         known = self._known.get(token_id)
         if known is None:
             known = self._look_up(token_id)
-            if known:  # ids outside the vocabulary are not kept, there are too many of them
+            if known:  # ids outside the vocabulary are not kept: there are too many
                 self._known[token_id] = known
         return known
 
     def join(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
-        """Concatenated bytes of several tokens, with or without the special ones."""
+        """Concatenate the bytes of several tokens, with or without the special ones."""
         if skip_special_tokens:
             special_ids = self.special_ids
             return b"".join([self.of(i) for i in token_ids if i not in special_ids])
@@ -128,7 +128,7 @@ class TokenBytes:
         assert self._alphabet is not None
         try:
             return bytes([self._alphabet[character] for character in piece])
-        except KeyError:  # an added token is plain text and may hold characters outside the alphabet
+        except KeyError:  # an added token is plain text, possibly outside the alphabet
             return piece.encode()
 
     @staticmethod
@@ -138,11 +138,11 @@ class TokenBytes:
 
 
 class IncrementalDecoder:
-    """Turns the token ids of one answer into text as they arrive.
+    """Decodes the token ids of one answer as they arrive.
 
-    The pushes and `finish` together give exactly `Tokenizer.decode` of all ids. A push never ends in
-    half a character; bytes that cannot become valid UTF-8 turn into U+FFFD as soon as that is certain.
-    Each token costs constant time, however long the answer is.
+    The texts of all pushes and of `finish` add up to `Tokenizer.decode` of all ids. A push never ends within
+    a character; bytes that cannot become valid UTF-8 turn into U+FFFD as soon as that is certain. Each token
+    takes constant time, however long the answer is.
     """
 
     def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool = True) -> None:
@@ -152,7 +152,7 @@ class IncrementalDecoder:
         self._leading_spaces = token_bytes.leading_spaces
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next token ids; return the text that they complete, possibly empty.
+        """Decode the next token ids; return the text that they complete, possibly empty.
 
         Raises:
             InvalidArgumentError: an id is not an integer in [0, 2**32).
@@ -161,7 +161,7 @@ class IncrementalDecoder:
         return self._without_leading_spaces(self._utf8.decode(pushed))
 
     def finish(self) -> str:
-        """End the answer; return U+FFFD for a character that was begun and never completed, or ``""``."""
+        """End the answer; return U+FFFD if its last character is incomplete, else ``""``."""
         return self._without_leading_spaces(self._utf8.decode(b"", final=True))
 
     def _without_leading_spaces(self, text: str) -> str:

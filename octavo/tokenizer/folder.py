@@ -9,7 +9,7 @@ from octavo.errors import FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_file, read_json_fields
 from octavo.tokenizer.vocabulary import Vocabulary, end_of_turn_ids, special_token_ids
 
-# Generous: vocabularies of 260 000 tokens take 35 MiB of JSON, their configuration 1 MiB.
+# A vocabulary of 260,000 tokens takes 35 MiB of JSON, its configuration 1 MiB.
 _MAX_TOKENIZER_BYTES = 256 * 2**20
 _MAX_CONFIG_BYTES = 32 * 2**20
 _MAX_TEMPLATE_BYTES = 2**20
@@ -25,7 +25,7 @@ class _NamedTemplate(msgspec.Struct):
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """The fields that matter of tokenizer_config.json, and of special_tokens_map.json."""
+    """Fields of tokenizer_config.json and special_tokens_map.json that matter here."""
 
     bos_token: str | _TokenEntry | None = None
     eos_token: str | _TokenEntry | None = None
@@ -34,18 +34,13 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 class _GenerationConfig(msgspec.Struct):
-    """The field that matters of generation_config.json."""
+    """The field of generation_config.json that matters here."""
 
     eos_token_id: int | list[int] | None = None
 
 
 def read_folder_vocabulary(folder: Path) -> Vocabulary:
-    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
-
-    Raises:
-        ModelNotFoundError: the folder or its tokenizer.json does not exist.
-        FileFormatError: a file is damaged or contradicts another.
-    """
+    """Read the tokenizer's files in a folder; see Tokenizer.from_folder."""
     backend = _read_backend(folder)
     config = read_json_fields(folder / "tokenizer_config.json", _TokenizerConfig, _MAX_CONFIG_BYTES)
     fallback = read_json_fields(folder / "special_tokens_map.json", _TokenizerConfig, _MAX_CONFIG_BYTES)
@@ -79,7 +74,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the tokenizers package raises plain Exception
         raise FileFormatError(f"{path}: expected a tokenizer in JSON: {error}") from error
-    # a prompt is never cut or padded behind the user's back, even if training did so
+    # never cut or pad a prompt silently, even if training did
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -103,7 +98,7 @@ def _piece(token: str | _TokenEntry) -> str:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, *configs: _TokenizerConfig) -> frozenset[int]:
-    """Make the tokens that the configuration files call special so, and return all special ids."""
+    """Mark the tokens that the configuration files call special; return all special ids."""
     declared: set[int] = set()
     for config in configs:
         for token in [config.bos_token, config.eos_token, *(config.additional_special_tokens or ())]:
@@ -116,7 +111,7 @@ def _mark_special(backend: tokenizers.Tokenizer, *configs: _TokenizerConfig) -> 
 
 
 def _generation_eos_ids(folder: Path) -> set[int]:
-    """EOS ids of generation_config.json, or of config.json in folders that lack it."""
+    """Return the EOS ids of generation_config.json, or of config.json if there is none."""
     path = folder / "generation_config.json"
     if not is_present(path):
         path = folder / "config.json"

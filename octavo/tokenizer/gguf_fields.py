@@ -1,13 +1,14 @@
-"""Typed access to the tokenizer keys of a GGUF file's metadata."""
+"""The tokenizer keys of a GGUF file's metadata, checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 
 from octavo.errors import FileFormatError
 
-_MISSING = object()
+_PREFIX = "tokenizer.ggml."
 
 
 class TokenType(IntEnum):
@@ -21,79 +22,70 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-class GGUFFields:
-    """Reads metadata values and refuses those of the wrong type by key.
+class GGUFFields(
+    msgspec.Struct, kw_only=True, rename=lambda field: None if field == "name" else _PREFIX + field
+):
+    """The values of tokenizer.ggml.* keys; None where a key is missing.
 
-    Args:
-        metadata: the file's key-value pairs.
+    Attributes:
         name: file name, for error messages.
+        model: kind of vocabulary, "gpt2" or "llama".
+        tokens: the piece of each token id.
+        pre: the rule that cuts text into words, for byte-level vocabularies.
+        token_type: the TokenType of each token id.
+        scores: the score of each token id; the pair with the highest score is merged first.
+        merges: pairs of pieces, the first to merge first.
+        bos_token_id, eos_token_id, eot_token_id, eom_token_id: special ids.
+        add_bos_token, add_eos_token: whether encoding adds them.
+        add_space_prefix: whether encoding puts a space before the text.
     """
 
-    def __init__(self, metadata: Mapping[str, object], name: str) -> None:
-        self.name = name
-        self._metadata = metadata
+    name: str
+    model: str
+    tokens: list[str]
+    pre: str = "default"
+    token_type: list[int] | None = None
+    scores: list[float] | None = None
+    merges: list[str] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    eot_token_id: int | None = None
+    eom_token_id: int | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool = False
+    add_space_prefix: bool = True
 
-    def string(self, key: str, default: str | None = None) -> str:
-        """A string; without a default the key is required."""
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a string", value)
-        return value
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end an answer: EOS, end of turn, end of message."""
+        return [i for i in (self.eos_token_id, self.eot_token_id, self.eom_token_id) if i is not None]
 
-    def boolean(self, key: str, default: bool) -> bool:
-        """A truth value."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false", value)
-        return value
+    def error(self, key: str, expected: str, got: object) -> FileFormatError:
+        """Return the error for a key whose value is not what was expected."""
+        return FileFormatError(f"{self.name}: expected {_PREFIX}{key} to be {expected}, got {got}")
 
-    def token_id(self, key: str, num_tokens: int) -> int | None:
-        """One of the special ids, None if the file has none; it lies in [0, num_tokens)."""
-        key = f"tokenizer.ggml.{key}"
-        value = self._metadata.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_tokens:
-            raise self._wrong(key, f"a token id below {num_tokens}", value)
-        return value
 
-    def strings(self, key: str) -> list[str]:
-        """A required array of strings."""
-        value = self._get(key, None)
-        if not isinstance(value, list) or not all(map(str.__instancecheck__, value)):
-            raise self._wrong(key, "an array of strings", value)
-        return value
+def read_gguf_fields(metadata: Mapping[str, object], name: str) -> GGUFFields:
+    """Read the tokenizer keys of a file's metadata.
 
-    def token_types(self, num_tokens: int) -> list[int]:
-        """The type of each token; a file without types has normal tokens only."""
-        key = "tokenizer.ggml.token_type"
-        if key not in self._metadata:
-            return [TokenType.NORMAL] * num_tokens
-        return self._numbers(key, num_tokens, "iu").tolist()
-
-    def scores(self, num_tokens: int) -> list[float]:
-        """The score of each token, required; the higher one is merged first."""
-        return self._numbers("tokenizer.ggml.scores", num_tokens, "f").tolist()
-
-    def _numbers(self, key: str, length: int, kinds: str) -> np.ndarray:
-        value = self._get(key, None)
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise self._wrong(key, f"{length} numbers", value) from error
-        if array.ndim != 1 or len(array) != length or array.dtype.kind not in kinds:
-            raise self._wrong(key, f"{length} numbers, one for each token", value)
-        return array
-
-    def _get(self, key: str, default: object) -> object:
-        value = self._metadata.get(key, _MISSING)
-        if value is _MISSING:
-            if default is None:
-                raise FileFormatError(f"{self.name}: expected the metadata key {key}, got none")
-            return default
-        return value
-
-    def _wrong(self, key: str, expected: str, value: object) -> FileFormatError:
-        sized = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        got = f"{len(value)} values" if sized else repr(value)  # type: ignore[arg-type]
-        return FileFormatError(f"{self.name}: expected {key} to be {expected}, got {got}")
+    Raises:
+        FileFormatError: a key is missing, or its value is of the wrong type, length or range.
+    """
+    values = {key: metadata[key] for key in GGUFFields.__struct_encode_fields__ if key in metadata}
+    values = {
+        key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()
+    }
+    try:
+        fields = msgspec.convert(values | {"name": name}, GGUFFields)
+    except msgspec.ValidationError as error:
+        raise FileFormatError(f"{name}: {str(error).replace('$.', '')}") from error
+    num_tokens = len(fields.tokens)
+    for key in ("token_type", "scores"):
+        listed = getattr(fields, key)
+        if listed is not None and len(listed) != num_tokens:
+            raise fields.error(key, f"{num_tokens} numbers, one for each token", f"{len(listed)} values")
+    for key in ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"):
+        token_id = getattr(fields, key)
+        if token_id is not None and not 0 <= token_id < num_tokens:
+            raise fields.error(key, f"a token id below {num_tokens}", token_id)
+    return fields

@@ -1,21 +1,21 @@
-"""Checks chat messages and brings them into the one shape that chat templates expect."""
+"""Checks chat messages and converts them to the form that chat templates expect."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from octavo.errors import ChatTemplateError, suggest
+from octavo.errors import ChatTemplateError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 MAX_DEPTH = 32
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Check the messages of a conversation and copy them into the shape that templates expect.
+    """Check the messages of a conversation and copy them into the form that templates expect.
 
-    Text parts are joined with line ends into one string, and the arguments of tool calls, JSON text in
-    OpenAI's API, become the objects that templates write out.
+    Text parts are joined with newlines. Arguments of tool calls, which are JSON text in OpenAI's API, are
+    parsed.
 
     Args:
         messages: a non-empty list of messages with a role and a content.
@@ -34,17 +34,14 @@ def checked_tools(tools: object) -> list[Any]:
     Raises:
         ChatTemplateError: they are not.
     """
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ChatTemplateError(f"expected tools as a list of JSON objects, got {_kind(tools)}")
-    check_json(tools, "tools")
-    return tools
+    return _checked_objects(tools, "tools")
 
 
 def check_json(value: object, where: str, depth: int = 0) -> None:
-    """Check that a value is made of JSON types and not nested too deeply.
+    """Check that a value consists of JSON types and is at most MAX_DEPTH levels deep.
 
     Raises:
-        ChatTemplateError: it holds something else, or is nested more than 32 levels deep.
+        ChatTemplateError: it is not.
     """
     if depth > MAX_DEPTH:
         raise ChatTemplateError(f"{where}: expected at most {MAX_DEPTH} levels of nesting, got more")
@@ -63,15 +60,17 @@ def check_json(value: object, where: str, depth: int = 0) -> None:
 def _checked_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ChatTemplateError(f"{where}: expected an object with role and content, got {_kind(message)}")
-    for key in message:
-        if key not in MESSAGE_KEYS:
-            raise ChatTemplateError(f"{where}: unknown key {key!r}{suggest(str(key), MESSAGE_KEYS)}")
+    refuse_unknown(ChatTemplateError, f"{where}: unknown key", message, MESSAGE_KEYS)
     for key in ("role", "name", "tool_call_id"):
         if (key == "role" or key in message) and not isinstance(message.get(key), str):
             raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(message.get(key))}")
     checked = dict(message)
     if "tool_calls" in message:
-        checked["tool_calls"] = _checked_tool_calls(message["tool_calls"], f"{where}.tool_calls")
+        where_calls = f"{where}.tool_calls"
+        calls = _checked_objects(message["tool_calls"], where_calls)
+        checked["tool_calls"] = [
+            _with_parsed_arguments(call, f"{where_calls}[{index}]") for index, call in enumerate(calls)
+        ]
     checked["content"] = _checked_content(message, where)
     return checked
 
@@ -93,20 +92,18 @@ def _checked_part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         got = part.get("type") if isinstance(part, Mapping) else _kind(part)
         raise ChatTemplateError(f"{where}: expected a part of type 'text', got {got!r}")
-    for key in part:
-        if key not in ("type", "text"):
-            raise ChatTemplateError(f"{where}: unknown key {key!r}{suggest(str(key), ('type', 'text'))}")
+    refuse_unknown(ChatTemplateError, f"{where}: unknown key", part, ("type", "text"))
     text = part.get("text")
     if not isinstance(text, str):
         raise ChatTemplateError(f"{where}.text: expected a string, got {_kind(text)}")
     return text
 
 
-def _checked_tool_calls(tool_calls: object, where: str) -> list[Any]:
-    if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
-        raise ChatTemplateError(f"{where}: expected a list of JSON objects, got {_kind(tool_calls)}")
-    check_json(tool_calls, where)
-    return [_with_parsed_arguments(call, f"{where}[{index}]") for index, call in enumerate(tool_calls)]
+def _checked_objects(objects: object, where: str) -> list[Any]:
+    if not isinstance(objects, list) or not all(isinstance(entry, dict) for entry in objects):
+        raise ChatTemplateError(f"{where}: expected a list of JSON objects, got {_kind(objects)}")
+    check_json(objects, where)
+    return objects
 
 
 def _with_parsed_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:

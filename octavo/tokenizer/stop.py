@@ -1,19 +1,19 @@
-"""Stop strings on streamed text."""
+"""Finds stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 
 class StopChecker:
-    """Finds stop strings in text that arrives in pieces, and never shows a part of one.
+    """Finds stop strings in text that arrives in pieces, and never releases a part of one.
 
-    The stop string that is complete first wins, the longest one if several end at the same character,
-    so the result does not depend on how the text was cut into pieces.
+    The stop string that ends first wins; of several that end at the same character, the longest. So the
+    result does not depend on how the text was cut into pieces.
 
         stop "END", pieces "the E", "N", "Dup"
         emitted            "the ", "",  ""       and stop "END"; "up" is dropped
 
     Args:
-        stop_strings: the stop strings, none of them empty; no string means that text passes unchanged.
+        stop_strings: the stop strings, none of them empty. Without any, text passes unchanged.
         include_stop: keep the stop string at the end of the text.
     """
 
@@ -25,14 +25,11 @@ class StopChecker:
         self._stopped = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Take the next piece of text.
-
-        Args:
-            text: what follows the text fed before, possibly empty.
+        """Take the next piece of text, possibly empty.
 
         Returns:
-            The text that is now safe to show, and the stop string that was hit or None. After a hit
-            nothing more is fed, and whatever followed the stop string is dropped.
+            The text that is safe to show, and the stop string that was found or None. After a stop string,
+            the rest of the text is dropped and nothing more may be fed.
         """
         assert not self._stopped, "no text follows a stop string"
         text = self._held + text
@@ -46,22 +43,22 @@ class StopChecker:
         return text[: end if self._include_stop else end - len(stop)], stop
 
     def flush(self) -> str:
-        """Return the text still held back, once it is known that no more follows."""
+        """Return the text still held back; call it when no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _first_hit(self, text: str) -> tuple[int, str] | None:
-        """End of the stop string that is complete first, and that string."""
+        """Return the end of the stop string that ends first, and that string."""
         found = [(text.find(stop) + len(stop), stop) for stop in self._stop_strings if stop in text]
         return min(found, key=lambda hit: (hit[0], -len(hit[1])), default=None)
 
     def _safe_length(self, text: str) -> int:
-        """Length of the text before the longest ending that could begin a stop string."""
+        """Return the length of the text before the longest ending that may begin a stop string."""
         return min((_begin_of_stop(text, stop) for stop in self._stop_strings), default=len(text))
 
 
 def _begin_of_stop(text: str, stop: str) -> int:
-    """First index from which `text` runs to its end along the beginning of `stop`."""
+    """Return the first index from which the rest of `text` is a prefix of `stop`."""
     index = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while index >= 0 and not stop.startswith(text[index:]):
         index = text.find(stop[0], index + 1)

@@ -1,13 +1,13 @@
 """Renders chat templates in a child process with limits on time and memory.
 
-A template comes with a model, and a hostile one can run on, take all memory or overflow the stack in ways
-that no template engine bounds. So one warm child process, which runs `template_sandbox.py` as a script,
+A template comes with a model. A hostile one can run forever, take all memory or overflow the stack in ways
+that no template engine prevents. So one warm child process, which runs `template_sandbox.py` as a script,
 renders for all threads of this process:
 
-    first use                            started; says when it is ready
-    each use                             request 7 -> ; <- reply 7, a text or an error
-    over a limit, interrupted, or dead   killed, waited for and dropped; the next use starts another
-    this process ends, in whatever way   the child finds its input at an end, and ends
+    first use                            start the child; it says when it is ready
+    each use                             send request 7; receive reply 7, a text or an error
+    over a limit, interrupted, or dead   kill the child and wait for it; the next use starts another
+    this process ends, in whatever way   the child reaches the end of its input and ends
 """
 
 import atexit
@@ -28,14 +28,14 @@ from octavo.tokenizer.text_cache import TextCache
 
 CPU_SECONDS = 1.0
 MEMORY_BYTES = 768 * 2**20
-# the child limits processor time; these are for a machine too busy to give it any
+# the child limits its processor time; these cover a machine too busy to give it any
 WALL_SECONDS = 5.0
 START_SECONDS = 30.0
 CACHE_BYTES = 4 * 2**20
 
 _SCRIPT = Path(__file__).with_name("template_sandbox.py")
 _HEADER = struct.Struct("!QQ")
-# a process that lets SIGPIPE end it must not end because the child did
+# a dead child must not end a process that does not ignore SIGPIPE
 _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -45,14 +45,13 @@ class _Reply(msgspec.Struct):
 
 
 class _ChildDiedError(Exception):
-    """The child ended before it had replied; says what it was to do with."""
+    """The child ended before it replied; the message names the limits it had."""
 
 
 class TemplateProcess:
     """A child process that renders one template at a time, for any number of threads.
 
-    Texts are kept for a while, by the whole request that they answer. A process forked from this one
-    starts a child of its own.
+    It caches texts by request. A process forked from this one starts a child of its own.
     """
 
     def __init__(self) -> None:
@@ -69,8 +68,8 @@ class TemplateProcess:
     def render(self, request: bytes) -> str:
         """Render one template.
 
-        If a warm child dies, a fresh one gets the request as well: the other may have died while it was
-        idle, or of memory that earlier templates had left behind.
+        If a warm child dies, a fresh one gets the request too: the old one may have died while idle, or from
+        memory that earlier templates left behind.
 
         Args:
             request: JSON as `template_sandbox.answer` takes it.
@@ -100,7 +99,7 @@ class TemplateProcess:
             if self._child is None:
                 self._child = _Child()
             reply = self._child.ask(request)
-        except BaseException:  # KeyboardInterrupt too: what this child says next is for nobody
+        except BaseException:  # KeyboardInterrupt too: nobody will read this child's next reply
             self.close()
             raise
         if reply.text is None:
@@ -108,13 +107,13 @@ class TemplateProcess:
         return reply.text
 
     def close(self) -> None:
-        """End the child process, if there is one; the next use starts another."""
+        """End the child process; the next use starts another."""
         child, self._child = self._child, None
         if child is not None:
             child.stop()
 
     def forget(self) -> None:
-        """Start over in a process just forked: the child and the locks are the other process's."""
+        """Start over in a forked process: the child and the locks belong to the parent."""
         child = self._child
         self.__init__()
         if child is not None:
@@ -122,7 +121,7 @@ class TemplateProcess:
 
 
 class _Child:
-    """A running child process and the connection to it.
+    """A child process and the connection to it.
 
     Raises:
         ChatTemplateError: it cannot be started.
@@ -160,11 +159,11 @@ class _Child:
         return None if self._process is None else self._process.pid
 
     def ask(self, request: bytes) -> _Reply:
-        """Send a request and wait for its reply. After an error the child is of no more use.
+        """Send a request and wait for its reply. After an error, stop the child.
 
         Raises:
             ChatTemplateError: there is no reply in time.
-            _ChildDiedError: the child has died of something else.
+            _ChildDiedError: the child died for another reason.
         """
         self._number += 1
         try:
@@ -198,10 +197,10 @@ class _Child:
         return None if self._process is None else self._process.wait()
 
     def disown(self) -> None:
-        """Let go of the child, in a process forked from the one that started it."""
+        """Let go of the child, in a process forked from its parent."""
         self._connection.close()
         if self._process is not None:
-            self._process.returncode = 0  # or Popen waits for a child that this process does not have
+            self._process.returncode = 0  # or Popen would wait for a child of another process
 
 
 def _death(code: int | None) -> Exception:
@@ -221,7 +220,7 @@ def _failed(cause: str) -> ChatTemplateError:
     return ChatTemplateError(f"the chat template failed: {cause}")
 
 
-# Of the process, not of a model: however many models there are, one child is enough for them.
+# One child serves all models of this process.
 SHARED = TemplateProcess()
 atexit.register(SHARED.close)
 if hasattr(os, "register_at_fork"):

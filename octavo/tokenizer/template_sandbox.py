@@ -1,8 +1,8 @@
-"""Renders Jinja templates that are not trusted; runs as a script, in a child process (`template_process`).
+"""Renders untrusted Jinja templates; runs as a script in a child process (`template_process`).
 
-It must start fast and alone, so it imports minijinja and the standard library only. Requests come in on
-the socket that is its standard input, and replies go out on the same socket. Each is a header, which is a
-number and a length, and so many bytes of JSON. The reply to a request has the request's number.
+To start fast it imports only minijinja and the standard library. Its standard input is a socket, which
+carries requests and replies: a header with a number and a length, then that many bytes of JSON. A reply
+carries the number of its request.
 """
 
 import json
@@ -38,9 +38,9 @@ class RenderError(Exception):
 class Renderer:
     """One compiled template.
 
-    Bounds: the length of the source and of the result, the number of instructions (fuel), the number
-    of tokens in one tag (each may cost a stack frame), and the size of what filters produce. Operators
-    and methods are not bounded, nor is the depth of a value: that is what the child process is for.
+    Bounded are the length of the source and of the result, the number of instructions (fuel), the tokens in
+    one tag (each may take a stack frame), and the size of what filters produce. The limits of the child
+    process bound the rest: operators, methods and the depth of values.
 
     Raises:
         RenderError: the source is too long.
@@ -54,7 +54,7 @@ class Renderer:
         )
         for name, function in FILTERS.items():
             self._environment.add_filter(name, function)
-        # the size of their result is an argument, and chat templates do not use them
+        # an argument sets the size of their result; chat templates do not use them
         for name in ("format", "batch", "slice"):
             self._environment.remove_filter(name)
         self._environment.remove_global("debug")
@@ -112,7 +112,7 @@ def _end_of_tag(source: str, opened: re.Match[str]) -> int:
 
 
 def without_generation_tags(source: str) -> str:
-    """Turn `{% generation %}` blocks, which mark answers for training, into blocks that are always on."""
+    """Turn `{% generation %}` blocks, which mark answers for training, into `{% if true %}` blocks."""
     return GENERATION_TAG.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
 
 
@@ -173,7 +173,7 @@ def _checked_width(width: int) -> int:
 
 
 def _text(value: object) -> str:
-    """A value as Jinja prints it; minijinja passes an undefined one as None."""
+    """Return a value as Jinja prints it; minijinja passes an undefined one as None."""
     return "" if value is None else str(value)
 
 
@@ -186,11 +186,11 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 
 
 def answer(request: Mapping[str, Any], renderer_of: Callable[[str], Renderer]) -> dict[str, str]:
-    """Render what a request asks for.
+    """Render one request.
 
     Args:
         request: `{"source", "context", "fuel"}`, and `"now"` if the template may ask for the time.
-        renderer_of: compiles a source, or finds what it compiled before.
+        renderer_of: returns the compiled template of a source.
 
     Returns:
         `{"text"}`, or `{"error"}` if the template is malformed, fails, refuses the messages or exceeds a
@@ -211,12 +211,12 @@ def answer(request: Mapping[str, Any], renderer_of: Callable[[str], Renderer]) -
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
-    """Answer requests until there are no more, which is also when the parent process is gone.
+    """Answer requests until the parent closes the socket or ends.
 
-    Whoever takes more processor time than allowed is ended by the timer's signal, whatever it is doing.
+    A timer's signal ends this process if a request takes more processor time than allowed.
 
     Args:
-        requests: where to read; the parent may end at any time.
+        requests: where to read.
         replies: where to write. The first frame, number 0 and empty, says that this process is ready.
         cpu_seconds: processor time allowed for one request.
     """
@@ -235,9 +235,9 @@ def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
 
 
 def main() -> None:
-    """Limit this process and serve; the arguments are seconds of processor time and bytes of memory."""
+    """Limit this process and serve; the arguments are processor seconds and bytes of memory."""
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    # a parent that ignores or blocks the timer's signal hands that down
+    # the parent may ignore or block the timer's signal, and this process inherits that
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

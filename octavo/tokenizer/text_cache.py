@@ -1,4 +1,4 @@
-"""The most recently used of some texts, within a number of bytes."""
+"""An LRU cache of texts, bounded in bytes."""
 
 import sys
 import threading
@@ -6,11 +6,10 @@ from collections import OrderedDict
 
 
 class TextCache:
-    """Texts by the bytes that they were made of. Safe to share between threads.
+    """Keeps texts by the bytes they were made from. Threads may share it.
 
     Args:
-        max_bytes: of keys and texts together; the least recently used are dropped beyond it. What takes
-            more than a quarter of it by itself is not kept.
+        max_bytes: limit for keys and texts together. An entry above a quarter of it is not kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -20,7 +19,7 @@ class TextCache:
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> str | None:
-        """The text of a key, or None."""
+        """Return the text of a key, or None."""
         with self._lock:
             if key not in self._texts:
                 return None

@@ -1,4 +1,4 @@
-"""The tokenizer of one model: text to token ids and back."""
+"""Turns text into token ids and back."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +15,17 @@ class Tokenizer:
     """The tokenizer of one model. Safe to share between threads.
 
     Attributes:
-        vocab_size: number of tokens; the model's own vocabulary may be padded beyond it.
+        vocab_size: number of tokens; the model's own vocabulary may be padded to more.
         bos_token_id: the token that begins a text, or None.
         eos_token_ids: every token that ends an answer: EOS, end of turn, end of message.
         chat_template: turns messages into a prompt, or None for a model without one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Wrap a vocabulary; use `from_folder` or `from_gguf` to read one.
+        """Wrap a vocabulary; `from_folder` and `from_gguf` read one.
 
         Raises:
-            UnsupportedModelError: the vocabulary's decoder is of a kind that Octavo does not have.
+            UnsupportedModelError: Octavo does not have this kind of decoder.
         """
         self._backend = vocabulary.backend
         self._prefix_ids = list(vocabulary.prefix_ids)
@@ -66,7 +66,7 @@ class Tokenizer:
         return cls(read_gguf_vocabulary(metadata, name))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; pieces of special tokens written in it become those tokens.
+        """Return the token ids of a text; special tokens written in the text become those tokens.
 
         Args:
             text: any string, possibly empty.
@@ -79,11 +79,12 @@ class Tokenizer:
         try:
             encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            raise PromptError(f"expected text as valid Unicode, got {_described(text)}") from error
+            got = "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__
+            raise PromptError(f"expected text as valid Unicode, got {got}") from error
         return self._with_affixes(encoded.ids, add_special_tokens)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, each as `encode` gives them, on all cores.
+        """Return the token ids of several texts as `encode` does, on all cores.
 
         Raises:
             PromptError: `texts` is not a list of strings, or one holds a lone surrogate.
@@ -95,7 +96,7 @@ class Tokenizer:
         return [self._with_affixes(one.ids, add_special_tokens) for one in encoded]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids. Bytes that are not valid UTF-8 become U+FFFD; padding ids become nothing.
+        """Return the text of token ids. Invalid UTF-8 becomes U+FFFD; padding ids are skipped.
 
         Raises:
             InvalidArgumentError: an id is not an integer in [0, 2**32).
@@ -104,13 +105,13 @@ class Tokenizer:
         return decoder.push(token_ids) + decoder.finish()
 
     def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A decoder for one answer that is generated token by token."""
+        """Return a decoder for an answer that is generated token by token."""
         return IncrementalDecoder(self._token_bytes, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token by itself, special or not, with its leading space; for showing logprobs.
+        """Return one token's text, special or not, with its leading space; for showing logprobs.
 
-        A token that is a part of a character shows as U+FFFD; `token_bytes` gives its exact bytes.
+        Part of a character shows as U+FFFD; `token_bytes` returns the exact bytes.
 
         Raises:
             InvalidArgumentError: the id is not an integer in [0, 2**32).
@@ -118,7 +119,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token by itself, as OpenAI's API reports them beside logprobs.
+        """Return one token's bytes, as OpenAI's API reports them beside logprobs.
 
         Raises:
             InvalidArgumentError: the id is not an integer in [0, 2**32).
@@ -141,7 +142,3 @@ class Tokenizer:
 
     def _piece(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.token_text(token_id)
-
-
-def _described(text: object) -> str:
-    return "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__

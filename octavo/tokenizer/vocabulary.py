@@ -1,4 +1,4 @@
-"""What both kinds of model file, a folder and a GGUF file, say about a tokenizer."""
+"""What a model folder or a GGUF file says about a tokenizer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ END_OF_TURN_PIECES = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer's vocabulary and the facts around it.
+    """A tokenizer's vocabulary, special tokens and chat templates.
 
     Attributes:
         name: file or folder, for error messages.
@@ -36,17 +36,17 @@ class Vocabulary:
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """Ids of the tokens that the backend itself holds as special."""
+    """Return the ids of the tokens that the backend marks as special."""
     return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 def end_of_turn_ids(
     backend: tokenizers.Tokenizer, templates: Iterable[str], special_ids: frozenset[int]
 ) -> set[int]:
-    """Well-known end-of-turn tokens that a chat template writes.
+    """Return the ids of well-known end-of-turn tokens that a chat template writes.
 
-    Some instruct models name only the end of a document as EOS, though each of their turns ends with
-    another token. A template that writes one shows that the model was trained to end its turns so.
+    Some instruct models declare only an end-of-document token as EOS, although their turns end with another
+    one. If the template writes that token, the model was trained to end its turns with it.
     """
     written = {piece for piece in END_OF_TURN_PIECES if any(piece in source for source in templates)}
     return {i for piece in written if (i := backend.token_to_id(piece)) in special_ids}

@@ -44,7 +44,7 @@ def test_errors_are_one_line_with_exit_code_2(
     assert "nowhere" in fails(capsys, "generate", "a", "--model", str(tmp_path / "nowhere"))
     assert "dtype" in fails(capsys, "inspect", tiny, "--dtype", "float8")
     assert "--json" in fails(capsys, "generate", "a", "--logprobs", "2")
-    assert "num_prompts" in fails(capsys, "bench", "--num-prompts", "0")
+    assert "num-prompts" in fails(capsys, "bench", "--num-prompts", "0")
     assert "tokenizer" in fails(capsys, "generate", "a", "--model", tiny, "--load-format", "dummy")
     assert "frobnicate" in fails(capsys, "frobnicate")
 
@@ -137,7 +137,7 @@ def test_prefix_bench_refuses_before_it_measures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "two blocks of 4" in fails(capsys, "bench", "prefix", "--context-len", "7", "--block-size", "4")
-    assert "batch_sizes" in fails(capsys, "bench", "prefix", "--batch-sizes", "0")
+    assert "batch-sizes" in fails(capsys, "bench", "prefix", "--batch-sizes", "0")
     assert "multiple of num_kv_heads" in fails(capsys, "bench", "prefix", "--num-heads", "9")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'octavo[plot]'" in fails(capsys, *PREFIX_BENCH, "--plot", "curves.png")

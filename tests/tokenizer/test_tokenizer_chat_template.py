@@ -143,7 +143,7 @@ def test_other_variables_are_refused(variables, said):
 
 @pytest.mark.parametrize("tools", ["x", [1], {"a": 1}])
 def test_malformed_tools_are_refused(tools):
-    with pytest.raises(ChatTemplateError, match="tools as a list"):
+    with pytest.raises(ChatTemplateError, match="tools: expected a list of JSON objects"):
         ChatTemplate("x").render([USER], tools=tools)
 
 

@@ -1,1 +1,1 @@
-"""Files that hold weights: GGUF, safetensors, and dummy weights made of a seed."""
+"""Weight formats: GGUF, safetensors, and dummy weights made from a seed."""

@@ -11,15 +11,15 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.weights import missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
-# A prime: rows of a tensor start at different numbers, unless their length is a multiple of it.
+# A prime, so that rows of a tensor start at different numbers.
 _POOL_SIZE = 2**21 - 9
 
 
 class DummyWeights:
     """Normally distributed weights of standard deviation 0.02; norm weights are 1.
 
-    All tensors copy from one pool of random numbers, each from a start of its own. Drawing billions of
-    numbers would take minutes; copying them takes seconds, and reading a slice costs only that slice.
+    All tensors copy from one pool of random numbers, each from its own start. Drawing billions of numbers
+    would take minutes; copying takes seconds, and reading a slice costs only that slice.
 
         pool    [ r0 r1 r2 ............... rP ]  then from r0 again
         tensor         ^ start = hash(seed, name), row after row
@@ -38,12 +38,12 @@ class DummyWeights:
         for name, shape in shapes.items():
             if math.prod(shape[1:]) >= _POOL_SIZE:
                 raise UnsupportedModelError(
-                    f"dummy weights have rows of less than {_POOL_SIZE} numbers, got {name} of {list(shape)}"
+                    f"dummy weights need rows of fewer than {_POOL_SIZE} numbers, got {name} of {list(shape)}"
                 )
         self._shapes = dict(shapes)
         self._seed = seed
         pool = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * _STANDARD_DEVIATION
-        # Twice, so that no read wraps around.
+        # Stored twice, so that no read wraps around.
         self._pool = torch.cat((pool, pool))
 
     def names(self) -> Set[str]:
@@ -77,7 +77,7 @@ class DummyWeights:
         """Nothing to close."""
 
     def _fill(self, out: Tensor, position: int, row_shape: list[int], columns: slice) -> None:
-        """Copy rows of the pool from `position` on, as many at a time as it holds."""
+        """Fill `out` with rows of the pool from `position` on, as many at a time as it holds."""
         row_size = math.prod(row_shape)
         chunk = _POOL_SIZE // max(1, row_size)
         for row in range(0, out.shape[0], chunk):

@@ -1,4 +1,4 @@
-"""GGUF files: a checked header, and the bytes of tensors on request.
+"""Reads GGUF files: checks the header, and returns the bytes of tensors on request.
 
     magic, version | counts | key-value pairs | tensor infos | padding | tensor data
                                                              ^ position  ^ data start, aligned
@@ -9,7 +9,7 @@ Source: the GGUF specification, versions 2 and 3, little-endian.
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -37,7 +37,7 @@ _ALIGNMENTS = tuple(2**exponent for exponent in range(3, 17))
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensorInfo:
-    """Where a tensor lies.
+    """Where a tensor lies in a file.
 
     Attributes:
         name: as in the file, such as "blk.0.attn_q.weight".
@@ -55,11 +55,11 @@ class GGUFTensorInfo:
 
 
 class GGUFFile:
-    """The checked header of a GGUF file, and the bytes of its tensors. One thread at a time may read.
+    """A GGUF file with a checked header. Only one thread at a time may read from it.
 
-    Memory is mapped only while the header is parsed; tensors are read with plain reads. So pages of the file
-    never count as memory of this process, and a file that is cut short while in use raises an error instead
-    of a bus fault.
+    The file is memory-mapped only while the header is parsed; tensors are read with plain reads. So the file
+    never counts as memory of this process, and truncating it while in use raises an error instead of a bus
+    fault.
 
     Attributes:
         path: the file.
@@ -88,7 +88,7 @@ class GGUFFile:
         Raises:
             ModelNotFoundError: the file cannot be opened.
             FileFormatError: it is not a GGUF file, or damaged; names the field, its value and the bound.
-            UnsupportedModelError: it is of a version or byte order that Octavo does not have.
+            UnsupportedModelError: Octavo does not have its version or byte order.
         """
         path = Path(path)
         with _open(path) as file:
@@ -163,7 +163,7 @@ def _open(path: Path) -> FileIO:
 
 
 def _identity(file: FileIO) -> tuple[int, ...]:
-    """What differs once a path leads to another file than the one whose header was read."""
+    """Return what changes if the path leads to another file, or the file is written to."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -206,7 +206,7 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, object]) -> int:
 
 
 def _read_infos(cursor: Cursor, num_tensors: int) -> dict[str, GGUFTensorInfo]:
-    """Tensor infos by name; their offsets count from the start of the data."""
+    """Return tensor infos by name, with offsets from the start of the data."""
     infos: dict[str, GGUFTensorInfo] = {}
     for index in range(num_tensors):
         info = _read_info(cursor, index)
@@ -240,7 +240,7 @@ def _read_info(cursor: Cursor, index: int) -> GGUFTensorInfo:
 def _placed(
     cursor: Cursor, infos: Mapping[str, GGUFTensorInfo], alignment: int, size: int
 ) -> dict[str, GGUFTensorInfo]:
-    """Infos with absolute offsets; checks that tensors are aligned, apart and within the file."""
+    """Return infos with absolute offsets; tensors must be aligned, disjoint and within the file."""
     data_start = -(-cursor.position // alignment) * alignment
     end, previous = data_start, "the header"
     for info in sorted(infos.values(), key=lambda info: info.offset):
@@ -252,7 +252,4 @@ def _placed(
         end, previous = start + info.nbytes, info.name
         if end > size:
             raise cursor.error(f"the end of {info.name}", f"within the {size} bytes of the file", end)
-    return {
-        info.name: GGUFTensorInfo(info.name, info.shape, info.type, data_start + info.offset, info.nbytes)
-        for info in infos.values()
-    }
+    return {name: replace(info, offset=data_start + info.offset) for name, info in infos.items()}

@@ -1,4 +1,4 @@
-"""Which architectures a GGUF file can hold: their keys, their tensors, and their names on Hugging Face."""
+"""The GGUF architectures that Octavo reads: their keys, and their tensors' names on Hugging Face."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# With norms before and after each block, the one before the feed-forward has another name.
+# With norms before and after each block, the norm before the feed-forward has another name.
 _FOUR_NORM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -41,13 +41,13 @@ class GGUFArchitecture:
         name: that value.
         hf_name: "architectures" of the equivalent config.json.
         model_type: its "model_type".
-        interleaves_heads: rows of q and k are stored in the order of pairs (0, D/2), (1, D/2 + 1)...
+        interleaves_heads: rows of q and k are stored in pairs (0, D/2), (1, D/2 + 1)...
         norm_offset: what the converter added to norm weights.
-        layer_names: tensor of a layer -> its name on Hugging Face.
-        own_keys: keys under "<name>." beside those that every architecture may have.
-        sliding_window: in tokens, where the file names none; None: no window.
-        wide_layers: number of layers of the one model that scales attention by hidden size / heads instead of
-            the head dimension; None: the config has no scale.
+        layer_names: name of a layer's tensor -> its name on Hugging Face.
+        own_keys: keys under "<name>." beyond those that every architecture may have.
+        sliding_window: window in tokens if the file names none; None: no window.
+        wide_layers: number of layers of the one model in this family that scales attention by hidden size /
+            heads instead of the head dimension; None: the family's config has no scale.
     """
 
     name: str
@@ -98,15 +98,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
 
 
 def find_architecture(metadata: Mapping[str, object], where: str) -> GGUFArchitecture:
-    """Return the architecture that a file's metadata names.
-
-    Args:
-        metadata: the file's key-value pairs.
-        where: the file's name, for messages.
+    """Return the architecture that a file's metadata names; `where` is the file's name, for messages.
 
     Raises:
         FileFormatError: it names none.
-        UnsupportedModelError: it names one that Octavo does not have.
+        UnsupportedModelError: Octavo does not have it.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str):

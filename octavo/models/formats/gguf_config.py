@@ -1,4 +1,4 @@
-"""GGUF metadata in the terms of a config.json."""
+"""Translates GGUF metadata to the fields of a config.json."""
 
 import reprlib
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ _READ_KEYS = frozenset(
         "rope.scale_linear",
     }
 )
-# Keys that repeat what the tensors say, or say nothing about the network.
+# Keys that repeat what the tensors say, or do not affect the network.
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
-# Keys that are supported with one value only.
+# Keys of which only these values are supported.
 _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -47,18 +47,17 @@ _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
 # Sizes that may be given per layer.
 _SIZES_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
 _DEFAULT_THETA = 10_000.0
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
-    """Express a GGUF file's metadata as a config.json.
+    """Return a GGUF file's metadata as a config.json.
 
-    Divisors of the rotary frequencies (the tensor rope_freqs, of llama 3 models) become
-    `"rope_scaling": {"rope_type": "factors", "factors": [...]}`. There is no "dtype": quantised files have
-    none of their own.
+    Divisors of the rotary frequencies (the tensor rope_freqs of Llama 3 models) become
+    `"rope_scaling": {"rope_type": "factors", "factors": [...]}`. There is no "dtype": a quantised file has
+    none.
 
     Args:
-        file: the file; its tensors tell the vocabulary's size, biases and whether embeddings are tied.
+        file: the file; its tensors give the vocabulary size, the biases and whether embeddings are tied.
 
     Raises:
         UnsupportedModelError: the architecture, or a key that changes the network, is not supported.
@@ -93,11 +92,11 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
 
 
 class ArchitectureFields(ConfigFields):
-    """The metadata under "<architecture>."; unknown keys are refused.
+    """The metadata keys under "<architecture>."; unknown keys are refused.
 
     Attributes:
-        file: whose metadata it is.
-        architecture: of the file.
+        file: the file.
+        architecture: its architecture.
     """
 
     def __init__(self, file: GGUFFile, architecture: GGUFArchitecture) -> None:
@@ -112,8 +111,7 @@ class ArchitectureFields(ConfigFields):
         super().__init__(own, {}, where=f"{file.path.name}: {architecture.name}")
         self.file = file
         self.architecture = architecture
-        known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys()
-        known |= architecture.own_keys
+        known = _READ_KEYS | _IGNORED_KEYS | _NEUTRAL_KEYS.keys() | architecture.own_keys
         for key in own:
             if key not in known:
                 raise UnsupportedModelError(
@@ -125,7 +123,7 @@ class ArchitectureFields(ConfigFields):
 
 
 def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
-    """Single values under a prefix, by the rest of their key; arrays only where they have a meaning."""
+    """Return the values under a prefix by the rest of their key; refuse arrays where they have no meaning."""
     values = {
         key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
     }
@@ -140,7 +138,7 @@ def _checked_values(file: GGUFFile, prefix: str) -> dict[str, object]:
 
 
 def _uniform(value: object) -> object:
-    """Turn an array of equal sizes into one size; an array of unequal ones stays, and is refused later."""
+    """Return the one size in an array of equal sizes; other values stay as they are and are refused later."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
         return int(value[0])
     return value
@@ -165,9 +163,9 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _token_ids(fields: ArchitectureFields) -> dict[str, object]:
-    """The ids of BOS and of all ends of text. None where there is none: it overrules the family's default."""
-    file = fields.file
-    bos, *ends = (_token_id(file, f"tokenizer.ggml.{key}") for key in ("bos_token_id", *_END_KEYS))
+    """Return the ids of BOS and of all ends of text; a missing one is None, not the family's default."""
+    names = ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")
+    bos, *ends = (_token_id(fields.file, f"tokenizer.ggml.{name}") for name in names)
     return {"bos_token_id": bos, "eos_token_id": sorted({end for end in ends if end is not None}) or None}
 
 
@@ -213,7 +211,7 @@ def _rope_factors(file: GGUFFile, head_dim: int) -> list[float]:
 
 
 def _attention_scale(fields: ArchitectureFields, config: Mapping[str, object]) -> dict[str, object]:
-    """The number whose 1 / sqrt scales q.k, which the file does not hold."""
+    """Return the number whose 1 / sqrt scales q.k; the file does not hold it."""
     wide_layers = fields.architecture.wide_layers
     if wide_layers is None:
         return {}
@@ -228,7 +226,7 @@ def _softcaps(fields: ArchitectureFields) -> dict[str, object]:
 
 
 def _windows(fields: ArchitectureFields) -> dict[str, object]:
-    """The window, which layers have it, and the sliding layers' own rotary base."""
+    """Return the window, the layers that have it, and the rotary base of those layers."""
     own_keys = fields.architecture.own_keys
     window = fields.architecture.sliding_window
     if fields.get("attention.sliding_window") is not None:
@@ -242,7 +240,7 @@ def _windows(fields: ArchitectureFields) -> dict[str, object]:
 
 
 def _sliding_layers(fields: ArchitectureFields) -> dict[str, object]:
-    """Which layers slide: all but every n-th, or as listed."""
+    """Return which layers have the window: all but every n-th, or as listed."""
     pattern = fields.get("attention.sliding_window_pattern")
     num_layers = fields.integer("block_count")
     if isinstance(pattern, np.ndarray | list):

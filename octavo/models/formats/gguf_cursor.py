@@ -1,7 +1,7 @@
-"""A bounded reader over the header of a GGUF file: every length is checked before it is used.
+"""Reads the header of an untrusted GGUF file; checks every length before using it.
 
-Files are not trusted. Sizes are Python integers, so no product or sum can overflow, and every count has a
-bound of its own, so a small file cannot ask for much memory.
+Sizes are Python integers, so no product or sum overflows. Every count has a limit, so a small file cannot
+ask for much memory.
 """
 
 import reprlib
@@ -18,19 +18,14 @@ UINT64 = Struct("<Q")
 
 
 class Cursor:
-    """A position in a file that moves forward and never beyond the end.
+    """A position in a file that moves forward, never beyond the end.
 
     Attributes:
         position: next byte to read.
     """
 
     def __init__(self, data: mmap, where: str) -> None:
-        """Start at byte 0.
-
-        Args:
-            data: the file.
-            where: its name, for messages.
-        """
+        """Start at byte 0 of a file; `where` is its name, for messages."""
         self.position = 0
         self._data = data
         self._size = len(data)
@@ -69,7 +64,7 @@ class Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """Read `count` strings, one after the other; see `string`."""
-        # No calls of our own in the loop: a vocabulary and its merges are 100,000 strings or more.
+        # No function calls in the loop: a vocabulary and its merges are 100,000 strings or more.
         data, end, position = self._data, self._size, self.position
         found: list[str] = []
         try:

@@ -1,7 +1,7 @@
-"""Blocks of GGUF element types to float32.
+"""Decodes blocks of GGUF element types to float32.
 
-A block is a few numbers with a scale of their own. In the 32-number types the low halves of 16 bytes are
-the first 16 numbers and the high halves the last 16:
+A block holds a few numbers and their scale. In types with 32 numbers, the low halves of 16 bytes are the
+first 16 numbers and the high halves the last 16:
 
     Q4_0  d  q[16]           d (q - 8)           Q5_0  d    h[4] q[16]   d (q + 16 h - 16)
     Q4_1  d  m  q[16]        d q + m             Q5_1  d  m h[4] q[16]   d (q + 16 h) + m
@@ -19,7 +19,7 @@ from octavo.errors import UnsupportedModelError
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 
-# Decoded by the gguf package, which is imported only for them.
+# The gguf package decodes these; it is imported only for them.
 K_QUANTS = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
 
 
@@ -34,7 +34,7 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
     Raises:
         UnsupportedModelError: Octavo cannot decode the type.
     """
-    # A damaged or extreme scale may overflow to inf, just as it would elsewhere.
+    # A damaged or extreme scale may overflow to inf, as in other engines.
     with np.errstate(over="ignore", invalid="ignore"):
         if type_name in K_QUANTS:
             out[...] = _decode_with_gguf_package(type_name, blocks)
@@ -44,14 +44,10 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def require_decodable(type_name: str, what: str) -> None:
-    """Refuse element types that `decode_blocks` does not know.
-
-    Args:
-        type_name: name of the element type.
-        what: what has it, for the message.
+    """Refuse element types that `decode_blocks` does not know; `what` names the tensor in the message.
 
     Raises:
-        UnsupportedModelError: names the type and those that are supported.
+        UnsupportedModelError: names the type and the supported ones.
     """
     known = _DECODERS.keys() | K_QUANTS
     if type_name not in known:
@@ -73,19 +69,19 @@ def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def _halves(blocks: np.ndarray, start: int) -> np.ndarray:
-    """The float16 at a byte of each block: [n, 1] float32."""
+    """Return the float16 at one byte offset of each block: [n, 1] float32."""
     return blocks[:, start : start + 2].view("<f2").astype(np.float32)
 
 
 def _put_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
-    """Unpack [n, 16] uint8 into [n, 32] of any type: low halves first."""
+    """Unpack [n, 16] uint8 into [n, 32] of any dtype, low halves first."""
     halves = out.reshape(-1, 2, 16)
     np.bitwise_and(packed, 15, out=halves[:, 0], casting="unsafe")
     np.right_shift(packed, 4, out=halves[:, 1], casting="unsafe")
 
 
 def _five_bits(packed: np.ndarray, high_bits: np.ndarray) -> np.ndarray:
-    """Join [n, 16] half bytes and [n, 4] bytes of fifth bits to [n, 32] uint8."""
+    """Join packed half bytes [n, 16] and fifth bits [n, 4] to [n, 32] uint8."""
     values = np.unpackbits(high_bits, axis=1, bitorder="little")
     values <<= 4
     nibbles = np.empty_like(values)

@@ -10,27 +10,14 @@ from octavo.models.formats.gguf_cursor import UINT32, UINT64, Cursor
 
 MAX_PAIRS = 2**16
 MAX_ARRAY_LENGTH = 2**24
-# Every inner array becomes an object far larger than its 12 bytes in the file.
+# An inner array takes 12 bytes in the file but far more as an object.
 MAX_OUTER_LENGTH = 2**16
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-# By the id that files store. Source: the GGUF specification.
+# By type id. Source: the GGUF specification.
+_LAYOUTS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
 _NUMBERS: Mapping[int, tuple[Struct, np.dtype]] = MappingProxyType(
-    {
-        type_id: (Struct(layout), np.dtype(layout))
-        for type_id, layout in {
-            0: "<B",
-            1: "<b",
-            2: "<H",
-            3: "<h",
-            4: "<I",
-            5: "<i",
-            6: "<f",
-            10: "<Q",
-            11: "<q",
-            12: "<d",
-        }.items()
-    }
+    {type_id: (Struct(layout), np.dtype(layout)) for type_id, layout in _LAYOUTS.items()}
 )
 _BYTE, _BYTES = _NUMBERS[0]
 
@@ -39,8 +26,8 @@ def read_metadata(cursor: Cursor, num_pairs: int) -> dict[str, object]:
     """Read key-value pairs.
 
     Args:
-        cursor: at the first key; moved behind the last value.
-        num_pairs: how many there are, at most MAX_PAIRS.
+        cursor: at the first key; moved past the last value.
+        num_pairs: number of pairs, at most MAX_PAIRS.
 
     Returns:
         Values by key: int, float, bool or str; arrays of strings as list[str], arrays of numbers as NumPy
@@ -64,7 +51,7 @@ def _read_value(cursor: Cursor, type_id: int, what: str) -> object:
     if type_id == _STRING:
         return cursor.string(what)
     if type_id == _BOOL:
-        return bool(_require_bool(cursor, int(cursor.number(_BYTE, what)), what))
+        return bool(cursor.integer(_BYTE, f"{what}, false (0) or true (1),", 1))
     if type_id == _ARRAY:
         return _read_array(cursor, what, is_inner=False)
     raise cursor.error(f"the type of {what}", "a value type from 0 to 12", type_id)
@@ -79,7 +66,8 @@ def _read_array(cursor: Cursor, what: str, *, is_inner: bool) -> object:
         return cursor.strings(count, what)
     if type_id == _BOOL:
         values = cursor.numbers(count, _BYTES, what)
-        _require_bool(cursor, int(values.max(initial=0)), what)
+        if values.max(initial=0) > 1:
+            raise cursor.error(what, "0 (false) or 1 (true)", int(values.max()))
         return values.astype(np.bool_)
     if type_id != _ARRAY:
         raise cursor.error(f"the element type of {what}", "a value type from 0 to 12", type_id)
@@ -88,9 +76,3 @@ def _read_array(cursor: Cursor, what: str, *, is_inner: bool) -> object:
     if count > MAX_OUTER_LENGTH:
         raise cursor.error(f"the length of {what}", f"at most {MAX_OUTER_LENGTH} arrays", count)
     return [_read_array(cursor, what, is_inner=True) for _ in range(count)]
-
-
-def _require_bool(cursor: Cursor, value: int, what: str) -> int:
-    if value > 1:
-        raise cursor.error(what, "0 (false) or 1 (true)", value)
-    return value

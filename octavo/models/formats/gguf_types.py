@@ -1,4 +1,4 @@
-"""The element types a GGUF tensor can have: how many numbers a block holds, and in how many bytes."""
+"""The element types of GGUF tensors, with their block sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class GGMLType:
     block_bytes: int
 
 
-# By the id that files store. Source: the GGUF specification.
+# By type id. Source: the GGUF specification.
 GGML_TYPES: Mapping[int, GGMLType] = MappingProxyType(
     {
         0: GGMLType("F32", 1, 4),

@@ -1,4 +1,4 @@
-"""GGUF tensors as a WeightSource: dequantised, and in Hugging Face's names, order and conventions."""
+"""GGUF tensors as a WeightSource: dequantised, with Hugging Face's names, row order and conventions."""
 
 from collections.abc import Set
 
@@ -13,15 +13,15 @@ from octavo.models.formats.gguf_config import ArchitectureFields
 from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
 from octavo.models.weights import missing_tensor, slice_bounds
 
-# Numbers decoded at once: 1 MiB of float32, which stays in a core's cache.
+# Numbers decoded at once: 1 MiB of float32 stays in a core's cache.
 _CHUNK_ELEMENTS = 2**18
 
 
 class GGUFWeights:
     """The tensors of a GGUF file.
 
-    A read decodes only the blocks that hold the requested part, chunk by chunk: there is never a second copy
-    of a tensor in memory, except for queries and keys, whose rows are reordered.
+    A read decodes only the blocks that hold the requested part, chunk by chunk, so no second copy of a tensor
+    is ever in memory. Query and key projections are the exception: their rows are reordered.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -87,7 +87,7 @@ class GGUFWeights:
         return self._infos[name]
 
     def _head_counts(self) -> dict[str, int]:
-        """Heads of each projection whose rows are interleaved; empty where none are."""
+        """Return the number of heads of each projection whose rows are interleaved."""
         if not self._architecture.interleaves_heads:
             return {}
         fields = ArchitectureFields(self._file, self._architecture)
@@ -105,8 +105,8 @@ class GGUFWeights:
     ) -> Tensor:
         """Read rows of heads and undo the converter's order.
 
-        of a head, in the file:      0, D/2, 1, D/2 + 1, ...
-        as Hugging Face has them:    0, 1, ..., D/2, D/2 + 1, ...
+        one head, in the file:      0, D/2, 1, D/2 + 1, ...
+        on Hugging Face:             0, 1, ..., D/2, D/2 + 1, ...
         """
         head_dim = self._head_dim(info, num_heads)
         start, stop = slice_bounds(rows, info.shape[0])
@@ -129,7 +129,7 @@ class GGUFWeights:
 def _read_part(
     file: GGUFFile, info: GGUFTensorInfo, rows: slice | None, columns: slice | None, dtype: torch.dtype
 ) -> Tensor:
-    """Decode a part of a tensor in the file's own order."""
+    """Decode a part of a tensor, rows in the file's order."""
     if len(info.shape) == 1:
         assert columns is None, f"{info.name} has no columns"
         return _read_matrix(file, info, (0, 1), slice_bounds(rows, info.shape[0]), dtype)[0]
@@ -144,7 +144,7 @@ def _read_matrix(
     columns: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Decode rows [start, stop) and columns [start, stop) of a tensor seen as a matrix.
+    """Decode rows [start, stop) and columns [start, stop) of a tensor viewed as a matrix.
 
     blocks of a row     [        |        |        |        ]
     columns                          [ start .. stop )

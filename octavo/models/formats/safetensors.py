@@ -21,7 +21,7 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 
 
 class SafetensorsWeights:
-    """The tensors of a folder with model.safetensors, or with shards and their index."""
+    """The tensors of a folder with model.safetensors, or with several such files and their index."""
 
     def __init__(self, folder: Path) -> None:
         """Open all files and check them against each other.
@@ -64,7 +64,7 @@ class SafetensorsWeights:
             mapped = self._slice(name)[part]
         except SafetensorError as error:
             raise FileFormatError(f"{self._folder}: cannot read {name}: {error}") from error
-        # Always a copy: a mapped tensor would crash the process if the file were cut short later.
+        # Always a copy: truncating the file later would crash the process at a mapped tensor.
         return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
@@ -118,8 +118,8 @@ def _nothing_to_load(folder: Path) -> ModelNotFoundError | UnsupportedModelError
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
     if pickles:
         return UnsupportedModelError(
-            f"{folder} has its weights as {pickles[0]} only: opening such files can run code, so they "
-            "are never read; convert them to safetensors"
+            f"{folder} has its weights only as {pickles[0]}: opening such files can run code, so Octavo "
+            "never reads them; convert them to safetensors"
         )
     return ModelNotFoundError(f"{folder}: expected {SINGLE_NAME} or {INDEX_NAME}, found neither")
 
@@ -140,7 +140,7 @@ def _read_index(path: Path) -> Mapping[str, Set[str]]:
 
 
 def _is_plain_name(file_name: object) -> bool:
-    """Whether a name stays in its folder: an index is untrusted."""
+    """Return whether a name from the untrusted index stays in its folder."""
     return (
         isinstance(file_name, str)
         and file_name.endswith(".safetensors")
