@@ -35,6 +35,10 @@ class EngineConfig:
         max_num_seqs: most sequences in one step. Default: 256 on a CPU, 512 on a GPU.
         max_num_batched_tokens: token budget of one step; longer prompts are chunked. Default: 512 on a CPU,
             8192 on a GPU.
+        max_step_ms: how long a step may take, in milliseconds, while somebody reads tokens as they come (a
+            stream does, `generate` does not): prompts are chunked so that it is kept, which bounds the time
+            between two tokens and makes prompts wait longer. A step that only decodes may take longer.
+            Default: no limit but max_num_batched_tokens.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
         share_prefixes: read a KV block that several running requests share once per step instead of once per
             request; results agree within rounding.
@@ -65,6 +69,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_step_ms: float | None = None
     enable_prefix_caching: bool = True
     share_prefixes: bool = True
     deterministic: bool = False
@@ -87,6 +92,11 @@ class EngineConfig:
             isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1
         ):
             raise ConfigError(f"memory_fraction must be a number in (0, 1], got {fraction!r}")
+        limit = self.max_step_ms
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0
+        ):
+            raise ConfigError(f"max_step_ms must be a positive number of milliseconds, got {limit!r}")
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.garbage import collect_youngest, no_full_collections
 from octavo.engine.prompts import Prompt
 from octavo.engine.shared_engine import Caller, SharedEngine
 from octavo.engine.stats import EngineStats
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.garbage import collect_youngest, no_full_collections
 from octavo.llm_arguments import (
     DEFAULT_SAMPLING,
     Message,
@@ -200,6 +200,7 @@ class LLM:
                     params,
                     cache_salt=cache_salt,
                     prompt_logprobs_start=len(prefix_ids.listed),
+                    read_along=False,
                 )
                 for suffix in suffixes
             ]
@@ -291,7 +292,7 @@ def _add(
     caller: Caller, prompt: Prompt, params: SamplingParams, on_error: OnError, cache_salt: str
 ) -> RequestOutput:
     try:
-        return caller.add(prompt, params, cache_salt=cache_salt)
+        return caller.add(prompt, params, cache_salt=cache_salt, read_along=False)
     except OctavoError as error:
         if on_error == "raise":
             raise

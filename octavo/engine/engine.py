@@ -23,9 +23,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from octavo.config import EngineConfig
-from octavo.engine.garbage import freeze
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
@@ -35,7 +35,9 @@ from octavo.engine.sampling.sampler import SampledToken, mix_seed
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
+from octavo.engine.step_time import StepTime
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
 from octavo.outputs import RequestMetrics, RequestOutput
@@ -63,6 +65,20 @@ _REHEARSAL = SamplingParams(
     detokenize=False,
 )
 _REHEARSAL_TOKENS = 8
+
+
+class _Launched(NamedTuple):
+    """A step under way.
+
+    Attributes:
+        step: what it does.
+        wait: waits for its result.
+        launched_at: when, by time.perf_counter.
+    """
+
+    step: SchedulerOutput
+    wait: Callable[[], StepResult]
+    launched_at: float
 
 
 class Engine:
@@ -139,7 +155,9 @@ class Engine:
         )
         self.outputs = OutputProcessor(self.tokenizer)
         # Steps launched whose results are not processed, oldest first.
-        self._in_flight: deque[tuple[SchedulerOutput, Callable[[], StepResult]]] = deque()
+        self._in_flight: deque[_Launched] = deque()
+        self._step_time = StepTime(config.max_step_ms)
+        self._idle_at = 0.0
         self._in_doubt = False
         # Ids given, and requests taken: these key the random numbers of requests without a seed.
         self._num_ids = self._num_requests = 0
@@ -169,6 +187,7 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str = "",
         prompt_logprobs_start: int | None = None,
+        read_along: bool = True,
     ) -> RequestOutput:
         """Queue one request.
 
@@ -179,6 +198,7 @@ class Engine:
             cache_salt: requests share cached prefixes only with equal salts.
             prompt_logprobs_start: first prompt position whose log-probability is wanted; default 1 when
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
+            read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
 
         Returns:
             The output, which steps add to until it is `finished`.
@@ -195,7 +215,9 @@ class Engine:
         request_id = self._checked_request_id(request_id)
         self._begin()
         self._num_requests += 1
-        requests = self._requests(request_id, token_ids.packed, params, salt, prompt_logprobs_start)
+        requests = self._requests(
+            request_id, token_ids.packed, params, salt, prompt_logprobs_start, read_along
+        )
         requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
@@ -229,7 +251,7 @@ class Engine:
     def step(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self._step_time.max_prompt_tokens)
         for request in step.finished:
             self._close(request)
         if step.scheduled:
@@ -305,6 +327,7 @@ class Engine:
         params: SamplingParams,
         salt: bytes,
         prompt_logprobs_start: int | None,
+        read_along: bool,
     ) -> list[Request]:
         if prompt_logprobs_start is None and params.prompt_logprobs is not None:
             prompt_logprobs_start = 1
@@ -328,12 +351,14 @@ class Engine:
                 stop_token_ids=stop_token_ids,
                 blocks=self.manager.new_sequence(salt),
                 metrics=metrics,
+                is_read_along=read_along,
                 prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
             )
             for index in range(params.n)
         ]
 
     def _launch(self, step: SchedulerOutput) -> None:
+        launched_at = time.perf_counter()
         try:
             wait = self.runner.launch(step)
         except Exception as error:
@@ -342,17 +367,20 @@ class Engine:
             self._fail_step(step, error)
             return
         self.scheduler.launch(step)
-        self._in_flight.append((step, wait))
+        self._in_flight.append(_Launched(step, wait, launched_at))
 
     def _process_all_but(self, num_kept: int) -> None:
         """Wait for the steps under way, oldest first, until `num_kept` are left."""
         while len(self._in_flight) > num_kept:
-            step, wait = self._in_flight.popleft()
+            step, wait, launched_at = self._in_flight.popleft()
             try:
                 result = wait()
             except Exception as error:
                 self._fail_step(step, error)
             else:
+                # The device began it when it was launched, or when the one before was done.
+                begun_at, self._idle_at = max(launched_at, self._idle_at), time.perf_counter()
+                self._step_time.learn(step.num_prompt_tokens, self._idle_at - begun_at)
                 self._process(step, result)
 
     def _process(self, step: SchedulerOutput, result: StepResult) -> None:

@@ -41,6 +41,7 @@ class Request:
         num_pending_tokens: output tokens a device has sampled, or will have, that are not in token_ids yet.
         num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
+        is_read_along: somebody reads its tokens as they come, and not only when all are there.
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
@@ -59,6 +60,7 @@ class Request:
     stop_token_ids: frozenset[int]
     blocks: SequenceBlocks
     metrics: RequestMetrics
+    is_read_along: bool = True
     prompt_logprobs_start: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     forks: list["Request"] = field(default_factory=list)

@@ -7,7 +7,8 @@ catch up with its tokens; each step deals out one token budget:
     2. running requests that are still catching up (chunked prefill)
     3. waiting requests, in order of arrival
 
-so a long prompt never starves decoding, and decoding never blocks admission. Source: the
+so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
+they come, prompts may get less than the budget: every token waits for them. Source: the
 computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
 (Agrawal et al., 2024).
 """
@@ -57,15 +58,22 @@ class SchedulerOutput:
         scheduled: requests with their new tokens.
         block_copies: (source, destination) blocks to copy before the step (copy-on-write).
         finished: requests that ended because the KV cache cannot hold one more token of them.
+        num_decoding: how many of `scheduled`, the first ones, decode; the others compute prompts.
     """
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
+    num_decoding: int = 0
 
     @property
     def num_tokens(self) -> int:
         return sum(item.num_new_tokens for item in self.scheduled)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of those that compute prompts."""
+        return sum(item.num_new_tokens for item in self.scheduled[self.num_decoding :])
 
 
 class Scheduler:
@@ -101,11 +109,19 @@ class Scheduler:
         """Queue a request (a leader brings its forks along)."""
         self.waiting.append(request)
 
-    def schedule(self) -> SchedulerOutput:
-        """Deal out one step's token budget; may preempt, admit, and finish requests for capacity."""
+    def schedule(self, max_prompt_tokens: int | None = None) -> SchedulerOutput:
+        """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
+
+        Args:
+            max_prompt_tokens: most tokens of prompts in a step that decodes for somebody who reads along;
+                None: as many as the budget allows.
+        """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
         budget = self._schedule_decodes(output, self.max_num_batched_tokens)
+        output.num_decoding = len(output.scheduled)
+        if max_prompt_tokens is not None and any(item.request.is_read_along for item in output.scheduled):
+            budget = min(budget, max_prompt_tokens)
         budget = self._schedule_catching_up(output, budget)
         if self.num_preemptions == num_preemptions and not output.finished:
             self._admit(output, budget)

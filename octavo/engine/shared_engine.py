@@ -143,6 +143,7 @@ class Caller:
         *,
         cache_salt: str = "",
         prompt_logprobs_start: int | None = None,
+        read_along: bool = True,
     ) -> RequestOutput:
         """As Engine.add_request."""
         engine = self._shared.engine
@@ -156,6 +157,7 @@ class Caller:
                 request_id=request_id,
                 cache_salt=cache_salt,
                 prompt_logprobs_start=prompt_logprobs_start,
+                read_along=read_along,
             )
 
         return self._shared.call(add)

@@ -8,10 +8,10 @@ import pytest
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
-from octavo.engine.garbage import no_full_collections
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.scheduler import Scheduler
 from octavo.errors import EngineError, InvalidArgumentError, PromptError, SamplingParamsError
+from octavo.garbage import no_full_collections
 from octavo.outputs import RequestOutput
 
 MakeLLM = Callable[..., LLM]

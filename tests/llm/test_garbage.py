@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from octavo.engine.garbage import no_full_collections
+from octavo.garbage import no_full_collections
 
 
 def fail() -> None:
