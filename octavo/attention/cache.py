@@ -16,7 +16,8 @@ class LayerCache:
     Attributes:
         k: [N, B, KH, D] keys, any strides, last dimension contiguous.
         v: [N, B, KH, D] values, like k.
-        k_scale: [KH] contiguous float32: in a float8 (float8_e4m3fn) cache, the key that 1.0 stands for; None: 1.
+        k_scale: [KH] contiguous float32: in a float8 (float8_e4m3fn) cache, the key that 1.0 stands for;
+            None: 1.
         v_scale: [KH], the same for values; set both or neither.
     """
 
@@ -30,7 +31,8 @@ class LayerCache:
 class KVCache:
     """Keys and values of all layers in one allocation.
 
-    One (block, kv head) tile is contiguous. Kernels take strides, so any other layout of a LayerCache works too.
+    One (block, kv head) tile is contiguous. Kernels take strides, so any other layout of a LayerCache works
+    too.
 
     Attributes:
         data: [L, 2 (k, v), N, KH, B, D], dtype of the cache.

@@ -5,8 +5,8 @@
     node_tiles       the tiling for shared nodes
     attend_*         launch the Hopper kernel if it supports the call, else the portable one
 
-Each kernel says by its own `unsupported_reason` why it cannot run (None if it can), and never asks about another
-kernel. Importing this file imports no Triton, so it works on machines without Triton.
+Each kernel says by its own `unsupported_reason` why it cannot run (None if it can), and never asks about
+another kernel. Importing this file imports no Triton, so it works on machines without Triton.
 """
 
 import logging

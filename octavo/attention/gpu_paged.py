@@ -50,7 +50,8 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 def paged_attention_with_lse(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the device.
+    """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the
+    device.
 
     A model instead calls plan_step once per step, and attend_with_map in each layer.
 

@@ -20,8 +20,8 @@ def store_kv(
     """Write each token's key and value to its slot of the cache, in place.
 
     Args:
-        k: [T, KH, D] keys, last dimension contiguous, for example a view of a fused qkv. Their dtype is that of
-            the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16.
+        k: [T, KH, D] keys, last dimension contiguous, for example a view of a fused qkv. Their dtype is that
+            of the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16.
         v: [T, KH, D] values, like k.
         cache: one layer's cache, see KVCache.layer; written. A float8 cache with scales stores k / k_scale,
             saturated.

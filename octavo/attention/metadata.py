@@ -20,8 +20,8 @@ class AttentionMetadata:
         |---- computed before ----|-- query_len --|
         |------------------ seq_len --------------|
 
-    Construction checks shapes and dtypes. It checks the lengths only on a CPU: on a GPU that would wait for the
-    device.
+    Construction checks shapes and dtypes. It checks the lengths only on a CPU: on a GPU that would wait for
+    the device.
 
     Attributes:
         cu_seqlens_q: [S + 1] int32, cumulative query lengths; tokens of sequence s are
@@ -38,8 +38,8 @@ class AttentionMetadata:
         work: which keys the sequences share: a ForestPlan (host arrays) for the C and PyTorch kernels, a
             DeviceForest (device arrays) for GPU kernels, or None if nothing is shared. It changes the time of
             a step, not its results. Kernels ignore the other kind.
-        is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0. Tokens
-            after its last one are padding.
+        is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0.
+            Tokens after its last one are padding.
     """
 
     cu_seqlens_q: Tensor
@@ -56,7 +56,8 @@ class AttentionMetadata:
         """Check the batch.
 
         Raises:
-            InvalidArgumentError: a shape, a dtype or the lengths are invalid, or the plan is of other lengths.
+            InvalidArgumentError: a shape, a dtype or the lengths are invalid, or the plan is of other
+                lengths.
         """
         _check_vector("cu_seqlens_q", "S + 1", self.cu_seqlens_q, _INTEGERS)
         _check_vector("seq_lens", "S", self.seq_lens, _INTEGERS)

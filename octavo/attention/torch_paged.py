@@ -79,7 +79,8 @@ def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> N
 class _RunningSoftmax:
     """Running maximum, sum and weighted values of every token and head; row T is for padding.
 
-    Specification: octavo.attention.merge. It folds scores, not finished partial results, so that memory does not
+    Specification: octavo.attention.merge. It folds scores, not finished partial results, so that memory does
+        not
     grow with the number of pieces.
     """
 

@@ -26,21 +26,12 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [T, n]; returns a new tensor of the same dtype."""
-        return self._normed(x, None)
-
-    def add_(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Add delta to x in place, both [T, n], and return the normed sum as a new tensor."""
-        return self._normed(x, delta)
-
-    def _normed(self, x: Tensor, delta: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Add delta, if any, to x in place, both [T, n]; return the norm of x, a new tensor of its dtype."""
         if has_triton(x):
-            from octavo.layers.triton import norm as triton_norm
+            from octavo.layers.triton.norm import rms_norm as triton_rms_norm
 
-            if delta is None:
-                return triton_norm.rms_norm(x, self.weight, self.eps)
-            return triton_norm.add_rms_norm(delta, x, self.weight, self.eps)
+            return triton_rms_norm(x, self.weight, self.eps, delta=delta)
         tensors = (x, self.weight) if delta is None else (x, self.weight, delta)
         if cpu_layers.unsupported_reason(*tensors) is None:
             return cpu_layers.compiled_layers().add_rms_norm(x, delta, self.weight, self.eps)

@@ -14,7 +14,7 @@ _SHORT = 4096
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
-    """Say why the skinny GEMM cannot run with a weight; None: it can, for up to MAX_ROWS rows."""
+    """Return why the skinny GEMM cannot run with a weight, or None if it can, for up to MAX_ROWS rows."""
     if not has_triton(weight):
         return (
             "it needs bfloat16, float16 or float32 weights on an NVIDIA GPU with Triton, "
