@@ -80,8 +80,7 @@ class _RunningSoftmax:
     """Running maximum, sum and weighted values of every token and head; row T is for padding.
 
     Specification: octavo.attention.merge. It folds scores, not finished partial results, so that memory does
-        not
-    grow with the number of pieces.
+    not grow with the number of pieces.
     """
 
     def __init__(self, q: Tensor) -> None:

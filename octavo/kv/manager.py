@@ -69,7 +69,7 @@ class KVCacheManager:
         return self._store.pool.num_available
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """True when an otherwise empty pool holds `num_tokens` tokens."""
+        """Return whether an otherwise empty pool can hold `num_tokens` tokens."""
         return num_blocks_for(num_tokens, self.block_size) <= self.num_blocks
 
     def new_sequence(self, salt: bytes = b"") -> SequenceBlocks:
@@ -148,7 +148,7 @@ class KVCacheManager:
             sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_registered)
 
     def commit(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_computed_tokens: int) -> bool:
-        """Say that the first `num_computed_tokens` tokens are in the cache; register the full blocks of them.
+        """Declare that the first `num_computed_tokens` tokens are in the cache; register their full blocks.
 
         If an equal block is registered already, the sequence is repointed to it and its own copy released.
         With prefix caching off, only num_committed and num_filled_tokens advance. A block whose digest
@@ -162,7 +162,7 @@ class KVCacheManager:
                 ids differ from those of earlier calls.
         """
         if sequence.grows_in_its_last_block(num_computed_tokens) and num_computed_tokens <= len(token_ids):
-            # What nearly every decoding step does.
+            # The case of nearly every decoding step.
             sequence.num_filled_tokens = num_computed_tokens
             return False
         self._require_ours(sequence)
@@ -243,24 +243,24 @@ class KVCacheManager:
         sequence.num_committed = min(sequence.num_committed, num_full)
 
     def free(self, sequence: SequenceBlocks) -> None:
-        """Give all blocks back, tail first, so that heads of prefixes survive longest; idempotent."""
+        """Release all blocks, last block first: beginnings of prefixes are evicted last. Idempotent."""
         self._require_ours(sequence)
         self._store.release(sequence.block_ids)
         sequence.clear()
         self._live.discard(sequence)
 
     def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that nobody references; returns how many became free.
+        """Forget all cached blocks that have no reference; return how many became free.
 
         Blocks in use stay registered, so a request like a running one can still hit them.
         """
         return self._store.drop_cached()
 
     def reset(self) -> None:
-        """Forget every sequence and every block, whatever state they are in; counters go on.
+        """Forget every sequence and every block, in whatever state they are; counters continue.
 
-        For when an operation was broken off halfway, or a step failed and nobody knows what is in the blocks
-        that it published. Sequences made before must not be used again.
+        Call it after an interrupted operation or a failed step, when the contents of published blocks are
+        unknown. Sequences made before must not be used again.
         """
         self._store = BlockStore(self.num_blocks, num_evictions=self._store.num_evictions)
         self._live = set()

@@ -75,9 +75,8 @@ class PlainOutput:
 class FusedInput:
     """BlockInput in one kernel by the skinny GEMM, or in two by the Hopper GEMM.
 
-    The norm is a separate kernel before a Hopper GEMM, and if a delta has to be added: otherwise each
-        program of
-    the GEMM would write the sum.
+    The norm is a separate kernel before a Hopper GEMM, and if a delta has to be added: otherwise each program
+    of the GEMM would write the sum.
 
     Attributes:
         plain: used if choose_gemm says "plain".

@@ -37,8 +37,7 @@ class DecoderLayer:
         """Run the layer.
 
         The sum into the residual stream is never a separate kernel: either the GEMM of a block's output adds
-            it, or
-        the norm that reads the sum next.
+        it, or the norm that reads the sum next.
 
         Args:
             hidden: [T, hidden] residual stream; mutated.

@@ -13,7 +13,7 @@ class WeightSource(Protocol):
     """Hands out a checkpoint's tensors, whole or in part, under their Hugging Face names."""
 
     def names(self) -> Set[str]:
-        """Return every name, such as "model.layers.0.self_attn.q_proj.weight"."""
+        """Return all names, such as "model.layers.0.self_attn.q_proj.weight"."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -28,12 +28,26 @@ class DeviceForest:
 
     A captured graph serves any plan: the kernels' grids do not depend on it. An uploaded plan stays valid
     while sequences grow, and when they end: a row with seq_len 0 gets output 0 and lse -inf. It becomes
-        invalid
-    when a row is given to another sequence, so upload a new plan before that sequence's first step.
+    invalid when a row is given to another sequence, so upload a new plan before that sequence's first step.
 
     A plan names query tokens by their row of q. If each sequence decodes one token, that is its row of the
     batch. On Hopper GPUs, a plan made for max_query_len 1 has smaller tiles than one for longer queries. Use
     it only in steps of its kind.
+
+    The plan is empty until the first upload.
+
+    Args:
+        max_num_seqs: largest batch.
+        num_heads, num_kv_heads, head_dim: H, KH, D of the layers.
+        block_size, dtype: of the cache.
+        device: where the kernels run.
+        max_num_tokens: maximum query tokens of a step; None: one per sequence.
+        max_units: maximum units of each class in a plan.
+        max_partials: maximum partial results of a plan, H * D float32 each; None: 16 per sequence and one
+            per query token.
+        max_blocks: maximum blocks of all nodes of a plan.
+        thin, fat: tilings; None: the fastest measured.
+        min_segment_tokens: minimum length of a segment.
 
     Attributes:
         thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
@@ -70,24 +84,6 @@ class DeviceForest:
         fat: TileShape | None = None,
         min_segment_tokens: int = 256,
     ) -> None:
-        """Allocate the buffers; the plan is empty until the first upload.
-
-        Args:
-            max_num_seqs: largest batch.
-            num_heads: H of the layers.
-            num_kv_heads: KH.
-            head_dim: D.
-            block_size: tokens in a block of the cache.
-            dtype: of the cache.
-            device: where the kernels run.
-            max_num_tokens: maximum query tokens of a step; None: one per sequence.
-            max_units: maximum units of each class in a plan.
-            max_partials: maximum partial results of a plan, H * D float32 each; None: 16 per sequence
-                and one per query token.
-            max_blocks: maximum blocks of all nodes of a plan.
-            thin, fat: tilings; None: the fastest measured.
-            min_segment_tokens: minimum length of a segment.
-        """
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size

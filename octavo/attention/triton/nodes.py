@@ -6,8 +6,8 @@
 
 Tensor cores bound nodes with many queries, memory bandwidth bounds leaves. So on Hopper and later they
 overlap: each kernel is launched early, and waits where it needs earlier results (programmatic dependent
-    launch). One
-program of each kernel waits for the previous kernel, so that no kernel ends before those launched earlier.
+launch). One program of each kernel waits for the previous kernel, so that no kernel ends before those
+launched earlier.
 
 Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
 """

@@ -225,8 +225,7 @@ def _invariant_work(
     """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
 
     Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
-    is
-    marked as fully visible, so that all keys take the masked loop: the other loop could round differently.
+    is marked as fully visible, so that all keys take the masked loop: the other loop could round differently.
     """
     tile_tokens = shape.rows // group
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]

@@ -129,8 +129,7 @@ def attend_tiles(
     """Fold the key tiles tile_begin : tile_end into a running softmax.
 
     Each iteration loads the block id of the next tile: loading an id and its block in the same iteration
-        would
-    be a chain of loads that the compiler cannot overlap with the products.
+    would be a chain of loads that the compiler cannot overlap with the products.
 
     Args:
         top: [R] float32 largest score so far, -inf at first.

@@ -27,23 +27,23 @@ def unsupported_reason(kv_cache: KVCache, impl: str) -> str | None:
     return None if data.is_contiguous() else "the cache is not laid out as by KVCache.allocate"
 
 
+def _check_slots_shape(slots: Tensor, num_tokens: int) -> None:
+    if slots.shape != (num_tokens,):
+        raise InvalidArgumentError(
+            f"slot_mapping must be [{num_tokens}], one slot per position; got {list(slots.shape)}"
+        )
+
+
 class CpuStep:
-    """Attention of one step, for any of its layers.
+    """Attention of one step, for any of its layers, with H = num_heads query heads.
 
     Only for caches that `unsupported_reason` accepts. The layers share the buffers of partial results.
+
+    Raises:
+        InvalidArgumentError: the plan, the slots or the block table do not fit the step.
     """
 
     def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
-        """Check the step and prepare it.
-
-        Args:
-            kv_cache: all layers.
-            metadata: the step's T tokens.
-            num_heads: H, query heads.
-
-        Raises:
-            InvalidArgumentError: the plan, the slots or the block table do not fit the step.
-        """
         data = kv_cache.data
         _, _, num_blocks, num_kv_heads, block_size, head_dim = data.shape
         num_tokens = metadata.positions.shape[0]
@@ -61,10 +61,7 @@ class CpuStep:
         assert plan.num_tokens == num_tokens, "the plan does not cover all tokens"
         self._plan = plan_struct(plan)
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
-        if slots.shape != (num_tokens,):
-            raise InvalidArgumentError(
-                f"slot_mapping must be [{num_tokens}], one slot per position; got {list(slots.shape)}"
-            )
+        _check_slots_shape(slots, num_tokens)
         table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
         partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
         lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))

@@ -18,7 +18,9 @@ UINT64 = Struct("<Q")
 
 
 class Cursor:
-    """A position in a file that moves forward and never beyond the end.
+    """A position in a file that moves forward.
+
+    Every read raises FileFormatError if the file ends before its value does.
 
     Attributes:
         position: next byte to read.
@@ -41,19 +43,11 @@ class Cursor:
         return FileFormatError(f"{self._where}: expected {what} to be {expected}, got {reprlib.repr(got)}")
 
     def number(self, layout: Struct, what: str) -> int | float:
-        """Read one number.
-
-        Raises:
-            FileFormatError: the file ends before it.
-        """
+        """Read one number."""
         return layout.unpack_from(self._data, self._advance(layout.size, what))[0]
 
     def integer(self, layout: Struct, what: str, maximum: int) -> int:
-        """Read an unsigned integer of at most `maximum`.
-
-        Raises:
-            FileFormatError: it is larger, or the file ends before it.
-        """
+        """Read an unsigned integer; FileFormatError if it exceeds `maximum`."""
         value = self.number(layout, what)
         if value > maximum:
             raise self.error(what, f"at most {maximum}", value)
@@ -63,7 +57,7 @@ class Cursor:
         """Read a string: a 64-bit length in bytes, then UTF-8.
 
         Raises:
-            FileFormatError: it is too long, not UTF-8, or the file ends within it.
+            FileFormatError: it is too long or not UTF-8.
         """
         return self.strings(1, what)[0]
 
@@ -85,11 +79,7 @@ class Cursor:
         return found
 
     def numbers(self, count: int, dtype: np.dtype, what: str) -> np.ndarray:
-        """Read `count` numbers into an array [count] of `dtype`, read-only.
-
-        Raises:
-            FileFormatError: the file ends before the last one.
-        """
+        """Read `count` numbers into an array [count] of `dtype`, read-only."""
         start = self._advance(count * dtype.itemsize, what)
         return np.frombuffer(self._data[start : self.position], dtype)
 
