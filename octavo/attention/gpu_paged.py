@@ -98,11 +98,7 @@ def plan_step(
 
 
 def attend_with_map(
-    q: Tensor,
-    cache: LayerCache,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    step_map: "StepMap",
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
     """Attend by a step's task map; arguments and results as for paged_attention_with_lse.
 

@@ -9,14 +9,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    cache: LayerCache,
-    slot_mapping: Tensor,
-    *,
-    impl: str = "auto",
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, impl: str = "auto") -> None:
     """Write each token's key and value to its slot of the cache, in place.
 
     Args:
@@ -50,14 +43,7 @@ def paged_attention(
 ) -> Tensor:
     """Return the first result of paged_attention_with_lse: [T, H, D], dtype of q."""
     return paged_attention_with_lse(
-        q,
-        cache,
-        metadata,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        impl=impl,
+        q, cache, metadata, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, impl=impl
     )[0]
 
 

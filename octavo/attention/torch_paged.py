@@ -198,11 +198,7 @@ def _see(
 
 
 def _fold(
-    state: _RunningSoftmax,
-    pieces: _Pieces,
-    cache: LayerCache,
-    block_table: Tensor,
-    options: ScoreOptions,
+    state: _RunningSoftmax, pieces: _Pieces, cache: LayerCache, block_table: Tensor, options: ScoreOptions
 ) -> None:
     """Attend each piece's tokens to its keys and fold the result into the tokens' running softmax."""
     _, block_size, num_kv_heads, head_dim = cache.k.shape

@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.layers import (
-    AttentionLayer,
-    AttentionStep,
-    Embedding,
-    FeedForward,
-    LMHead,
-    Rotary,
-    make_step,
-)
+from octavo.layers import AttentionLayer, AttentionStep, Embedding, FeedForward, LMHead, Rotary, make_step
 from octavo.models.config import ModelConfig
 
 

@@ -19,12 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from octavo.attention.lengths import Lengths, check_capacity, check_lengths
-from octavo.attention.plan.host_segments import (
-    count_flat_reads,
-    cut_keys,
-    cut_queries,
-    find_segments,
-)
+from octavo.attention.plan.host_segments import count_flat_reads, cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
     Costs,
@@ -155,11 +150,7 @@ class ForestPlan:
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
         return _plan(
-            lengths,
-            shared,
-            block_size=block_size,
-            tile_tokens=costs.tile_tokens,
-            split_tokens=split_tokens,
+            lengths, shared, block_size=block_size, tile_tokens=costs.tile_tokens, split_tokens=split_tokens
         )
 
     @property

@@ -23,12 +23,7 @@ from math import lcm
 import numpy as np
 
 from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
-from octavo.attention.plan.prefix_forest import (
-    Costs,
-    SharedPrefixes,
-    find_shared_prefixes,
-    shareable_blocks,
-)
+from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes, shareable_blocks
 from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 

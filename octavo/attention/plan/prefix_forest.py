@@ -179,11 +179,7 @@ def _lcp_intervals(common: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _promote(
-    rows: np.ndarray,
-    nodes: list[tuple[int, int, int]],
-    query_lens: np.ndarray,
-    block_size: int,
-    costs: Costs,
+    rows: np.ndarray, nodes: list[tuple[int, int, int]], query_lens: np.ndarray, block_size: int, costs: Costs
 ) -> SharedPrefixes:
     """Keep a node if its saved reads outweigh its partial results; else its children inherit its blocks."""
     tokens_before = [0, *np.cumsum(query_lens).tolist()]

@@ -15,12 +15,7 @@ from octavo.attention.choice import decode_tile
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.shapes import (
-    TileShape,
-    deterministic_shape,
-    fat_shape,
-    padded_head_dim,
-)
+from octavo.attention.triton.shapes import TileShape, deterministic_shape, fat_shape, padded_head_dim
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.gpu.device import num_multiprocessors, power_of_two
 
@@ -173,7 +168,7 @@ def _thin_work(
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     schedule_kernel[(num_programs,)](
-        *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
+        *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units))
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
     return ThinWork(
@@ -216,11 +211,7 @@ def _fat_work(
 
 
 def _invariant_work(
-    shape: TileShape,
-    metadata: AttentionMetadata,
-    group: int,
-    num_tokens: int,
-    window: int | None,
+    shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, window: int | None
 ) -> FatWork:
     """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
 
