@@ -72,14 +72,10 @@ def plan_step(
     *,
     deterministic: bool = False,
 ) -> "StepMap":
-    """Make a step's task map on the device, for every layer with these shapes and this window.
+    """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
+    step_map.plan_step.
 
-    Args:
-        q: [T, H, D] queries of any layer, T > 0; only their shape and dtype matter.
-        cache: any layer's cache; only its shape and dtype matter.
-        metadata: the step, with at least one sequence.
-        window: the layers' window.
-        deterministic: see step_map.plan_step.
+    There is at least one query token and one sequence.
     """
     from octavo.attention.triton import step_map
 

@@ -65,11 +65,11 @@ class HeadRMSNorm:
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return sqrt(n) weight and sqrt(n eps), with which x / length stands for x / rms."""
+    """Return sqrt(n) weight and sqrt(n eps), with which x / |x| replaces x / rms(x)."""
     size = weight.shape[-1]
     return weight * math.sqrt(size), torch.tensor(math.sqrt(size * eps), device=weight.device)
 
 
 def _lengths(x: Tensor, floor: Tensor) -> Tensor:
-    """[..., 1] lengths of the last dimension, with the floor added in quadrature."""
+    """Return sqrt(|x|^2 + floor^2) over the last dimension: [..., 1]."""
     return torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), floor)

@@ -11,7 +11,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.weights import missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
-# A prime: rows of a tensor start at different numbers, unless their length is a multiple of it.
+# A prime, so that rows of a tensor start at different numbers.
 _POOL_SIZE = 2**21 - 9
 
 

@@ -98,15 +98,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
 
 
 def find_architecture(metadata: Mapping[str, object], where: str) -> GGUFArchitecture:
-    """Return the architecture that a file's metadata names.
-
-    Args:
-        metadata: the file's key-value pairs.
-        where: the file's name, for messages.
+    """Return the architecture that a file's metadata names; `where` is the file's name, for messages.
 
     Raises:
         FileFormatError: it names none.
-        UnsupportedModelError: it names one that Octavo does not have.
+        UnsupportedModelError: it names one that Octavo does not support.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str):

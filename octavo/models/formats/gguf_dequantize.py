@@ -34,7 +34,7 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
     Raises:
         UnsupportedModelError: Octavo cannot decode the type.
     """
-    # A damaged or extreme scale may overflow to inf, just as it would elsewhere.
+    # A damaged or extreme scale may overflow to inf.
     with np.errstate(over="ignore", invalid="ignore"):
         if type_name in K_QUANTS:
             out[...] = _decode_with_gguf_package(type_name, blocks)
@@ -44,15 +44,7 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def require_decodable(type_name: str, what: str) -> None:
-    """Refuse element types that `decode_blocks` does not know.
-
-    Args:
-        type_name: name of the element type.
-        what: what has it, for the message.
-
-    Raises:
-        UnsupportedModelError: names the type and those that are supported.
-    """
+    """Raise UnsupportedModelError if `decode_blocks` does not know a type; `what` has it, for the message."""
     known = _DECODERS.keys() | K_QUANTS
     if type_name not in known:
         raise UnsupportedModelError(

@@ -36,11 +36,7 @@ _BYTE, _BYTES = _NUMBERS[0]
 
 
 def read_metadata(cursor: Cursor, num_pairs: int) -> dict[str, object]:
-    """Read key-value pairs.
-
-    Args:
-        cursor: at the first key; moved behind the last value.
-        num_pairs: how many there are, at most MAX_PAIRS.
+    """Read key-value pairs; the cursor is at the first key, and moves past the last value.
 
     Returns:
         Values by key: int, float, bool or str; arrays of strings as list[str], arrays of numbers as NumPy

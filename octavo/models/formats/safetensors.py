@@ -64,7 +64,7 @@ class SafetensorsWeights:
             mapped = self._slice(name)[part]
         except SafetensorError as error:
             raise FileFormatError(f"{self._folder}: cannot read {name}: {error}") from error
-        # Always a copy: a mapped tensor would crash the process if the file were cut short later.
+        # Always a copy: reading a mapped tensor would crash the process if the file were truncated later.
         return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
