@@ -51,7 +51,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     """Return a callable from [T, in] to [T, out] in the dtype of x.
 
     Args:
-        weight: [out, in]; copied where packing pays off, else kept.
+        weight: [out, in]; copied if it is packed or quantised, else kept.
         bias: [out], or None.
         quantization: "none", or "int8" for 8-bit weights and activations (CPU, float32).
 

@@ -18,8 +18,8 @@ _POOL_SIZE = 2**21 - 9
 class DummyWeights:
     """Normally distributed weights of standard deviation 0.02; norm weights are 1.
 
-    All tensors copy from one pool of random numbers, each from a start of its own. Drawing billions of
-    numbers would take minutes; copying them takes seconds, and reading a slice costs only that slice.
+    All tensors are copied from one pool of random numbers, each from a different start. Drawing billions of
+    numbers would take minutes; copying takes seconds, and reading a slice costs only that slice.
 
         pool    [ r0 r1 r2 ............... rP ]  then from r0 again
         tensor         ^ start = hash(seed, name), row after row

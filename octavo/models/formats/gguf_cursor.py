@@ -1,7 +1,7 @@
 """A bounded reader over the header of a GGUF file: every length is checked before it is used.
 
-Files are not trusted. Sizes are Python integers, so no product or sum can overflow, and every count has a
-bound of its own, so a small file cannot ask for much memory.
+Files are not trusted. Sizes are Python integers, so no product or sum can overflow, and every count is
+bounded, so a small file cannot allocate much memory.
 """
 
 import reprlib
