@@ -101,7 +101,7 @@ def test_a_damaged_plan_is_said_by_array_index_and_value():
         case.run("c", plan)
     assert str(error.value) == (
         "the plan is damaged: item_table_row[2] is 77, expected a row of the block table; make plans by "
-        "ForestPlan.flat or ForestPlan.from_block_tables, and leave them as they are"
+        "ForestPlan.flat or ForestPlan.from_block_tables, and do not change them"
     )
 
 
