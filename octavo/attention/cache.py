@@ -16,14 +16,14 @@ COPIED_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values, as every operator takes them.
+    """One layer's keys and values, the form that every operator takes.
 
     Attributes:
         k: [N, B, KH, D] keys, any strides, last dimension contiguous.
-        v: [N, B, KH, D] values, likewise.
-        k_scale: [KH] contiguous float32, what 1.0 in a float8 (float8_e4m3fn) cache of keys stands for; None:
-            1.
-        v_scale: [KH], likewise of values; both or neither.
+        v: [N, B, KH, D] values, like k.
+        k_scale: [KH] contiguous float32: in a float8 (float8_e4m3fn) cache, the key that 1.0 stands for;
+            None: 1.
+        v_scale: [KH], the same for values; set both or neither.
     """
 
     k: Tensor
@@ -36,13 +36,13 @@ class LayerCache:
 class KVCache:
     """Keys and values of all layers in one allocation.
 
-    Memory layout [layer, k or v, block, kv head, token, dim]: one (block, kv head) tile is one
-    contiguous read. Kernels take strides, so any layout of a layer's view works.
+    One (block, kv head) tile is contiguous. Kernels take strides, so any other layout of a LayerCache works
+    too.
 
     Attributes:
-        data: [L, 2, N, KH, B, D], dtype of the cache.
-        scales: [L, 2, KH] float32, what 1.0 of a float8 cache stands for; None: 1, as in other dtypes.
-            They may not change while the cache holds anything.
+        data: [L, 2 (k, v), N, KH, B, D], dtype of the cache.
+        scales: [L, 2, KH] float32: in a float8 cache, the number that 1.0 stands for; None in other dtypes.
+            They must not change while the cache is in use.
     """
 
     data: Tensor
@@ -61,7 +61,7 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> "KVCache":
-        """Allocate an uninitialised cache; a float8 (torch.float8_e4m3fn) one gets scales of 1.
+        """Allocate an uninitialised cache; a float8 (torch.float8_e4m3fn) cache gets scales of 1.
 
         Raises:
             OutOfMemoryError: the device cannot hold it.
@@ -76,12 +76,12 @@ class KVCache:
             ) from error
         if dtype != FLOAT8:
             return cls(data)
-        # Each row at a multiple of 16 bytes: Triton compiles a kernel anew for another alignment.
+        # Rows begin at multiples of 16 bytes: for another alignment Triton would compile a second kernel.
         scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, device=device)
         return cls(data, scales[..., :num_kv_heads])
 
     def layer(self, index: int) -> LayerCache:
-        """Return one layer's views, the same ones in every call."""
+        """Return one layer's views, the same object in every call."""
         layer = self._layers.get(index)
         if layer is None:
             k, v = self.data[index]

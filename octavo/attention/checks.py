@@ -1,4 +1,7 @@
-"""Cheap checks of what callers pass in: shapes, dtypes, devices. Nothing here waits for a device."""
+"""Checks of arguments: shapes, dtypes, devices. Each check raises InvalidArgumentError.
+
+None of them waits for a GPU, except check_slots.
+"""
 
 import torch
 from torch import Tensor
@@ -15,11 +18,7 @@ _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
-    """Check the arguments of store_kv.
-
-    Raises:
-        InvalidArgumentError: a shape, dtype or device does not fit.
-    """
+    """Check the arguments of store_kv."""
     _check_cache(cache)
     expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *cache.k.shape[2:])
     for name, tensor in (("k", k), ("v", v)):
@@ -35,11 +34,7 @@ def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -
 
 
 def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions) -> None:
-    """Check the arguments of paged_attention.
-
-    Raises:
-        InvalidArgumentError: a shape, dtype or device does not fit.
-    """
+    """Check the arguments of paged_attention."""
     _check_cache(cache)
     num_kv_heads, head_dim = cache.k.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
@@ -73,11 +68,7 @@ def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> 
 
 
 def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> None:
-    """Check that a plan was made for the step's tensors.
-
-    Raises:
-        InvalidArgumentError: the plan is of another step.
-    """
+    """Check that a plan belongs to this step."""
     num_sequences = metadata.block_table.shape[0]
     if plan.num_tokens > num_query_tokens or plan.num_sequences != num_sequences:
         raise InvalidArgumentError(
@@ -88,11 +79,7 @@ def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadat
 
 
 def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
-    """Check that every slot exists or is -1; on a GPU this waits for the device.
-
-    Raises:
-        InvalidArgumentError: a slot does not exist.
-    """
+    """Check that every slot exists or is -1; on a GPU this waits for the device."""
     bad = torch.nonzero((slot_mapping < -1) | (slot_mapping >= num_slots))
     if bad.shape[0]:
         raise bad_slot(int(bad[0]), int(slot_mapping[bad[0]]), num_slots)
@@ -106,7 +93,7 @@ def bad_slot(token: int, slot: int, num_slots: int) -> InvalidArgumentError:
 
 
 def bad_block(row: int, column: int, block_id: int, num_blocks: int) -> InvalidArgumentError:
-    """Return the error for a block table with an unknown id within a sequence's length."""
+    """Return the error for a block table entry that names no block."""
     return InvalidArgumentError(
         f"block_table[{row}, {column}] names a block outside 0..{num_blocks - 1} within the sequence's "
         f"length: {block_id}; fill in the ids of all its blocks"
@@ -114,17 +101,7 @@ def bad_block(row: int, column: int, block_id: int, num_blocks: int) -> InvalidA
 
 
 def check_blocks(block_table: Tensor, rows: Tensor, columns: Tensor, num_blocks: int) -> None:
-    """Check ids that are going to be read; not on a GPU, where a look would wait for the device.
-
-    Args:
-        block_table: [S, max_blocks] int32.
-        rows: [X] where ids are read.
-        columns: [X] likewise.
-        num_blocks: blocks that there are.
-
-    Raises:
-        InvalidArgumentError: one of the blocks does not exist.
-    """
+    """Check that the entries (rows[i], columns[i]) name blocks that exist; skipped on a GPU."""
     if block_table.device.type != "cpu":
         return
     ids = block_table[rows, columns]

@@ -1,12 +1,12 @@
-"""The one place where attention chooses: an implementation, a GPU generation's kernel, a tiling.
+"""The one place that chooses how attention runs: the implementation, the GPU kernel and its tiling.
 
-    choose_impl      "auto" -> c | triton | torch            by what can run here
-    decode_tile      how decoding is tiled, and by which generation's kernel
-    node_tiles       the same for shared nodes
-    attend_*         the launch: Hopper's kernel where it can take the call, else the portable one
+    choose_impl      "auto" -> c | triton | torch: the fastest that can run here
+    decode_tile      the tiling for decoding
+    node_tiles       the tiling for shared nodes
+    attend_*         launch the Hopper kernel if it supports the call, else the portable one
 
-Kernels never ask for one another. Whether one can run is its own `unsupported_reason`: a sentence, or None.
-Importing this imports no Triton: laptops have none.
+Each kernel says by its own `unsupported_reason` why it cannot run (None if it can), and never asks about
+another kernel. Importing this file imports no Triton, so it works on machines without Triton.
 """
 
 import logging
@@ -34,20 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.attention")
 
 IMPLS = ("c", "triton", "torch", "reference")
-"""By name, in order of preference; "reference" is never needed by "auto"."""
+"""Implementations in order of preference. "auto" never picks "reference"."""
 
-# Sequences from which on leaves beside nodes take smaller tiles.
+# From this many sequences on, leaves that run beside nodes use smaller tiles.
 _MANY_LEAVES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to run attention.
-
-    Attributes:
-        store_kv: writes keys and values to slots: (k, v, cache, slot_mapping).
-        paged_attention_with_lse: returns (out, lse) of (q, cache, metadata, options).
-    """
+    """The two functions that each implementation has."""
 
     store_kv: Callable[[Tensor, Tensor, "LayerCache", Tensor], None]
     paged_attention_with_lse: Callable[
@@ -57,8 +52,8 @@ class Implementation:
 
 @cache
 def implementation(impl: str) -> Implementation:
-    """Return one of IMPLS."""
-    # Imported here: all of them import the metadata, whose forest asks this file for its tiles.
+    """Return the implementation of a name in IMPLS."""
+    # Imported here to avoid a cycle: metadata imports DeviceForest, which imports this file.
     from octavo.attention import gpu_paged, reference, torch_paged
     from octavo.attention.cpu import kernel
 
@@ -67,7 +62,7 @@ def implementation(impl: str) -> Implementation:
 
 
 def unsupported_reason(impl: str, device_type: str, dtype: torch.dtype) -> str | None:
-    """Say why one of IMPLS cannot run on a type of device with a dtype of the cache; None: it can."""
+    """Return why an implementation cannot run on a device type with a cache dtype, or None if it can."""
     if impl == "c":
         from octavo.attention.cpu import kernel
 
@@ -80,11 +75,11 @@ def unsupported_reason(impl: str, device_type: str, dtype: torch.dtype) -> str |
 
 
 def available_impls(device: torch.device | str, dtype: torch.dtype) -> dict[str, str | None]:
-    """Say what can run on a device with a dtype of the cache, and why the rest cannot.
+    """Return, for each implementation in order of preference, why it cannot run, or None if it can.
 
-    Returns:
-        Each implementation, in the order in which "auto" prefers them: None if it can run on the device
-        with the dtype, else the reason why not.
+    Args:
+        device: where attention would run.
+        dtype: of the cache.
     """
     device_type = torch.device(device).type
     return {impl: unsupported_reason(impl, device_type, dtype) for impl in IMPLS}
@@ -92,7 +87,7 @@ def available_impls(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 @cache
 def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
-    """Return the name of the implementation to run for a dtype of the cache.
+    """Return the name of the implementation to run.
 
     Raises:
         ConfigError: impl is unknown, or was asked for by name and cannot run.
@@ -109,7 +104,7 @@ def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
 
 
 def _preferred(device_type: str, dtype: torch.dtype) -> str:
-    """The first that can run. Only a kernel that should have run here but cannot is worth a warning."""
+    """Return the fastest implementation that can run; warn if a kernel was expected here but cannot run."""
     fastest, slowdown = ("triton", "many") if device_type == "cuda" else ("c", "several")
     reason = unsupported_reason(fastest, device_type, dtype)
     if reason is None:
@@ -129,16 +124,16 @@ def decode_tile(
     num_sequences: int,
     shares: bool,
 ) -> TileShape:
-    """Return the tiling for decoding: Hopper's where its kernel can take the cache.
+    """Return the tiling for decoding: that of the Hopper kernel if it supports the cache.
 
     Args:
         device: where the kernel runs.
-        group: query heads of a kv head.
+        group: query heads per kv head.
         head_dim: D.
         dtype: of the cache.
         block_size: tokens in a block of the cache.
-        num_sequences: S. One sequence alone is cut into as many pieces as there are programs.
-        shares: what the sequences have in common is read by other kernels.
+        num_sequences: S. A single sequence is split over all programs.
+        shares: other kernels read the prefixes that the sequences share.
     """
     if (
         num_sequences > 1
@@ -155,11 +150,11 @@ def decode_tile(
 def node_tiles(
     device: torch.device, group: int, head_dim: int, dtype: torch.dtype, block_size: int
 ) -> tuple[TileShape, TileShape, bool]:
-    """Return the tilings of shared nodes with many query tokens; arguments as of decode_tile.
+    """Return the tilings of shared nodes with many query tokens; arguments as for decode_tile.
 
     Returns:
         (tiling in steps with prompts, tiling in steps that only decode, whether nodes with few query tokens
-        have a kernel of their own: on Hopper one with many rows reads as fast as the memory).
+        have a kernel of their own). On Hopper they need none: its kernel reads them at full memory bandwidth.
     """
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is None and group <= hopper.BESIDE_SHAPE.rows:
@@ -169,7 +164,7 @@ def node_tiles(
 
 
 def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *, early: bool) -> None:
-    """Attend thin units, that is decode; see triton.decode.attend_thin."""
+    """Launch the decode kernel; see triton.decode.attend_thin."""
     from octavo.attention.hopper import decode as on_hopper
     from octavo.attention.triton import decode as portable
 
@@ -178,7 +173,7 @@ def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *
 
 
 def attend_fat(call: "Call", work: "FatWork") -> None:
-    """Attend fat units, that is prefill; see triton.prefill.attend_fat."""
+    """Launch the prefill kernel; see triton.prefill.attend_fat."""
     from octavo.attention.hopper import prefill as on_hopper
     from octavo.attention.triton import prefill as portable
 
@@ -187,7 +182,7 @@ def attend_fat(call: "Call", work: "FatWork") -> None:
 
 
 def attend_fat_nodes(call: "Call", forest: "DeviceForest", *, decodes: bool) -> None:
-    """Attend shared nodes with many query tokens; see triton.nodes.attend_fat_nodes."""
+    """Launch the kernel for shared nodes with many query tokens; see triton.nodes.attend_fat_nodes."""
     from octavo.attention.hopper import prefill as on_hopper
     from octavo.attention.triton import nodes as portable
 

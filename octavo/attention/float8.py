@@ -1,7 +1,6 @@
-"""Rows of a paged cache in PyTorch, whatever it is made of: float8 (e4m3) is scaled and saturates.
+"""Read and write rows of a paged cache of any dtype in PyTorch.
 
-A number x of a float8 cache is stored as x / scale, with one scale for each kv head; one that float8 cannot
-hold becomes its largest, 448, with the sign of x.
+A float8 (e4m3) cache stores x / scale, with one scale per kv head, saturated to +-448.
 """
 
 import torch
@@ -26,13 +25,13 @@ def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) 
         cache[index] = rows
         return
     rows = rows.float() if scale is None else rows.float() / scale.unsqueeze(-1)
-    # Conversions of torch differ between versions: some make NaN of what is too large.
+    # Clamped here because some versions of torch convert numbers beyond the range to NaN.
     rows = rows.clamp(-LARGEST, LARGEST).to(FLOAT8)
     as_bytes(cache)[index] = as_bytes(rows)
 
 
 def read_rows(cache: Tensor, index: Index, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Return cache[index] as a new [..., KH, D] of a dtype; arguments as of write_rows."""
+    """Return cache[index] as a new [..., KH, D] of a dtype; arguments as for write_rows."""
     if cache.dtype != FLOAT8:
         return cache[index].to(dtype)
     rows = as_bytes(cache)[index].view(FLOAT8).to(dtype)
@@ -40,5 +39,5 @@ def read_rows(cache: Tensor, index: Index, dtype: torch.dtype, scale: Tensor | N
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """View float8 as bytes, for which every device has all indexing; other dtypes as they are."""
+    """View a float8 tensor as bytes, because float8 lacks some indexing; return other tensors unchanged."""
     return cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache

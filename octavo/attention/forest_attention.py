@@ -1,4 +1,4 @@
-"""Attention over sequences that share blocks in one call, which makes what it needs from their lengths."""
+"""Attention over sequences that share blocks, in one call from plain arrays."""
 
 from dataclasses import replace
 
@@ -27,21 +27,16 @@ def forest_attention(
     softcap: float = 0.0,
     impl: str = "auto",
 ) -> Tensor:
-    """Attend each query token to its sequence's keys; blocks that sequences share are read once.
+    """Attend each query token to its sequence's keys, reading the blocks that sequences share only once.
 
-    The queries are the last tokens of their sequences. Each call plans its own work. A model with many layers
-    makes AttentionMetadata once per step and calls paged_attention in each layer instead.
+    The queries are the last tokens of their sequences. Each call makes its own plan. A model with many layers
+    instead makes AttentionMetadata once per step and calls paged_attention in each layer.
 
     Args:
-        q: [T, H, D] queries, any strides, last dimension contiguous. In the dtype of the cache; float32,
-            bfloat16 or float16 for a float8 (float8_e4m3fn) one.
-        cache: one layer's, such as KVCache.layer gives.
-        block_tables: [S, max_blocks] int32 on the host; equal leading ids are what sequences share.
-        seq_lens: [S] int32 on the host, tokens in the cache, the query tokens included.
+        q, cache, scale, softcap, impl: see paged_attention_with_lse.
+        block_tables: [S, max_blocks] int32 on the host; sequences share their equal leading ids.
+        seq_lens: [S] int32 on the host, tokens in the cache, including the query tokens.
         cu_seqlens_q: [S + 1] int32 on the host, cumulative query lengths.
-        scale: factor of q.k, usually 1 / sqrt(D).
-        softcap: scores become softcap * tanh(score / softcap); 0: off.
-        impl: "auto" or one of available_impls().
 
     Returns:
         [T, H, D] in the dtype of q.

@@ -1,6 +1,6 @@
-"""Paged attention on NVIDIA GPUs: a step's task map, and what a layer launches.
+"""Paged attention on NVIDIA GPUs: the task map of a step, and the kernels that a layer launches.
 
-Importing this imports no Triton: laptops have none.
+Importing this file imports no Triton.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 
 def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
-    """Say why the kernels cannot run on (device type, dtype of the cache); None: they can."""
+    """Return why the kernels cannot run on a device type with a cache dtype, or None if they can."""
     if dtype not in _DTYPES:
         return f"it is written for bfloat16, float16, float32 and float8_e4m3fn, not {dtype}"
     reason = triton_unsupported_reason(device_type)
@@ -40,7 +40,7 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
-    Slots are not checked against the size of the cache: it would wait for the device.
+    Slots are not checked against the size of the cache: that would wait for the device.
     """
     from octavo.attention.triton import store
 
@@ -50,10 +50,10 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 def paged_attention_with_lse(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """Attend by a task map made for this call alone; see octavo.attention.paged_attention_with_lse.
+    """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the
+    device.
 
-    Waits for nothing. A DeviceForest in metadata.work says what is shared. A model makes the map once per
-    step with plan_step and calls attend_with_map in each layer instead.
+    A model instead calls plan_step once per step, and attend_with_map in each layer.
 
     Raises:
         InvalidArgumentError: the scale is not positive.
@@ -72,14 +72,10 @@ def plan_step(
     *,
     deterministic: bool = False,
 ) -> "StepMap":
-    """Make a step's task map on the device, for every layer with these shapes and this window.
+    """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
+    step_map.plan_step.
 
-    Args:
-        q: [T, H, D] queries of any layer, T > 0; only shape and dtype count.
-        cache: any layer's, likewise.
-        metadata: the step, of at least one sequence.
-        window: the layers' window.
-        deterministic: see step_map.plan_step.
+    There is at least one query token and one sequence.
     """
     from octavo.attention.triton import step_map
 
@@ -98,17 +94,13 @@ def plan_step(
 
 
 def attend_with_map(
-    q: Tensor,
-    cache: LayerCache,
-    metadata: AttentionMetadata,
-    options: ScoreOptions,
-    step_map: "StepMap",
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
 ) -> tuple[Tensor, Tensor]:
-    """Attend by a step's task map; arguments and results as of paged_attention_with_lse.
+    """Attend by a step's task map; arguments and results as for paged_attention_with_lse.
 
     Raises:
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
-            cannot be read two numbers at a time.
+            has an odd head dim or stride.
     """
     from octavo.attention.triton import arguments, nodes
 
@@ -125,7 +117,7 @@ def attend_with_map(
     choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
     _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
     if forest.has_thin_units:
-        # Behind the leaves, which are there in every step: thin nodes often are not.
+        # Launched after the leaves: every step has leaves, but many have no thin nodes.
         nodes.attend_thin_nodes(node_call, forest)
     nodes.merge_nodes(results, forest)
     return results
@@ -137,7 +129,7 @@ def _check(cache: LayerCache, options: ScoreOptions, step_map: "StepMap") -> Non
     if options.window != step_map.window:
         raise InvalidArgumentError(
             f"the task map is for window {step_map.window}, this layer has {options.window}; "
-            f"make one map for each window"
+            f"make one map per window"
         )
     if cache.k.dtype == FLOAT8 and any(
         size % 2 for x in (cache.k, cache.v) for size in (x.shape[3], *x.stride()[:3])
@@ -149,7 +141,7 @@ def _check(cache: LayerCache, options: ScoreOptions, step_map: "StepMap") -> Non
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend to the sequences' own keys; early: see triton.decode.attend_thin."""
+    """Attend the units of the map; early: see triton.decode.attend_thin."""
     if step_map.thin is not None:
         choice.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:

@@ -1,4 +1,4 @@
-"""Store to and attend over a paged KV cache: the checked entry points."""
+"""The public operators of a paged KV cache: store keys and values, and attend. They check their arguments."""
 
 from torch import Tensor
 
@@ -9,27 +9,20 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    cache: LayerCache,
-    slot_mapping: Tensor,
-    *,
-    impl: str = "auto",
-) -> None:
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, impl: str = "auto") -> None:
     """Write each token's key and value to its slot of the cache, in place.
 
     Args:
-        k: [T, KH, D] keys; a strided view of a fused qkv will do, its last dimension contiguous. In the
-            dtype of the cache; float32, bfloat16 or float16 for a float8 (float8_e4m3fn) one.
-        v: [T, KH, D] values, likewise.
-        cache: one layer's, such as KVCache.layer gives; written. A float8 one with scales stores k / k_scale,
-            and saturates.
+        k: [T, KH, D] keys, last dimension contiguous, for example a view of a fused qkv. Their dtype is that
+            of the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16.
+        v: [T, KH, D] values, like k.
+        cache: one layer's cache, see KVCache.layer; written. A float8 cache with scales stores k / k_scale,
+            saturated.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
         impl: "auto" or one of available_impls().
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or slot does not fit.
+        InvalidArgumentError: a shape, dtype or device does not fit, or (on a CPU) a slot does not exist.
         ConfigError: impl is unknown or cannot run here.
     """
     check_store(k, v, cache, slot_mapping)
@@ -48,19 +41,9 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Attend each query token to its own sequence's keys in the cache; returns [T, H, D], dtype of q.
-
-    As paged_attention_with_lse, without the second result.
-    """
+    """Return the first result of paged_attention_with_lse: [T, H, D], dtype of q."""
     return paged_attention_with_lse(
-        q,
-        cache,
-        metadata,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        impl=impl,
+        q, cache, metadata, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, impl=impl
     )[0]
 
 
@@ -78,15 +61,14 @@ def paged_attention_with_lse(
     """Attend each query token to its own sequence's keys in the cache.
 
     The token at position p sees the keys j <= p, j < seq_len and, with a window, j > p - window. Query
-    head h reads kv head h // (H / KH). Any mix of prefill and decode, any block size and head dim.
+    head h reads kv head h // (H / KH). A batch may mix prefill and decode; any block size and head dim.
 
     Args:
-        q: [T, H, D] queries, any strides, last dimension contiguous. In the dtype of the cache; float32,
-            bfloat16 or float16 for a float8 (float8_e4m3fn) one.
-        cache: one layer's, such as KVCache.layer gives.
-        metadata: the step; without work in it each call makes its own, in which nothing is shared.
+        q: [T, H, D] queries, any strides, last dimension contiguous; dtype as for k of store_kv.
+        cache: one layer's cache, see KVCache.layer.
+        metadata: the step. If it has no plan, the call makes one that shares nothing.
         scale: factor of q.k, usually 1 / sqrt(D).
-        window: a token sees its last `window` keys, itself included; None: all.
+        window: a token sees its last `window` keys, including itself; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         alibi_slopes: [H] float32; adds -slope * (p - j) to the scores.
         impl: "auto" or one of available_impls().
@@ -96,8 +78,8 @@ def paged_attention_with_lse(
         Where a token sees nothing, out is 0 and lse is -inf.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device, option or length does not fit, or on a CPU the block
-            table names a block that does not exist within the length of a sequence with query tokens.
+        InvalidArgumentError: a shape, dtype, device, option or length does not fit, or (on a CPU) the block
+            table names a block that does not exist.
         ConfigError: impl is unknown or cannot run here.
     """
     options = ScoreOptions(scale, window, softcap, alibi_slopes)

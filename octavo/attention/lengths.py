@@ -1,4 +1,4 @@
-"""Lengths of a ragged batch: the one place that says which of them there can be. NumPy only."""
+"""Checks the lengths of a ragged batch. NumPy only."""
 
 from typing import NamedTuple, Protocol
 
@@ -15,11 +15,11 @@ class _Shaped(Protocol):
 
 
 class Lengths(NamedTuple):
-    """The lengths of S sequences in a batch that can be, as int64.
+    """The checked lengths of S sequences, int64.
 
     Attributes:
-        seq_lens: [S] tokens in the cache, the query tokens included; 0: an empty row of a padded batch, whose
-            query tokens, if any, see nothing.
+        seq_lens: [S] tokens in the cache, including the query tokens. 0 marks an empty row of a padded batch;
+            its query tokens, if any, see nothing.
         cu_seqlens_q: [S + 1] cumulative query lengths.
         query_lens: [S] query tokens.
     """
@@ -29,21 +29,21 @@ class Lengths(NamedTuple):
     query_lens: np.ndarray
 
     def equal(self, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
-        """True for the same numbers."""
+        """Return whether the lengths equal these."""
         pairs = (self.seq_lens, seq_lens), (self.cu_seqlens_q, cu_seqlens_q)
         return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
 
 
 def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
-    """Return a batch's lengths if there can be such a batch.
+    """Check a batch's lengths and return them.
 
     Args:
         seq_lens: [S] integers, see Lengths.
-        cu_seqlens_q: [S + 1] integers, cumulative query lengths: from 0 on, never falling.
+        cu_seqlens_q: [S + 1] integers, see Lengths.
 
     Raises:
-        InvalidArgumentError: a shape or dtype does not fit, cu_seqlens_q does not begin at 0 or falls, a
-            sequence is shorter than its query but not empty, or a number is beyond int32.
+        InvalidArgumentError: a shape or dtype does not fit, cu_seqlens_q does not begin at 0 or decreases, a
+            sequence is shorter than its query but not empty, or a number exceeds int32.
     """
     lens, bounds = _to_int64("seq_lens", seq_lens), _to_int64("cu_seqlens_q", cu_seqlens_q)
     num_sequences = lens.shape[0]
@@ -54,10 +54,10 @@ def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
         )
     if bounds[0] != 0:
         raise InvalidArgumentError(
-            f"cu_seqlens_q must begin at 0, got {bounds[0]}; it cumulates the query lengths of q's rows"
+            f"cu_seqlens_q must begin at 0, got {bounds[0]}; it holds the cumulative query lengths"
         )
     query_lens = bounds[1:] - bounds[:-1]
-    # Whether a number is negative shows in the sign of all of them together; one look instead of two.
+    # The bitwise or is negative if either number is: one comparison instead of two.
     if num_sequences and (query_lens | (lens - query_lens)).min() < 0:
         _check_sequences(query_lens, lens)
     return Lengths(lens, bounds, query_lens)
@@ -80,29 +80,20 @@ def _check_sequences(query_lens: np.ndarray, seq_lens: np.ndarray) -> None:
     s = int(query_lens.argmin())
     if query_lens[s] < 0:
         raise InvalidArgumentError(
-            f"cu_seqlens_q may not fall, but does by {-query_lens[s]} at sequence {s}; "
-            f"it cumulates the query lengths of q's rows"
+            f"cu_seqlens_q must not decrease, but does by {-query_lens[s]} at sequence {s}; "
+            f"it holds the cumulative query lengths"
         )
     too_short = np.flatnonzero((seq_lens < query_lens) & (seq_lens != 0))
     if too_short.size:
         s = int(too_short[0])
         raise InvalidArgumentError(
-            f"seq_lens[{s}] must count the sequence's {query_lens[s]} query tokens too, or be 0 for an empty "
+            f"seq_lens[{s}] must include the sequence's {query_lens[s]} query tokens, or be 0 for an empty "
             f"row; got {seq_lens[s]}"
         )
 
 
 def check_capacity(seq_len: int, block_size: int, block_table: _Shaped) -> None:
-    """Check that a row of the block table can hold a sequence.
-
-    Args:
-        seq_len: longest sequence, in tokens.
-        block_size: tokens in a block.
-        block_table: [S, max_blocks] array or tensor.
-
-    Raises:
-        InvalidArgumentError: it cannot.
-    """
+    """Raise InvalidArgumentError if a row of a block table [S, max_blocks] cannot hold seq_len tokens."""
     num_columns = block_table.shape[1]
     if seq_len > num_columns * block_size:
         raise InvalidArgumentError(

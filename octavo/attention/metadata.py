@@ -20,13 +20,14 @@ class AttentionMetadata:
         |---- computed before ----|-- query_len --|
         |------------------ seq_len --------------|
 
-    Making one checks shapes and dtypes, and on a CPU the lengths; on a GPU that would wait for the device.
+    Construction checks shapes and dtypes. It checks the lengths only on a CPU: on a GPU that would wait for
+    the device.
 
     Attributes:
         cu_seqlens_q: [S + 1] int32, cumulative query lengths; tokens of sequence s are
             cu_seqlens_q[s] : cu_seqlens_q[s + 1].
-        seq_lens: [S] int32, tokens in the cache after this step's store, the query tokens included; 0: an
-            empty row of a padded batch, whose query tokens see nothing.
+        seq_lens: [S] int32, tokens in the cache after this step's store, including the query tokens; 0 marks
+            an empty row of a padded batch, whose query tokens see nothing.
         positions: [T] int32, absolute position of each query token in its sequence.
         slot_mapping: [T] int32 or int64, cache slot (block id * block_size + offset) where each query
             token's key and value go; -1 writes nothing.
@@ -34,11 +35,11 @@ class AttentionMetadata:
             are never read.
         max_query_len: longest query, in tokens.
         max_seq_len: longest seq_len, in tokens.
-        work: what the sequences of this batch share: a ForestPlan (host arrays) for CPU kernels and PyTorch,
-            a DeviceForest (device arrays) for GPU kernels; None: each sequence by itself. It changes the
-            time a step takes, not its results; kernels pass over the kind that is not theirs.
-        is_fresh: there is one sequence, no token of it is in the cache yet, and token 0 is its first; tokens
-            behind its last belong to none.
+        work: which keys the sequences share: a ForestPlan (host arrays) for the C and PyTorch kernels, a
+            DeviceForest (device arrays) for GPU kernels, or None if nothing is shared. It changes the time of
+            a step, not its results. Kernels ignore the other kind.
+        is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0.
+            Tokens after its last one are padding.
     """
 
     cu_seqlens_q: Tensor
@@ -52,11 +53,11 @@ class AttentionMetadata:
     is_fresh: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no batch.
+        """Check the batch.
 
         Raises:
-            InvalidArgumentError: a shape or dtype does not fit, there are no such lengths, or the plan is of
-                other lengths.
+            InvalidArgumentError: a shape, a dtype or the lengths are invalid, or the plan is of other
+                lengths.
         """
         _check_vector("cu_seqlens_q", "S + 1", self.cu_seqlens_q, _INTEGERS)
         _check_vector("seq_lens", "S", self.seq_lens, _INTEGERS)
@@ -77,36 +78,36 @@ class AttentionMetadata:
 
     @property
     def plan(self) -> ForestPlan | None:
-        """The work, if host kernels can follow it."""
+        """The work if it is a plan for host kernels, else None."""
         return self.work if isinstance(self.work, ForestPlan) else None
 
     @property
     def forest(self) -> DeviceForest | None:
-        """The work, if GPU kernels can follow it."""
+        """The work if it is a forest for GPU kernels, else None."""
         return self.work if isinstance(self.work, DeviceForest) else None
 
     def check_lengths(self) -> None:
-        """Look at the lengths themselves where that does not wait for a device; done when one is made.
+        """Check the values of the lengths if they are on the CPU.
 
         Raises:
-            InvalidArgumentError: there are no such lengths, or the plan is of others.
+            InvalidArgumentError: the lengths are invalid, or the plan is of other lengths.
         """
         if not (self.seq_lens.is_cpu and self.cu_seqlens_q.is_cpu):
             return
         seq_lens, cu_seqlens_q = self.seq_lens.numpy(), self.cu_seqlens_q.numpy()
-        # A plan's lengths were checked; those that equal them need not be.
+        # A plan's lengths are checked already, so equal ones are valid.
         if self.plan is None or not self.plan.lengths.equal(seq_lens, cu_seqlens_q):
             check_lengths(seq_lens, cu_seqlens_q)
             if self.plan is not None:
                 raise InvalidArgumentError(
-                    "the plan is of another step: it was made for other seq_lens or cu_seqlens_q; plan "
-                    "each step anew"
+                    "the plan is of another step: it was made for other seq_lens or cu_seqlens_q; make a "
+                    "plan for each step"
                 )
         num_tokens = cu_seqlens_q[-1]
         if num_tokens > self.positions.shape[0]:
             raise InvalidArgumentError(
                 f"cu_seqlens_q must end within the {self.positions.shape[0]} query tokens of positions, "
-                f"got {num_tokens}; it cumulates the query lengths of q's rows"
+                f"got {num_tokens}; it holds the cumulative query lengths"
             )
 
 

@@ -1,4 +1,4 @@
-"""How a score is made from a query and a key; the same for every implementation."""
+"""How attention scores are computed from queries and keys; the same for every implementation."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 
-# Kernels compute in float32, where what is beyond these is infinite, or 0 and means "off".
+# Kernels compute in float32: larger numbers become infinite, and smaller ones 0, which means "off".
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _LONGEST = torch.iinfo(torch.int64).max
 
@@ -22,9 +22,9 @@ class ScoreOptions:
 
     Attributes:
         scale: factor of q.k, usually 1 / sqrt(D).
-        window: a token sees its last `window` keys, itself included; None: all.
+        window: a token sees its last `window` keys, including itself; None: all.
         softcap: bound of the scores before the bias; 0: none.
-        alibi_slopes: [H] float32 slope of each query head's linear bias; None: no bias.
+        alibi_slopes: [H] float32 ALiBi slope of each query head; None: no bias.
     """
 
     scale: float
@@ -49,5 +49,5 @@ class ScoreOptions:
 
 
 def _is_integer(value: object) -> bool:
-    """True for an int that is no bool."""
+    """Return whether the value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

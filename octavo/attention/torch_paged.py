@@ -1,4 +1,4 @@
-"""Paged attention in vectorised PyTorch, for any device and dtype: the path where no kernel is compiled."""
+"""Paged attention in vectorised PyTorch, for any device and dtype. Used where no compiled kernel can run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.ranges import concatenated_ranges
 
-# Keys per piece of work, and the most scores held at once (float32: 16 MiB).
+# Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).
 _TILE_KEYS = 64
 _CHUNK_SCORES = 4 << 20
 
@@ -33,7 +33,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 
 
 def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> ForestPlan:
-    """Return the step's plan; without one, a flat plan (on a GPU this waits for the device).
+    """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
     Raises:
         InvalidArgumentError: the sequences do not fit q or the block table.
@@ -41,7 +41,7 @@ def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadat
     if metadata.plan is not None:
         return metadata.plan
     seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
-    # Before planning: a length out of thin air would make millions of items.
+    # Checked before planning: a corrupt length would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     plan = ForestPlan.flat(seq_lens, cu_seqlens_q)
     check_plan(plan, num_query_tokens, block_size, metadata)
@@ -51,11 +51,10 @@ def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadat
 def paged_attention_with_lse(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """Attend tile by tile of the plan; see octavo.attention.paged_attention_with_lse.
+    """Attend by the step's plan; see octavo.attention.paged_attention_with_lse.
 
-    The plan's items are cut into (query tile, 64 keys) pieces. Pieces with a similar number of query
-    tokens form batched products; each piece's result is folded into its tokens' running softmax, so
-    the order and number of pieces do not matter and memory stays bounded.
+    The plan's items are cut into pieces of 64 keys. Pieces with a similar number of query tokens form batched
+    products. Each result is folded into its tokens' running softmax, so memory stays bounded.
     """
     state = _RunningSoftmax(q)
     plan = host_plan(q.shape[0], cache.k.shape[1], metadata)
@@ -68,7 +67,7 @@ def paged_attention_with_lse(
 
 
 def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> None:
-    """Check the ids of all blocks of the items' segments; on a GPU nothing is looked at."""
+    """Check the ids of all blocks that the plan reads; skipped on a GPU."""
     num_blocks, block_size = k_cache.shape[:2]
     begin = plan.item_kv_begin // block_size
     lengths = np.where(plan.item_kv_end > plan.item_kv_begin, -(-plan.item_kv_end // block_size) - begin, 0)
@@ -78,10 +77,10 @@ def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> N
 
 
 class _RunningSoftmax:
-    """Maximum, sum and weighted values so far of every token and head; row T is for padding.
+    """Running maximum, sum and weighted values of every token and head; row T is for padding.
 
-    Specification: octavo.attention.merge. It folds scores instead of finished partial results, so that memory
-    does not grow with the number of pieces.
+    Specification: octavo.attention.merge. It folds scores, not finished partial results, so that memory does
+    not grow with the number of pieces.
     """
 
     def __init__(self, q: Tensor) -> None:
@@ -94,7 +93,7 @@ class _RunningSoftmax:
         self.values = torch.zeros_like(self.q, memory_format=torch.contiguous_format)
 
     def raise_maximum(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """Fold [X, n, H, keys] scores into the maxima of tokens [X, n]; returns exp(scores - maximum)."""
+        """Fold scores [X, n, H, keys] into the maxima of tokens [X, n]; return exp(scores - maximum)."""
         index = tokens.flatten().unsqueeze(1).expand(-1, self.maximum.shape[1])
         piece_maximum = scores.amax(dim=-1).flatten(0, 1)
         raised = self.maximum.scatter_reduce(0, index, piece_maximum, reduce="amax")
@@ -122,7 +121,7 @@ class _RunningSoftmax:
 def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield (tokens [X, n], table rows [X], kv begin [X], kv end [X]) of pieces, on the device of q.
 
-    Query tiles are padded to the next power of two with token T, so at most half of a batch is padding.
+    Query tiles are padded with token T to a power of two, so less than half of a batch is padding.
     """
     num_item_tokens = np.diff(plan.item_token_begin)
     widths = 1 << np.ceil(np.log2(np.maximum(num_item_tokens, 1))).astype(np.int64)
@@ -139,7 +138,7 @@ def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor) -> Iterator[tuple[Ten
 
 
 def _pieces(plan: ForestPlan, items: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut items at multiples of the tile: returns (item, kv begin, kv end), all [X]."""
+    """Cut items at multiples of _TILE_KEYS; return (item, kv begin, kv end), all [X]."""
     begin, end = plan.item_kv_begin[items].astype(np.int64), plan.item_kv_end[items].astype(np.int64)
     first_tile = begin // _TILE_KEYS
     num_pieces = np.where(end > begin, -(-end // _TILE_KEYS) - first_tile, 0)
@@ -159,13 +158,13 @@ def _padded_tokens(plan: ForestPlan, items: np.ndarray, width: int, padding: int
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """X pieces of work: query tokens tokens[x] see keys keys_at[x] of the sequence rows[x].
+    """X pieces of work: the query tokens tokens[x] see the keys keys_at[x] of the sequence rows[x].
 
     Attributes:
         tokens: [X, n], padded with T.
         rows: [X] block-table rows.
-        keys_at: [X, keys] token positions, all of them safe to read.
-        distance: [X, n, keys] query position less key position.
+        keys_at: [X, keys] positions of keys, all safe to read.
+        distance: [X, n, keys] query position minus key position.
         visible: [X, n, keys] bool.
     """
 
@@ -184,7 +183,7 @@ def _see(
     metadata: AttentionMetadata,
     options: ScoreOptions,
 ) -> _Pieces:
-    """Work out who sees what; pieces of which nothing is seen drop out."""
+    """Compute which query token sees which key; pieces in which no key is visible are dropped."""
     keys_at = kv_begin.unsqueeze(1) + torch.arange(_TILE_KEYS, device=tokens.device)
     positions = torch.cat([metadata.positions, metadata.positions.new_full((1,), -1)])[tokens]
     distance = positions.unsqueeze(-1) - keys_at.unsqueeze(1)
@@ -192,18 +191,14 @@ def _see(
     if options.window is not None:
         visible &= distance < options.window
     seen = visible.any(dim=1)
-    # A key that no token of the piece sees may be past the end, or hold anything: read a seen one instead.
+    # A key that no token sees may lie past the end or hold NaN: read a visible one in its place.
     keys_at = torch.where(seen, keys_at, kv_begin.unsqueeze(1) + seen.int().argmax(dim=1, keepdim=True))
     keep = torch.nonzero(seen.any(dim=1)).squeeze(1)
     return _Pieces(tokens[keep], rows[keep], keys_at[keep], distance[keep], visible[keep])
 
 
 def _fold(
-    state: _RunningSoftmax,
-    pieces: _Pieces,
-    cache: LayerCache,
-    block_table: Tensor,
-    options: ScoreOptions,
+    state: _RunningSoftmax, pieces: _Pieces, cache: LayerCache, block_table: Tensor, options: ScoreOptions
 ) -> None:
     """Attend each piece's tokens to its keys and fold the result into the tokens' running softmax."""
     _, block_size, num_kv_heads, head_dim = cache.k.shape

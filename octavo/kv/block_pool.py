@@ -9,13 +9,12 @@ from octavo.errors import InvalidArgumentError
 class BlockPool:
     """N blocks, each in exactly one of three places.
 
-        free (never hashed, reused first)     cached (ref 0, still hit-able, LRU)     referenced (ref > 0)
+        free (never hashed, reused first)     cached (ref 0, can be hit, LRU)     referenced (ref > 0)
 
-    Every operation is O(1) per block. The pool does not know why a block is worth caching; whoever
-    releases a block says whether it is.
+    Every operation is O(1) per block. The caller of `release` decides whether a block is cached.
 
     Attributes:
-        num_blocks: N, blocks in all.
+        num_blocks: N.
         ref_counts: [N], how many block tables hold each block.
         num_shared: blocks with a reference count above 1.
     """
@@ -29,12 +28,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks whose contents nobody can hit."""
+        """Blocks whose contents cannot be hit."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody references whose contents can still be hit."""
+        """Blocks without a reference whose contents can still be hit."""
         return len(self._cached)
 
     @property
@@ -60,7 +59,8 @@ class BlockPool:
         """
         if num_blocks > self.num_available:
             return None
-        block_ids = [self._pop() for _ in range(num_blocks)]
+        free, cached = self._free, self._cached
+        block_ids = [free.pop() if free else cached.popitem(last=False)[0] for _ in range(num_blocks)]
         for block_id in block_ids:
             self.ref_counts[block_id] = 1
         return block_ids
@@ -69,7 +69,7 @@ class BlockPool:
         """Add a reference to a cached or referenced block.
 
         Raises:
-            InvalidArgumentError: no such block, or the block is free, so its contents mean nothing.
+            InvalidArgumentError: there is no such block, or it is free.
         """
         self._require_block(block_id)
         count = self.ref_counts[block_id]
@@ -81,10 +81,9 @@ class BlockPool:
         self.num_shared += count == 1
 
     def retain_all(self, block_ids: Iterable[int]) -> None:
-        """Retain each block; quickly, where most are shared already.
+        """Retain each block, as `retain` does; fast if most blocks are shared already.
 
-        Raises:
-            InvalidArgumentError: as of `retain`; then the blocks before are retained.
+        After an error, the blocks before the bad one are retained.
         """
         counts, num_blocks = self.ref_counts, self.num_blocks
         for block_id in block_ids:
@@ -94,15 +93,14 @@ class BlockPool:
                 self.retain(block_id)
 
     def release(self, block_id: int, *, cached: bool) -> None:
-        """Take a reference away; the last one moves the block to the cached (or free) blocks.
+        """Remove a reference; with the last one, the block becomes cached or free.
 
         Args:
             block_id: a referenced block.
-            cached: keep the contents hit-able once nobody references the block.
+            cached: whether its contents can still be hit after the last reference is gone.
 
         Raises:
-            InvalidArgumentError: no such block, or it has no reference. Ids are never clamped or wrapped:
-                that would free somebody else's block.
+            InvalidArgumentError: there is no such block, or it has no reference.
         """
         self._require_block(block_id)
         count = self.ref_counts[block_id]
@@ -110,18 +108,15 @@ class BlockPool:
             raise InvalidArgumentError(f"block {block_id} has no reference to release; was it freed twice?")
         self.ref_counts[block_id] = count - 1
         self.num_shared -= count == 2
-        if count == 1:
-            self._enqueue(block_id, cached)
+        if count == 1 and cached:
+            self._cached[block_id] = None
+        elif count == 1:
+            self._free.append(block_id)
 
     def release_all(self, block_ids: Iterable[int], *, cached: Container[int]) -> None:
-        """Release each block; quickly, where most stay shared.
+        """Release each block, as `release` does; fast if most blocks stay shared.
 
-        Args:
-            block_ids: referenced blocks.
-            cached: the blocks whose contents stay hit-able once nobody references them.
-
-        Raises:
-            InvalidArgumentError: as of `release`; then the blocks before are released.
+        `cached` holds the blocks to cache. After an error, the blocks before the bad one are released.
         """
         counts, num_blocks = self.ref_counts, self.num_blocks
         for block_id in block_ids:
@@ -131,25 +126,12 @@ class BlockPool:
                 self.release(block_id, cached=block_id in cached)
 
     def uncache(self, block_id: int) -> None:
-        """Move a cached block to the free ones.
-
-        Raises:
-            InvalidArgumentError: the block is not cached.
-        """
+        """Move a cached block to the free ones; InvalidArgumentError if it is not cached."""
         self._require_block(block_id)
         if block_id not in self._cached:
             raise InvalidArgumentError(f"block {block_id} is not cached; only cached blocks can be dropped")
         del self._cached[block_id]
         self._free.append(block_id)
-
-    def _pop(self) -> int:
-        return self._free.pop() if self._free else self._cached.popitem(last=False)[0]
-
-    def _enqueue(self, block_id: int, cached: bool) -> None:
-        if cached:
-            self._cached[block_id] = None
-        else:
-            self._free.append(block_id)
 
     def _require_block(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

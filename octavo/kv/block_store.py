@@ -11,8 +11,8 @@ class BlockStore:
     """Hands out, shares, registers and evicts blocks.
 
     Attributes:
-        pool: who is referenced how often.
-        tree: which blocks can be hit.
+        pool: reference counts.
+        tree: blocks that can be hit.
         num_evictions: registered blocks lost to allocations so far.
     """
 
@@ -34,7 +34,7 @@ class BlockStore:
         self.pool.retain_all(block_ids)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Take a reference from each block, last block first, so that heads of prefixes survive longest."""
+        """Remove a reference from each block, last block first: beginnings of prefixes are evicted last."""
         self.pool.release_all(reversed(block_ids), cached=self.tree)
 
     def register(self, sequence: SequenceBlocks, num_full: int, *, exchange: bool) -> bool:
@@ -57,14 +57,15 @@ class BlockStore:
                 if block_ids is sequence.block_ids:
                     block_ids = block_ids.copy()
                 block_ids[index] = block_id
-                self._exchange(own_id, block_id)
+                self.pool.retain(block_id)
+                self.release([own_id])
             sequence.num_committed = index + 1
         changed = block_ids is not sequence.block_ids
         sequence.block_ids = block_ids
         return changed
 
     def is_writable(self, block_id: int) -> bool:
-        """True when one sequence alone has the block and nobody else can find it."""
+        """Return whether only one sequence has the block and no other can find it."""
         return self.pool.ref_counts[block_id] == 1 and block_id not in self.tree
 
     def drop_cached(self) -> int:
@@ -74,10 +75,6 @@ class BlockStore:
             if block_id in self.tree:
                 self._unregister(block_id)
         return self.pool.num_free - num_free
-
-    def _exchange(self, own_id: int, block_id: int) -> None:
-        self.pool.retain(block_id)
-        self.release([own_id])
 
     def _unregister(self, block_id: int) -> int:
         """Drop a block and those below it from the tree; returns how many."""

@@ -17,7 +17,7 @@ class BlockTables:
     def __init__(self, max_sequences: int, max_blocks: int) -> None:
         self.table = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._lengths = [0] * max_sequences
-        # The very list each row mirrors; holding on to it keeps its identity from being reused.
+        # The list that each row mirrors; kept alive so that no other list gets its identity.
         self._sources: list[Sequence[int] | None] = [None] * max_sequences
 
     def length(self, row: int) -> int:
@@ -25,14 +25,14 @@ class BlockTables:
         return self._lengths[row]
 
     def update(self, row: int, block_ids: Sequence[int]) -> tuple[int, int]:
-        """Bring a row up to date with a sequence's block ids; returns the range of columns it wrote.
+        """Update a row to a sequence's block ids; return the range of columns that it wrote.
 
         Costs O(new blocks) when `block_ids` is the list of the last call, grown at its end:
         `SequenceBlocks.block_ids` changes in no other way without becoming another list. Another list (the
         row's next sequence, or the same after `free`, `truncate` or de-duplication) is written in full.
 
         Raises:
-            InvalidArgumentError: more blocks than a row has places.
+            InvalidArgumentError: a row cannot hold that many blocks.
         """
         start = self._lengths[row]
         if self._sources[row] is not block_ids or len(block_ids) < start:
@@ -43,11 +43,7 @@ class BlockTables:
         return start, len(block_ids)
 
     def rewrite(self, row: int, block_ids: Sequence[int]) -> None:
-        """Write a whole row, whatever it held before.
-
-        Raises:
-            InvalidArgumentError: more blocks than a row has places.
-        """
+        """Write a whole row; see update."""
         self._write(row, 0, block_ids)
         self._sources[row] = block_ids
 

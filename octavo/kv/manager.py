@@ -18,13 +18,17 @@ class KVCacheManager:
          ^                        | free                     ^   match_prefix: ref + 1   |
          +------------------------+--------------- evict ----+---------------------------+
 
-    The order of calls for one sequence: new_sequence, match_prefix, then per step allocate and, if others
-    shall share at once, publish (before the tokens are computed) and commit (after), at last free. A freed
+    The order of calls for one sequence: new_sequence, match_prefix; then in each step allocate, publish
+        (before
+    the tokens are computed, so that others can share them already) and commit (after); finally free. A freed
     sequence is empty and may start over. Not thread-safe.
 
-    Published blocks are hit before they are computed. So steps must run in the order in which they publish,
-    and each must store all of its keys and values before it reads any. When one fails, `reset`: what was
-    published for it holds garbage.
+    Published blocks can be hit before they are computed. So steps must run in the order in which they
+    publish, and each must store all of its keys and values before it reads any. If a step fails, call
+    `reset`: the blocks that it published hold garbage.
+
+    Every method that takes token ids raises InvalidArgumentError if they differ from those of earlier calls,
+    or if there are fewer than the number of tokens.
 
     Args:
         num_blocks: blocks of the cache.
@@ -69,7 +73,7 @@ class KVCacheManager:
         return self._store.pool.num_available
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """True when an otherwise empty pool holds `num_tokens` tokens."""
+        """Return whether an otherwise empty pool can hold `num_tokens` tokens."""
         return num_blocks_for(num_tokens, self.block_size) <= self.num_blocks
 
     def new_sequence(self, salt: bytes = b"") -> SequenceBlocks:
@@ -82,15 +86,13 @@ class KVCacheManager:
         Args:
             sequence: an empty sequence.
             token_ids: its tokens.
-            max_tokens: cover at most this many. Pass len(token_ids) - 1 or less, so that a full hit leaves
-                a token to compute; 0 or less matches nothing.
+            max_tokens: cover at most this many. Pass len(token_ids) - 1 or less, to leave a token to compute.
 
         Returns:
             Tokens covered: a multiple of the block size; 0 with prefix caching off.
 
         Raises:
-            InvalidArgumentError: the sequence is not empty, max_tokens exceeds len(token_ids), or the token
-                ids differ from those of earlier calls.
+            InvalidArgumentError: the sequence is not empty.
         """
         sequence.require_empty()
         num_blocks = sequence.num_full_blocks(token_ids, max_tokens)
@@ -133,11 +135,10 @@ class KVCacheManager:
         """Register the full blocks of the first `num_tokens` tokens, which the next step computes.
 
         Stops before a block that is registered already, or whose digest collides with another's: the step
-        is going to write to this sequence's own block, which `commit` may exchange afterwards.
+        will write to this sequence's own block, which `commit` may exchange afterwards.
 
         Raises:
-            InvalidArgumentError: more tokens than are known or fit the blocks, or the token ids differ from
-                those of earlier calls.
+            InvalidArgumentError: the tokens do not fit the blocks.
         """
         self._require_ours(sequence)
         num_full = sequence.num_full_blocks(token_ids, num_tokens)
@@ -148,7 +149,7 @@ class KVCacheManager:
             sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_registered)
 
     def commit(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_computed_tokens: int) -> bool:
-        """Say that the first `num_computed_tokens` tokens are in the cache; register the full blocks of them.
+        """Declare that the first `num_computed_tokens` tokens are in the cache; register their full blocks.
 
         If an equal block is registered already, the sequence is repointed to it and its own copy released.
         With prefix caching off, only num_committed and num_filled_tokens advance. A block whose digest
@@ -158,11 +159,10 @@ class KVCacheManager:
             True when `block_ids` changed.
 
         Raises:
-            InvalidArgumentError: more tokens are computed than are known or fit the blocks, or the token
-                ids differ from those of earlier calls.
+            InvalidArgumentError: the tokens do not fit the blocks.
         """
         if sequence.grows_in_its_last_block(num_computed_tokens) and num_computed_tokens <= len(token_ids):
-            # What nearly every decoding step does.
+            # The case of nearly every decoding step.
             sequence.num_filled_tokens = num_computed_tokens
             return False
         self._require_ours(sequence)
@@ -181,11 +181,7 @@ class KVCacheManager:
     ) -> tuple[SequenceBlocks, list[tuple[int, int]]] | None:
         """Make a sequence that holds the parent's first `num_tokens` tokens.
 
-        Full blocks are shared. A partly used last block is copied, because both will write to it.
-
-        Args:
-            parent: a sequence.
-            num_tokens: at most parent.num_filled_tokens.
+        Full blocks are shared. A partly filled last block is copied, because both will write to it.
 
         Returns:
             The child and the block copies (source id, destination id) to make before anything is written:
@@ -217,10 +213,9 @@ class KVCacheManager:
     def truncate(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Drop the blocks beyond the first `num_tokens` tokens, and the tokens in them.
 
-        The rule that keeps shared contents safe: the cut may fall on a block edge, or inside a block that
-        is this sequence's alone and not registered, because that block will be written again. Inside any
-        other block it is refused; there, take ``fork(sequence, num_tokens)``, which copies the block, and
-        free the original.
+        The block that the cut falls into will be written again, so it must be this sequence's alone and not
+        registered. Otherwise call ``fork(sequence, num_tokens)``, which copies the block, and free the
+        original.
 
         Raises:
             InvalidArgumentError: the cut falls inside a shared or registered block, or beyond the blocks;
@@ -243,24 +238,24 @@ class KVCacheManager:
         sequence.num_committed = min(sequence.num_committed, num_full)
 
     def free(self, sequence: SequenceBlocks) -> None:
-        """Give all blocks back, tail first, so that heads of prefixes survive longest; idempotent."""
+        """Release all blocks, last block first: beginnings of prefixes are evicted last. Idempotent."""
         self._require_ours(sequence)
         self._store.release(sequence.block_ids)
         sequence.clear()
         self._live.discard(sequence)
 
     def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that nobody references; returns how many became free.
+        """Forget all cached blocks that have no reference; return how many became free.
 
         Blocks in use stay registered, so a request like a running one can still hit them.
         """
         return self._store.drop_cached()
 
     def reset(self) -> None:
-        """Forget every sequence and every block, whatever state they are in; counters go on.
+        """Forget every sequence and every block, in whatever state they are; counters continue.
 
-        For when an operation was broken off halfway, or a step failed and nobody knows what is in the blocks
-        that it published. Sequences made before must not be used again.
+        Call it after an interrupted operation or a failed step, when the contents of published blocks are
+        unknown. Sequences made before must not be used again.
         """
         self._store = BlockStore(self.num_blocks, num_evictions=self._store.num_evictions)
         self._live = set()
@@ -292,10 +287,10 @@ class KVCacheManager:
             check_prefixes(self._store.tree, self._live)
 
     def _known_blocks(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """The blocks that a sequence has in common with the one matched last; takes over their keys.
+        """Return the blocks that a sequence shares with the one matched last, and copy their keys.
 
-        Prompts with a long prefix in common come one after the other: comparing their tokens takes a small
-        part of the time that looking up every block does.
+        Prompts with a long common prefix often follow one another. Comparing their tokens is much faster than
+        looking up every block.
         """
         newest = self._newest
         num_equal = 0 if newest is None else sequence.num_equal_blocks(token_ids, newest, num_blocks)

@@ -1,4 +1,4 @@
-"""Paged key/value bookkeeping without an engine: sequences have names, and a lack of blocks is an error."""
+"""Paged key/value bookkeeping without an engine: named sequences, and an error when blocks run out."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from octavo.kv.slots import slot_mapping
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extension:
-    """The tokens a call added, whose keys and values the caller now has to compute and write.
+    """Tokens whose keys and values the caller now has to compute and write.
 
     Attributes:
-        start: position of the first of them; those before it are in the cache.
+        start: position of the first of them; the tokens before it are in the cache.
         slots: [n] int64 cache slots, one per token.
     """
 
@@ -36,20 +36,15 @@ class _Entry:
 
 
 class PagedSequences:
-    """alloc / update / free per sequence, for those who bring their own model loop.
+    """alloc / update / free per sequence, for your own model loop.
 
         extension = sequences.alloc("a", prompt)     write extension.slots, attend over the block table
         extension = sequences.update("a", [token])   write, attend, ...
         sequences.free("a")
 
-    Slots that a call returned must be written before the next call for the same sequence: from `update`,
-    `fork` or `commit` on, full blocks of them may be shared with other sequences.
-
-    Args:
-        num_blocks: blocks of the cache.
-        block_size: tokens per block.
-        enable_prefix_caching: let sequences with equal prefixes share blocks.
-        bytes_per_block: keys and values of one block, all layers, for the manager's `stats`.
+    Write the slots that a call returns before the next call for the same sequence: `update`, `fork` and
+    `commit` may share their full blocks with other sequences. Methods raise InvalidArgumentError for unknown
+    names. The constructor's arguments are those of KVCacheManager.
 
     Attributes:
         manager: the manager underneath; `manager.stats()` has the figures.
@@ -101,11 +96,10 @@ class PagedSequences:
         return self._extension(entry, num_cached)
 
     def update(self, sequence_id: Hashable, token_ids: Sequence[int]) -> Extension:
-        """Append any number of tokens to a sequence, across block edges if need be.
+        """Append any number of tokens to a sequence.
 
         Raises:
-            InvalidArgumentError: no such sequence.
-            OutOfBlocksError: too few blocks are free; the sequence is as it was.
+            OutOfBlocksError: too few blocks are free; the sequence is unchanged.
         """
         entry = self._entry(sequence_id)
         self.commit(sequence_id)
@@ -116,11 +110,7 @@ class PagedSequences:
         return self._extension(entry, start)
 
     def commit(self, sequence_id: Hashable) -> None:
-        """Say that all slots handed out for a sequence are written; `update` and `fork` imply it.
-
-        Raises:
-            InvalidArgumentError: no such sequence.
-        """
+        """Declare that all slots handed out for a sequence are written; `update` and `fork` imply it."""
         entry = self._entry(sequence_id)
         self.manager.commit(entry.blocks, entry.token_ids, len(entry.token_ids))
 
@@ -131,7 +121,7 @@ class PagedSequences:
             Blocks to copy (source id, destination id) before either sequence is updated: one or none.
 
         Raises:
-            InvalidArgumentError: no such parent, or the child's name is in use.
+            InvalidArgumentError: the child's name is in use.
             OutOfBlocksError: no block is free for the copy; nothing was allocated.
         """
         self._require_new(child_id)
@@ -145,22 +135,15 @@ class PagedSequences:
         return copies
 
     def free(self, sequence_id: Hashable) -> None:
-        """End a sequence. Its committed blocks stay in the prefix cache until their room is needed.
-
-        Raises:
-            InvalidArgumentError: no such sequence.
-        """
+        """End a sequence. Its committed blocks stay in the prefix cache until they are evicted."""
         self.manager.free(self._entry(sequence_id).blocks)
         del self._entries[sequence_id]
 
     def block_table(self, sequence_ids: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
-        """Return what an attention call over S sequences needs.
+        """Return the block table and the lengths of S sequences for an attention call.
 
         Returns:
             [S, longest] int32 block ids, 0 past a sequence's last block, and [S] int32 lengths in tokens.
-
-        Raises:
-            InvalidArgumentError: no such sequence.
         """
         entries = [self._entry(sequence_id) for sequence_id in sequence_ids]
         width = max((len(entry.blocks.block_ids) for entry in entries), default=0)

@@ -1,4 +1,4 @@
-"""Finds full blocks by their token ids and those before them: a hash index and a tree at once."""
+"""Finds full blocks by their tokens and the blocks before them: both a hash index and a tree."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -32,7 +32,7 @@ def hash_block(parent_digest: bytes, content: bytes) -> bytes:
     return blake2b(parent_digest + content, digest_size=16).digest()
 
 
-# Prompts with a prefix in common have its keys in common: finding one costs a fifth of making it.
+# Prompts with a common prefix have equal keys: a lookup takes a fifth of the time of hashing.
 @lru_cache(maxsize=16384)
 def _block_key(hash_block: BlockHash, parent_digest: bytes, content: bytes) -> BlockKey:
     return BlockKey(hash_block(parent_digest, content), content)
@@ -75,7 +75,7 @@ class SequenceBlocks:
         return len(self.block_ids) * self.block_size
 
     def grows_in_its_last_block(self, num_tokens: int) -> bool:
-        """True when `num_tokens`, at least those filled now, fit the blocks and complete none of them."""
+        """Return whether `num_tokens`, at least those filled now, fit the blocks without filling another."""
         size = self.block_size
         return (
             num_tokens // size == self.num_committed
@@ -93,14 +93,10 @@ class SequenceBlocks:
         return max(0, num_tokens) // self.block_size
 
     def extend_keys(self, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Hash the full blocks up to `num_blocks` that are not hashed yet, each exactly once.
-
-        Args:
-            token_ids: all tokens of the sequence, those of earlier calls unchanged.
-            num_blocks: leading full blocks of `token_ids` to have keys for.
+        """Hash the full blocks up to `num_blocks` that are not hashed yet.
 
         Raises:
-            InvalidArgumentError: a token id is no integer of at most 32 bits.
+            InvalidArgumentError: a token id is not an int32; so do the next two methods.
         """
         num_known = len(self.block_keys)
         if num_blocks > num_known:
@@ -108,27 +104,14 @@ class SequenceBlocks:
             self._append_keys(_int32_bytes(new_token_ids))
 
     def keys(self, token_ids: Sequence[int], first: int, num_blocks: int) -> Iterator[BlockKey]:
-        """Yield the keys of full blocks `first` .. `num_blocks` - 1; hashes little more than is taken.
-
-        Raises:
-            InvalidArgumentError: a token id is no integer of at most 32 bits.
-        """
+        """Yield the keys of full blocks `first` .. `num_blocks` - 1, and hash them as they are needed."""
         for index in range(first, num_blocks):
             if index == len(self.block_keys):
                 self.extend_keys(token_ids, min(num_blocks, 2 * index + 1))
             yield self.block_keys[index]
 
     def num_equal_blocks(self, token_ids: Sequence[int], other: "SequenceBlocks", num_blocks: int) -> int:
-        """Count the leading registered blocks of another sequence that hold this one's tokens.
-
-        Args:
-            token_ids: this sequence's tokens.
-            other: another sequence of the same manager.
-            num_blocks: look no further.
-
-        Raises:
-            InvalidArgumentError: a token id is no integer of at most 32 bits.
-        """
+        """Count the leading registered blocks of `other` that hold `token_ids`; at most `num_blocks`."""
         num_blocks = min(num_blocks, other.num_committed, len(other.block_keys))
         if num_blocks == 0 or self.salt != other.salt:
             return 0
@@ -140,13 +123,10 @@ class SequenceBlocks:
         return first // self.block_size if differs[first] else num_blocks
 
     def require_unchanged(self, token_ids: Sequence[int], start: int, stop: int) -> None:
-        """Refuse token ids that differ from those the keys of blocks `start` .. `stop` - 1 were made of.
+        """Raise InvalidArgumentError if token ids differ from those hashed for blocks `start` .. `stop` - 1.
 
-        A sequence's tokens may only grow at the end; `truncate` and `free` forget the keys they invalidate.
-        Keys of other tokens would attach or register wrong contents.
-
-        Raises:
-            InvalidArgumentError: they differ.
+        Otherwise keys of other tokens would attach or register wrong contents. A sequence's tokens only grow
+        at the end; `truncate` and `free` forget the keys they invalidate.
         """
         stop = min(stop, len(self.block_keys))
         if start < stop:
@@ -159,22 +139,14 @@ class SequenceBlocks:
                 )
 
     def require_empty(self) -> None:
-        """Refuse a sequence that holds blocks.
-
-        Raises:
-            InvalidArgumentError: it does.
-        """
+        """Raise InvalidArgumentError if the sequence holds blocks."""
         if self.block_ids:
             raise InvalidArgumentError(
                 f"expected an empty sequence, got one with {len(self.block_ids)} blocks; free it first"
             )
 
     def require_capacity(self, num_tokens: int) -> None:
-        """Refuse a number of tokens that is negative or does not fit the blocks.
-
-        Raises:
-            InvalidArgumentError: it is, or does not.
-        """
+        """Raise InvalidArgumentError if `num_tokens` is negative or exceeds the capacity."""
         if not 0 <= num_tokens <= self.capacity:
             raise InvalidArgumentError(
                 f"expected 0 .. {self.capacity} tokens (the capacity of the sequence's "

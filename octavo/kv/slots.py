@@ -1,4 +1,4 @@
-"""Where a token lives. A slot is block id * block_size + offset: one row of the cache.
+"""Slots of tokens. A slot is block id * block_size + offset: one row of the cache.
 
 position   0 1 2 3 | 4 5 6 7 | 8 .          block_size 4, block_ids [7, 2, 9]
 block        7     |   2     | 9

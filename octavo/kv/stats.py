@@ -10,13 +10,12 @@ class KVStats:
         num_blocks = num_free + num_cached + num_referenced
 
     Attributes:
-        num_blocks: blocks in all.
-        num_free: blocks without hit-able contents.
+        num_blocks: blocks of the cache.
+        num_free: blocks whose contents cannot be hit.
         num_cached: unreferenced blocks that can still be hit.
         num_referenced: blocks in at least one block table.
         num_shared: blocks in more than one block table.
-        reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet,
-            blocks that are reserved but completely empty included.
+        reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet.
         reserved_unfilled_bytes: the same in bytes of keys and values, all layers.
         prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
         prefix_hit_tokens: tokens that they found.

@@ -1,6 +1,6 @@
 """The parts of a decoder: plain classes that hold tensors and are called with tensors; inference only."""
 
-from octavo.layers.activation import ACTIVATIONS
+from octavo.layers.activation import ACTIVATIONS, activate_and_multiply
 from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
@@ -25,6 +25,7 @@ __all__ = [
     "RMSNorm",
     "RopeConfig",
     "Rotary",
+    "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",
     "make_input",

@@ -18,7 +18,7 @@ class AttentionLayer:
         qkv_proj: to [T, (num_heads + 2 num_kv_heads) * D]: q heads, k heads, v heads, the halves of q and k
             interleaved (see rotary).
         o_proj: from [T, num_heads * D].
-        options: what attention needs to know of the layer.
+        options: the layer's settings.
     """
 
     qkv_proj: BlockInput
@@ -28,16 +28,6 @@ class AttentionLayer:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
     ) -> Tensor | None:
-        """Attend.
-
-        Args:
-            hidden: [T, hidden] residual stream; mutated.
-            delta: [T, hidden] still to be added to it, or None.
-            rotations: the step's, one per rope of the network.
-            step: attention over the cache; this step's keys and values are written to it.
-
-        Returns:
-            [T, hidden] still to be added to the residual stream, or None.
-        """
+        """Run the block; arguments and result as for DecoderLayer."""
         qkv = self.qkv_proj(hidden, delta)
         return self.o_proj(step.attend(qkv, rotations[self.options.rope], self.options), hidden)

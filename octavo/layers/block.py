@@ -1,11 +1,11 @@
-"""How a block meets the residual stream: its input is normed and projected, its output projected back.
+"""The input and the output of a block: projections from and to the residual stream.
 
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
     residual stream <--- norm <- sum over ranks <- projection --- middle of the block   BlockOutput
 
-On a GPU with Triton, the skinny GEMM (1 to 4 rows) runs each line in one launch if neither ranks nor a norm
-come between its parts. So does the GEMM for Hopper GPUs (5 to 256 rows), but for the norm before the
-projection. linear.choice decides which GEMM runs.
+On a GPU with Triton, the skinny GEMM (1 to 4 rows) fuses each line into one kernel, except sums over ranks
+and norms of outputs. The Hopper GEMM (5 to 256 rows) does the same but for the norm of the input.
+linear.choice decides which GEMM runs.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.layers.activation import ACTIVATIONS
+from octavo.layers.activation import activate_and_multiply
 from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
 
-# (hidden [T, hidden], delta [T, hidden] or None) to a new [T, n]: adds delta to hidden in place, then norms
-# and projects the sum.
+# (hidden [T, hidden], delta [T, hidden] or None) -> new [T, n]: adds delta to hidden in place, then norms and
+# projects the sum.
 BlockInput = Callable[[Tensor, Tensor | None], Tensor]
-# (x [T, n], hidden [T, hidden]) to a new [T, hidden] still to be added to hidden; None: it is added already.
+# (x [T, n], hidden [T, hidden]) -> new [T, hidden], which the caller adds to hidden, or None if it is added
+# already.
 BlockOutput = Callable[[Tensor, Tensor], Tensor | None]
 
 
@@ -42,12 +43,8 @@ class PlainInput:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
-        out = self.projection(self.normed(hidden, delta))
-        return out if self.activation is None else ACTIVATIONS[self.activation](out)
-
-    def normed(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
-        """Add delta to hidden in place and return the norm of the sum."""
-        return self.norm(hidden) if delta is None else self.norm.add_(hidden, delta)
+        out = self.projection(self.norm(hidden, delta))
+        return out if self.activation is None else activate_and_multiply(out, self.activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +73,13 @@ class PlainOutput:
 
 @dataclass(frozen=True, slots=True)
 class FusedInput:
-    """BlockInput in one launch by the skinny GEMM, in two by the one for Hopper GPUs.
+    """BlockInput in one kernel by the skinny GEMM, or in two by the Hopper GEMM.
 
-    The norm is a launch of its own before a Hopper GEMM, and where a delta is still to be added: each program
-    would have to write the sum.
+    The norm is a separate kernel before a Hopper GEMM, and if a delta has to be added: otherwise each program
+    of the GEMM would write the sum.
 
     Attributes:
-        plain: for steps whose GEMM fuses nothing.
+        plain: used if choose_gemm says "plain".
         linear: its projection.
     """
 
@@ -91,19 +88,19 @@ class FusedInput:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
         """See BlockInput."""
-        weight, bias, activation = self.linear.weight, self.linear.bias, self.plain.activation
+        weight, bias = self.linear.weight, self.linear.bias
+        norm, activation = self.plain.norm, self.plain.activation
         gemm = choose_gemm(hidden, weight)
         if gemm == "plain":
             return self.plain(hidden, delta)
         if gemm == "hopper":
             from octavo.layers.linear.hopper import hopper_linear
 
-            return hopper_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
+            return hopper_linear(norm(hidden, delta), weight, bias, activation=activation)
         from octavo.layers.linear.skinny import skinny_linear
 
         if delta is not None:
-            return skinny_linear(self.plain.normed(hidden, delta), weight, bias, activation=activation)
-        norm = self.plain.norm
+            return skinny_linear(norm(hidden, delta), weight, bias, activation=activation)
         return skinny_linear(
             hidden, weight, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation
         )
@@ -111,10 +108,10 @@ class FusedInput:
 
 @dataclass(frozen=True, slots=True)
 class FusedOutput:
-    """BlockOutput whose GEMM adds itself to the residual stream, if neither ranks nor a norm come in between.
+    """BlockOutput whose GEMM adds its result to the residual stream, unless ranks or a norm come between.
 
     Attributes:
-        plain: for steps whose GEMM fuses nothing.
+        plain: used if choose_gemm says "plain".
         linear: its projection.
     """
 
@@ -138,7 +135,7 @@ class FusedOutput:
 
 
 def make_input(norm: RMSNorm, projection: Linear, activation: str | None = None) -> PlainInput | FusedInput:
-    """Return the fastest BlockInput for where the projection's weight lives; arguments as PlainInput."""
+    """Return the fastest BlockInput on the projection's device; arguments as for PlainInput."""
     plain = PlainInput(norm, projection, activation)
     return FusedInput(plain, projection) if has_fused_gemms(projection) else plain
 
@@ -146,6 +143,6 @@ def make_input(norm: RMSNorm, projection: Linear, activation: str | None = None)
 def make_output(
     projection: Linear, norm: RMSNorm | None, parallel: TensorParallel
 ) -> PlainOutput | FusedOutput:
-    """Return the fastest BlockOutput for where the projection's weight lives; arguments as PlainOutput."""
+    """Return the fastest BlockOutput on the projection's device; arguments as for PlainOutput."""
     plain = PlainOutput(projection, norm, parallel)
     return FusedOutput(plain, projection) if has_fused_gemms(projection) else plain

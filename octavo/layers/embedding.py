@@ -51,7 +51,7 @@ class Embedding:
         return hidden if self._multiplier == 1.0 else hidden.mul_(self._multiplier)
 
     def _local(self, input_ids: Tensor) -> Tensor:
-        """This rank's share of the sum over ranks: zero for ids held elsewhere."""
+        """Return this rank's part of the sum over ranks: zero for ids that other ranks hold."""
         num_rows = self._weight.shape[0]
         row = input_ids - self._first_id
         is_here = (row >= 0) & (row < num_rows)

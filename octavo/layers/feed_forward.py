@@ -20,13 +20,5 @@ class FeedForward:
     down_proj: BlockOutput
 
     def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
-        """Run the block.
-
-        Args:
-            hidden: [T, hidden] residual stream; mutated.
-            delta: [T, hidden] still to be added to it, or None.
-
-        Returns:
-            [T, hidden] still to be added to the residual stream, or None.
-        """
+        """Run the block; arguments and result as for DecoderLayer."""
         return self.down_proj(self.gate_up_proj(hidden, delta), hidden)

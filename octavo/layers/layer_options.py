@@ -1,4 +1,4 @@
-"""What attention needs to know of a layer besides its weights."""
+"""Settings of a layer's attention besides its weights."""
 
 from dataclasses import dataclass
 

@@ -26,21 +26,12 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [T, n]; returns a new tensor of the same dtype."""
-        return self._normed(x, None)
-
-    def add_(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Add delta to x in place, both [T, n], and return the normed sum as a new tensor."""
-        return self._normed(x, delta)
-
-    def _normed(self, x: Tensor, delta: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Add delta, if any, to x in place, both [T, n]; return the norm of x, a new tensor of its dtype."""
         if has_triton(x):
-            from octavo.layers.triton import norm as triton_norm
+            from octavo.layers.triton.norm import rms_norm as triton_rms_norm
 
-            if delta is None:
-                return triton_norm.rms_norm(x, self.weight, self.eps)
-            return triton_norm.add_rms_norm(delta, x, self.weight, self.eps)
+            return triton_rms_norm(x, self.weight, self.eps, delta=delta)
         tensors = (x, self.weight) if delta is None else (x, self.weight, delta)
         if cpu_layers.unsupported_reason(*tensors) is None:
             return cpu_layers.compiled_layers().add_rms_norm(x, delta, self.weight, self.eps)
@@ -74,11 +65,11 @@ class HeadRMSNorm:
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return sqrt(n) weight and sqrt(n eps), with which x / length stands for x / rms."""
+    """Return sqrt(n) weight and sqrt(n eps), with which x / |x| replaces x / rms(x)."""
     size = weight.shape[-1]
     return weight * math.sqrt(size), torch.tensor(math.sqrt(size * eps), device=weight.device)
 
 
 def _lengths(x: Tensor, floor: Tensor) -> Tensor:
-    """[..., 1] lengths of the last dimension, with the floor added in quadrature."""
+    """Return sqrt(|x|^2 + floor^2) over the last dimension: [..., 1]."""
     return torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), floor)

@@ -21,7 +21,7 @@ class Rotary:
 
         Args:
             inverse_frequencies: [D / 2] float32, radians per position.
-            attention_factor: length of each rotation; 1 leaves lengths alone.
+            attention_factor: factor of rotated queries and keys; 1 for most models.
         """
         self.inverse_frequencies = inverse_frequencies
         self.attention_factor = attention_factor

@@ -1,4 +1,4 @@
-"""Networks: what a model is, where its weights come from, and the decoder built from both."""
+"""Models: their configuration, their weights, and the decoder built from both."""
 
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder

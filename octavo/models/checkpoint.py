@@ -1,4 +1,4 @@
-"""Checks a checkpoint against the network, then hands out its tensors: whole, or a rank's part."""
+"""Checks a checkpoint against the network, and reads its tensors, whole or a rank's part."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +9,8 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.models.weights import WeightSource
 
-# Some checkpoints hold tensors that are not needed: rotary tables, which the config determines, and scales
-# of queries, which are never float8.
+# Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
+# queries, which are never float8.
 _HARMLESS = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|model\.layers\.\d+\.self_attn\.q_scale"
 )

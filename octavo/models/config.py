@@ -1,4 +1,4 @@
-"""What a network is: one frozen description for all families, read from a config.json."""
+"""The frozen description of a network, the same for all families, read from a config.json."""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 
-# Keys that change the network in ways Octavo does not support, and the values, besides null, that change
-# nothing.
+# Keys whose features Octavo does not support, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -177,7 +176,7 @@ class ModelConfig:
 
 
 def _of_the_cache_only(fields: ConfigFields) -> tuple[object, ...]:
-    """The quantization_config if it is about the KV cache alone, whose scales are tensors."""
+    """Return the quantization_config if it only concerns the KV cache, whose scales are tensors."""
     value = fields.mapping("quantization_config")
     is_cache_only = value.get("quant_method") == "compressed-tensors" and not value.get("config_groups")
     return (value,) if is_cache_only else ()

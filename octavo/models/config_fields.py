@@ -9,7 +9,7 @@ _MAX_INTEGER = 2**31
 
 
 class ConfigFields:
-    """A mapping read field by field: each read says what type and range it expects.
+    """A mapping whose fields are checked for type and range as they are read.
 
     A key that is absent or null has its family's default; a key without a default is required.
     """

@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.layers import (
-    AttentionLayer,
-    AttentionStep,
-    Embedding,
-    FeedForward,
-    LMHead,
-    Rotary,
-    make_step,
-)
+from octavo.layers import AttentionLayer, AttentionStep, Embedding, FeedForward, LMHead, Rotary, make_step
 from octavo.models.config import ModelConfig
 
 
@@ -36,17 +28,17 @@ class DecoderLayer:
     ) -> Tensor | None:
         """Run the layer.
 
-        The GEMM that makes a block's output adds it to the residual stream, or else the norm that reads the
-        sum next does: it is never a pass of its own.
+        The sum into the residual stream is never a separate kernel: either the GEMM of a block's output adds
+        it, or the norm that reads the sum next.
 
         Args:
             hidden: [T, hidden] residual stream; mutated.
-            delta: [T, hidden] still to be added to it, or None.
+            delta: [T, hidden] that this layer first adds to hidden, or None.
             rotations: the step's, one per rope of the network.
-            step: attention over the cache.
+            step: attention over the cache; writes this step's keys and values.
 
         Returns:
-            [T, hidden] still to be added to the residual stream, or None.
+            [T, hidden] that the next layer has to add to hidden, or None if it is added already.
         """
         delta = self.attention(hidden, delta, rotations, step)
         return self.feed_forward(hidden, delta)

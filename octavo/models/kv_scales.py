@@ -1,4 +1,4 @@
-"""Scales of a float8 KV cache that a checkpoint may hold: the value that 1.0 in the cache stands for.
+"""Reads a checkpoint's scales of a float8 KV cache: the value that 1.0 in the cache stands for.
 
     model.layers.0.self_attn.k_scale   [1], or [KH]: one for each kv head
     model.layers.0.self_attn.v_scale
@@ -32,7 +32,7 @@ def read_kv_scales(weights: WeightSource, config: ModelConfig, heads: range) -> 
         [L, 2, len(heads)] float32 on the CPU, or None where the checkpoint has none.
 
     Raises:
-        WeightsError: some are there and others are not, a scale is neither [1] nor [KH], or not above 0.
+        WeightsError: only some are there, or a scale is neither [1] nor [KH], or not above 0.
     """
     names, present = kv_scale_names(config), weights.names()
     missing = [name for name in names if name not in present]

@@ -4,8 +4,8 @@
                        unexpected or of another shape is refused before any weight is read
     each weight        read (this rank's part), reordered, fused with its neighbours, packed for its GEMM
 
-One weight is finished before the next one is read. A tensor that a new family brings needs its name here and
-in parameters.
+One weight is finished before the next one is read. A new family's own tensors must be named here and in
+parameters.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def load_decoder(
     deterministic: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """Load this rank's share of a model; memory peaks at the weights plus one fused tensor.
+    """Load this rank's share of a model; peak memory is that of the weights plus one fused tensor.
 
     Args:
         config: the network.
@@ -65,12 +65,12 @@ def load_decoder(
         dtype: of weights and activations.
         device: where they live.
         parallel: this rank.
-        max_model_len: longest text of the run, tokens; None: the model's own context. Decides the rotary
-            frequencies of "dynamic" models and nothing else.
+        max_model_len: longest text of the run, tokens; None: the model's own context. Only the rotary
+            frequencies of "dynamic" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "none", or "int8" for all linear layers, the LM head included (CPU, float32).
-        deterministic: a token's results do not depend, not by a single bit, on what runs beside it (GPU with
-            Triton, no quantization, one rank).
+        deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
+            quantization, one rank).
         progress: called with (tensors read, tensors in all).
 
     Raises:
@@ -163,15 +163,12 @@ class _Builder:
         return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps)
 
     def layer(self, index: int) -> DecoderLayer:
-        """Load one layer, then return the memory that reading and packing it used for a while."""
-        layer = self._layer(index)
+        """Load one layer, then return the temporary memory of reading and packing it."""
+        prefix = f"model.layers.{index}"
+        layer = DecoderLayer(self._attention(prefix, index), self._feed_forward(prefix))
         if self._checkpoint.device.type == "cpu":
             return_freed_memory()
         return layer
-
-    def _layer(self, index: int) -> DecoderLayer:
-        prefix = f"model.layers.{index}"
-        return DecoderLayer(self._attention(prefix, index), self._feed_forward(prefix))
 
     def _attention(self, prefix: str, index: int) -> AttentionLayer:
         config = self._config

@@ -8,7 +8,7 @@ from octavo.models.config import ModelConfig
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor, under its Hugging Face checkpoint name, in loading order."""
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size)
     }
     for index in range(config.num_layers):
         layer = _attention_shapes(config) | _feed_forward_shapes(config) | _norm_shapes(config)

@@ -1,7 +1,7 @@
-"""What each family of decoders is, as data: where families differ, and what their configs leave out.
+"""The families of decoders as data: how they differ, and the defaults that their configs leave out.
 
-A new family is a Family here, and for GGUF files a GGUFArchitecture in formats.gguf_architectures. One with
-tensors of its own needs them in parameters and loader too.
+To add a family, add a Family here and, for GGUF files, a GGUFArchitecture in formats.gguf_architectures.
+Tensors that no other family has also go into parameters and loader.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Family:
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
         attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
-        activation_key: key that names the feed-forward activation; Gemma's hidden_act is a left-over.
+        activation_key: key that names the feed-forward activation; Gemma ignores its own hidden_act.
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.

@@ -1,6 +1,6 @@
-"""From a model's name, as a user gives it, to its config, tokenizer and weights.
+"""Finds a model by the name that a user gives, and opens its config, tokenizer and weights.
 
-A new format of weights is a WeightSource in formats and a line in open_weights.
+To add a format of weights, write a WeightSource in formats and a line in open_weights.
 """
 
 import re
@@ -35,7 +35,7 @@ _HUB_FILES = ("*.json", "*.jinja", "tokenizer.model")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model lies.
+    """The location of a model.
 
     Attributes:
         kind: a folder with config.json, or a GGUF file.
@@ -116,7 +116,7 @@ def open_weights(
     """Open a model's weights; the caller closes them.
 
     Args:
-        source: where the model lies.
+        source: location of the model.
         load_format: "dummy" makes random weights instead of reading any.
         shapes: of all tensors by name; needed for "dummy".
         seed: of "dummy".

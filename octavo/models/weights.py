@@ -1,4 +1,4 @@
-"""Where a network's tensors come from: one protocol for safetensors, GGUF and dummy weights."""
+"""The protocol of sources of tensors: safetensors, GGUF and dummy weights."""
 
 from collections.abc import Collection, Set
 from typing import Protocol
@@ -13,7 +13,7 @@ class WeightSource(Protocol):
     """Hands out a checkpoint's tensors, whole or in part, under their Hugging Face names."""
 
     def names(self) -> Set[str]:
-        """Return every name, such as "model.layers.0.self_attn.q_proj.weight"."""
+        """Return all names, such as "model.layers.0.self_attn.q_proj.weight"."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -32,11 +32,11 @@ class WeightSource(Protocol):
         Args:
             name: one of `names()`.
             rows: part of dimension 0, without a step; None: all of it.
-            columns: part of dimension 1 of a tensor that has one, likewise.
+            columns: part of dimension 1, like rows.
             dtype: floating type of the result.
 
         Returns:
-            The part, of `dtype`, contiguous, on the CPU, in memory of its own: changing it changes no file.
+            The part, of `dtype`, contiguous, on the CPU; never a view of the file.
 
         Raises:
             WeightsError: there is no such tensor.

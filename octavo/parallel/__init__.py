@@ -1,4 +1,4 @@
-"""How the network is cut over ranks: which part a rank holds, and the handle that sums and gathers."""
+"""Tensor parallelism: which part of the network a rank holds, and the handle that sums and gathers."""
 
 from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import Collectives, TensorParallel

@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 
 
 class Collectives(Protocol):
-    """What a group of ranks must be able to do; all ranks call in the same order."""
+    """The collectives of a group of ranks; all ranks make the same calls in the same order."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""

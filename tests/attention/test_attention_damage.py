@@ -101,7 +101,7 @@ def test_a_damaged_plan_is_said_by_array_index_and_value():
         case.run("c", plan)
     assert str(error.value) == (
         "the plan is damaged: item_table_row[2] is 77, expected a row of the block table; make plans by "
-        "ForestPlan.flat or ForestPlan.from_block_tables, and leave them as they are"
+        "ForestPlan.flat or ForestPlan.from_block_tables, and do not change them"
     )
 
 
@@ -118,14 +118,14 @@ def test_a_segment_past_the_sequence_meets_no_block(impl):
 BAD_LENGTHS = [
     ([70, 40], [1, 2, 3], "cu_seqlens_q must begin at 0, got 1"),
     ([70, 40], [-1, 2, 3], "cu_seqlens_q must begin at 0, got -1"),
-    ([70, 40], [0, 2, 1], "cu_seqlens_q may not fall, but does by 1 at sequence 1"),
-    ([70, 40], [0, -1, 1], "cu_seqlens_q may not fall, but does by 1 at sequence 0"),
-    ([70, 40], [0, -(2**31), 1], "cu_seqlens_q may not fall"),
-    ([70, -40], [0, 1, 1], r"seq_lens\[1\] must count the sequence's 0 query tokens too, .* got -40"),
+    ([70, 40], [0, 2, 1], "cu_seqlens_q must not decrease, but does by 1 at sequence 1"),
+    ([70, 40], [0, -1, 1], "cu_seqlens_q must not decrease, but does by 1 at sequence 0"),
+    ([70, 40], [0, -(2**31), 1], "cu_seqlens_q must not decrease"),
+    ([70, -40], [0, 1, 1], r"seq_lens\[1\] must include the sequence's 0 query tokens, .* got -40"),
     (
         [2, 40],
         [0, 3, 3],
-        r"seq_lens\[0\] must count the sequence's 3 query tokens too, or be 0 for an empty row; got 2",
+        r"seq_lens\[0\] must include the sequence's 3 query tokens, or be 0 for an empty row; got 2",
     ),
     ([70, 40], [0, 3], "cu_seqlens_q must have 3 entries, one more than seq_lens; got 2"),
     ([70, 2**40], [0, 1, 3], "seq_lens must fit int32, got 70 to 1099511627776"),
@@ -157,7 +157,7 @@ def test_lengths_that_change_later_are_refused(impl, name, index, value):
     """A tensor can be written to after the metadata was made of it."""
     case = make_case([70, 40], [1, 2])
     getattr(case.metadata, name)[index] = value
-    with pytest.raises(InvalidArgumentError, match=r"must count the sequence's|may not fall"):
+    with pytest.raises(InvalidArgumentError, match=r"must include the sequence's|must not decrease"):
         paged_attention(case.q, case.cache, case.metadata, scale=1.0, impl=impl)
 
 

@@ -55,13 +55,13 @@ def test_rms_norm(device: str, dtype: torch.dtype, size: int) -> None:
 @everywhere
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size: int) -> None:
-    from octavo.layers.triton.norm import add_rms_norm, rms_norm
+    from octavo.layers.triton.norm import rms_norm
 
     x = random(4, size, device=device, dtype=dtype)
     residual = random(4, size + 1, device=device, dtype=dtype, seed=1)[:, 1:]
     before, untouched = residual.clone(), x.clone()
     weight = random(size, device=device, dtype=dtype, seed=2)
-    got = add_rms_norm(x, residual, weight, 1e-5)
+    got = rms_norm(residual, weight, 1e-5, delta=x)
     assert torch.equal(residual, before + x)
     assert torch.equal(x, untouched)
     torch.testing.assert_close(got, rms_norm(residual, weight, 1e-5))
@@ -69,27 +69,27 @@ def test_add_rms_norm_updates_the_residual(device: str, dtype: torch.dtype, size
 
 @everywhere
 def test_norms_of_nothing_and_of_zeros(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.norm import add_rms_norm, rms_norm
+    from octavo.layers.triton.norm import rms_norm
 
     weight = torch.ones(8, device=device)
     nothing = torch.empty(0, 8, device=device, dtype=dtype)
     assert rms_norm(nothing, weight, 1e-6).shape == (0, 8)
-    assert add_rms_norm(nothing, nothing, weight, 1e-6).shape == (0, 8)
+    assert rms_norm(nothing, weight, 1e-6, delta=nothing).shape == (0, 8)
     zeros = torch.zeros(2, 8, device=device, dtype=dtype)
     assert torch.equal(rms_norm(zeros, weight, 1e-6), zeros)
 
 
 @everywhere
 def test_norms_refuse_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.triton.norm import add_rms_norm, rms_norm
+    from octavo.layers.triton.norm import rms_norm
 
     x, weight = torch.zeros(2, 8, device=device, dtype=dtype), torch.ones(8, device=device)
     for bad in (x[:, :7], x.t(), x[None]):
         with pytest.raises(InvalidArgumentError, match="x must be"):
             rms_norm(bad, weight, 1e-6)
     for bad in (x[:1], x.double(), x.t().contiguous().t()):
-        with pytest.raises(InvalidArgumentError, match="residual must be"):
-            add_rms_norm(x, bad, weight, 1e-6)
+        with pytest.raises(InvalidArgumentError, match="delta must be"):
+            rms_norm(x, weight, 1e-6, delta=bad)
 
 
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}

@@ -15,7 +15,7 @@ import torch
 COMPILE_TIMEOUT_S = 120
 _FOLDER = Path(__file__).parent
 
-# Neither -ffast-math nor its parts that assume finite numbers: -inf is how a masked key is said.
+# No -ffast-math, and none of its flags that assume finite numbers: the score of a masked key is -inf.
 FLAGS = (
     "-std=c11",
     "-O3",
@@ -28,7 +28,7 @@ FLAGS = (
 
 
 class KernelUnavailableError(Exception):
-    """The kernels cannot be compiled or loaded here; the message says why. Never reaches users as such."""
+    """The kernels cannot be compiled or loaded here; the message says why. Callers catch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Library:
     """C files that become one shared library.
 
     Attributes:
-        name: first part of the compiled file's name.
+        name: beginning of the compiled file's name.
         sources: files to compile.
-        included: files they include.
+        included: files that they include.
     """
 
     name: str
@@ -54,10 +54,10 @@ ATTENTION = Library(
 
 
 def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
-    """Return compiled kernels, from the cache folder or compiled now (about 2 s).
+    """Load the compiled kernels from the cache folder; compile them first (about 2 s) if they are not there.
 
     Raises:
-        KernelUnavailableError: no compiler, a failed compilation, or an unsafe cache folder.
+        KernelUnavailableError: there is no compiler, it failed, or the cache folder is not safe.
     """
     folder = _safe_folder(cache_folder())
     compiler = os.environ.get("CC", "cc")
@@ -74,16 +74,16 @@ def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
 def cache_folder() -> Path:
     """Return the folder for compiled kernels: $XDG_CACHE_HOME/octavo or ~/.cache/octavo."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification tells to ignore relative paths.
+    # The XDG specification says to ignore relative paths.
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
     return root / "octavo"
 
 
 def openmp_library() -> Path | None:
-    """Return the OpenMP runtime that torch brings along, or None if it uses the system's.
+    """Return the OpenMP runtime that ships with torch, or None if torch uses the system's.
 
-    A second runtime in the process would keep a second pool of spinning threads, and both would crawl.
-    Intel's and LLVM's runtimes answer to GNU's entry points too.
+    A second runtime in the process would have its own pool of spinning threads, and slow both down.
+    Intel's and LLVM's runtimes have GNU's entry points too.
     """
     package = Path(torch.__file__).parent
     for folder in (package / "lib", package.with_name("torch.libs")):
@@ -118,10 +118,10 @@ def _machine_flag() -> str:
 
 
 def _fingerprint(compiler: str, library: Library) -> str:
-    """Hash of sources, flags, OpenMP runtime and what the compiler says of itself and of this CPU.
+    """Hash the sources, the flags, the OpenMP runtime and the compiler's predefined macros.
 
-    The predefined macros hold the compiler's version and the CPU's features: a home folder that several
-    machines share never serves one the other's instructions.
+    The macros contain the compiler's version and the CPU's features. So machines that share a home folder do
+    not load code compiled for another CPU.
     """
     macros = _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
     digest = hashlib.blake2b(macros.encode(), digest_size=12)
@@ -132,7 +132,7 @@ def _fingerprint(compiler: str, library: Library) -> str:
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:
-    """Compile and link in a private folder, then rename: nobody ever sees half a library."""
+    """Compile and link in a temporary folder, then rename, so that no process sees an unfinished library."""
     runtime = openmp_library()
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         objects = []
@@ -140,7 +140,7 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
             objects.append(str(Path(work) / f"{source.name}.o"))
             _run([compiler, *FLAGS, _machine_flag(), "-c", str(source), "-o", objects[-1]])
         linked = Path(work) / "library.so"
-        # -fopenmp at this point would add the system's runtime.
+        # Linking with -fopenmp would add the system's runtime.
         openmp = "-fopenmp" if runtime is None else str(runtime)
         _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
         linked.chmod(0o700)

@@ -48,7 +48,7 @@ static void load_rows(const Call *c, Scratch *s, const int32_t *tokens, int64_t 
         // Padding repeats the last row; its results are not stored.
         int64_t source = first + (r < rows ? r : rows - 1);
         int64_t token = tokens[source / group], query_head = head * group + source % group;
-        // Before the first key nothing is seen; from -1 on, distances to keys fit int32.
+        // A position below 0 sees no key; clamping it to -1 keeps distances to keys within int32.
         int64_t position = c->positions[token] < -1 ? -1 : c->positions[token];
         const float *q = c->q + token * c->q_token + query_head * c->q_head;
         float *query = few ? s->query + r * dim : s->query + block * dim * BLOCK_ROWS + r % BLOCK_ROWS;
@@ -79,7 +79,7 @@ static void store_rows(const Call *c, Scratch *s, const int32_t *tokens, const i
     }
 }
 
-// Attend some rows of an item, tile by tile; the next tile is found early so that it can be prefetched.
+// Attend some rows of an item, tile by tile; the next tile is located early so that it can be prefetched.
 static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, int64_t head, int64_t first,
                         int rows) {
     const int32_t *tokens = p->tokens + p->token_begin[item], *slots = p->slots + p->token_begin[item];
@@ -106,8 +106,7 @@ static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, 
 }
 
 // out = sum of partials weighted by exp(lse - maximum), over the total weight; all empty: 0 and -inf.
-// Specification: octavo.attention.merge. In C, so that a step needs no operator between kernels: it runs in the
-// same parallel region, behind the barrier that ends the items.
+// Specification: octavo.attention.merge. It runs in the parallel region of the items, after their barrier.
 static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < c->num_heads; h++) {
         float top = -INFINITY, total = 0;
@@ -145,7 +144,7 @@ static Scratch *new_scratch(const Plan *p, const Call *c) {
     return s;
 }
 
-// Attend a whole step. Returns OK, or what is wrong, and in the plan where; then the outputs hold nothing.
+// Attend a whole step. Returns OK or an error; then the plan says where it is, and the outputs are undefined.
 int octavo_attend(Plan *p, const Call *c, int threads) {
     int status = check_call(p, c);
     if (status != OK) return status;

@@ -20,7 +20,7 @@ from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfM
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)
 
-# What the kernel expects of a plan's arrays, by status from _BAD_ROW on.
+# What the kernel requires of each array of a plan, in the order of the statuses from _BAD_ROW on.
 _EXPECTED = (
     ("item_table_row", "a row of the block table"),
     ("item_kv_begin", "0 or more, and no more than item_kv_end"),
@@ -32,7 +32,7 @@ _EXPECTED = (
     ("merge_begin", "numbers that rise from 0 to num_partials"),
 )
 _UNWRITTEN = _BAD_ROW + len(_EXPECTED)
-_REMEDY = "make plans by ForestPlan.flat or ForestPlan.from_block_tables, and leave them as they are"
+_REMEDY = "make plans by ForestPlan.flat or ForestPlan.from_block_tables, and do not change them"
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -75,7 +75,7 @@ class StoreCall(ctypes.Structure):
 
 
 def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
-    """Say why the compiled kernels cannot run on a device with a dtype; None: they can."""
+    """Return why the compiled kernels cannot run on a device type with a cache dtype, or None if they can."""
     if device_type != "cpu":
         return f"the compiled kernels run on CPUs, the tensors are on {device_type}"
     if dtype != torch.float32:
@@ -90,7 +90,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     Raises:
         InvalidArgumentError: a slot does not exist; nothing was written.
     """
-    assert cache.k_scale is None, "scales are of float8 caches, which unsupported_reason refuses"
+    assert cache.k_scale is None, "only float8 caches have scales, and unsupported_reason refuses them"
     slots = slot_mapping.to(torch.int64).contiguous()
     num_blocks, block_size, num_kv_heads, head_dim = cache.k.shape
     call = StoreCall(
@@ -106,7 +106,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 def paged_attention_with_lse(
     q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """Attend by the plan's work list; see octavo.attention.paged_attention_with_lse.
+    """Attend by the step's plan; see octavo.attention.paged_attention_with_lse.
 
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
@@ -120,7 +120,7 @@ def paged_attention_with_lse(
         lse[plan.num_tokens :] = -torch.inf
     partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
     partial_lse = torch.empty(plan.num_partials, num_heads)
-    # A table of one column may have any stride; a row must be contiguous for the kernel.
+    # The kernel needs contiguous rows; a table of one column may have any stride.
     table = metadata.block_table if metadata.block_table.stride(1) == 1 else metadata.block_table.contiguous()
     positions = metadata.positions.contiguous()
     alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
@@ -141,10 +141,10 @@ def paged_attention_with_lse(
 
 
 def plan_struct(plan: ForestPlan) -> _Plan:
-    """Point at a plan's arrays, which must outlive the structure.
+    """Return a structure that points to a plan's arrays; keep the plan alive as long as it.
 
     Raises:
-        InvalidArgumentError: the plan's memory is not what its sizes ask for.
+        InvalidArgumentError: the plan's memory does not match its sizes.
     """
     packed, num_items, num_pairs, num_tokens = plan.packed, plan.num_items, plan.num_pairs, plan.num_tokens
     lengths = (*[num_items] * 3, num_items + 1, num_pairs, num_pairs, num_items, num_tokens + 1)
@@ -153,7 +153,7 @@ def plan_struct(plan: ForestPlan) -> _Plan:
             f"the plan is damaged: packed must be contiguous [{sum(lengths)}] int32, "
             f"got {list(packed.shape)} {packed.dtype}; {_REMEDY}"
         )
-    # Their memory is allocated before the kernel looks at the plan.
+    # Checked here because partial results are allocated before the kernel checks the plan.
     if not 0 <= plan.num_partials <= num_pairs:
         raise InvalidArgumentError(
             f"the plan is damaged: num_partials is {plan.num_partials}, expected 0 to {num_pairs}, the "
@@ -166,7 +166,7 @@ def plan_struct(plan: ForestPlan) -> _Plan:
 
 
 def check_status(status: int, plan: _Plan, call: AttendCall) -> None:
-    """Raise what octavo_attend found, which looks at everything that it follows beforehand.
+    """Raise the error that octavo_attend found; it checks the plan and the call before it uses them.
 
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
@@ -215,7 +215,7 @@ def kernel_library() -> ctypes.CDLL:
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """Return the library, or the reason why there is none. Asked once per process."""
+    """Return the library, or why it cannot be loaded; tried once per process."""
     try:
         library = load_library()
     except KernelUnavailableError as error:

@@ -1,5 +1,5 @@
-// A plan and a call, looked at before they are followed. Past check_call no index leads out of an array, each
-// output is written once, and nothing divides by 0. It takes as long as the lists are: items, pairs, blocks.
+// Checks a plan and a call before the kernel uses them. After check_call, every index is within its array, each
+// output is written once, and nothing divides by 0. Time: linear in items, pairs and blocks.
 // Included by kernel.c, not compiled by itself.
 
 #include <stdlib.h>
@@ -10,8 +10,8 @@ enum {
     BAD_ROW, BAD_BEGIN, BAD_END, BAD_TOKEN_BEGIN, BAD_TOKEN, BAD_SLOT, BAD_ORDER, BAD_MERGE, UNWRITTEN
 };
 
-// The arrays of ForestPlan, in its order; `slots` are its item_partial_ids, not rows of the cache. For what is wrong: fault_index, where it lies in its array (in the
-// block table row * columns + column), and fault_value, what is there.
+// The arrays of ForestPlan, in its order; `slots` are its item_partial_ids, not rows of the cache. For an error,
+// fault_index is the index in the array (in the block table: row * columns + column), and fault_value the value.
 typedef struct {
     const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;
     int64_t num_items, num_pairs, num_tokens, num_partials;
@@ -32,7 +32,7 @@ static int check_begins(Plan *p, const int32_t *begins, int64_t count, int64_t e
     return begins[count] == end ? OK : fail(p, status, count, begins[count]);
 }
 
-// Every item is done once, and reads blocks that exist. seen: [I] zeros.
+// Every item occurs once in the order, and reads blocks that exist. seen: [I] zeros.
 static int check_items(Plan *p, const Call *c, uint8_t *seen) {
     int64_t capacity = c->num_columns * c->block_size;
     for (int64_t i = 0; i < p->num_items; i++) {
@@ -50,8 +50,8 @@ static int check_items(Plan *p, const Call *c, uint8_t *seen) {
     return OK;
 }
 
-// Every pair has a place of its own, a slot of its token's or, alone, the token's output, and all places are
-// taken. seen: [num_partials + T] zeros.
+// Every pair writes a place of its own: one of its token's slots or, if it is the token's only pair, the token's
+// output. Every place is written. seen: [num_partials + T] zeros.
 static int check_pairs(Plan *p, uint8_t *seen) {
     int64_t num_places = p->num_partials;
     for (int64_t i = 0; i < p->num_pairs; i++) {

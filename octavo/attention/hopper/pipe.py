@@ -112,7 +112,7 @@ def copy_tile(matrix, at, filled, buffer):
 
 @gluon.jit
 def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values behind the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
+    """Zero the values after the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
 
     Each warpgroup that uses the tile does this before its own product; all write the same zeros.
     """

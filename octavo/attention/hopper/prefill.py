@@ -67,16 +67,11 @@ def attend_fat(call: Call, work: FatWork) -> None:
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
-    """Attend a forest's fat units.
+    """Attend a forest's fat units; arguments as for triton.nodes.attend_fat_nodes.
 
-    The kernel may start while the one before it still runs. It reads the plan at once, and the keys too if
+    The kernel may start while the previous one still runs. It reads the plan at once, and the keys too if
     they are older than the step. It waits before it reads or writes anything else. Only then does it let the
     next kernel start, which therefore may read queries and keys without waiting.
-
-    Args:
-        call: the call.
-        forest: the plan.
-        decodes: no sequence has more than one query token, so that no key of a node belongs to this step.
     """
     tile = forest.fat_tile(decodes=decodes)
     gather = Gather(forest.tokens, forest.partial_ids, call.q.shape[0], forest.num_fat_units)

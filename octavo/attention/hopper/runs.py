@@ -79,7 +79,7 @@ def plan_run(run, tiles_per_program, num_sequences, shape):
     num_all = gl.load(run.schedule + 1)
     begin = gl.minimum(gl.program_id(0) * tiles_per_program, num_all)
     end = gl.minimum(begin + tiles_per_program, num_all)
-    # An empty run at the end of all tiles would name a unit behind the last one.
+    # An empty run at the end of all tiles would name a unit after the last one.
     units = run.schedule + 2 + gl.program_id(0)
     first = _begin(run, begin, end, gl.minimum(gl.load(units), num_sequences - 1), shape)
     # The unit at the run's end, if tiles follow.

@@ -8,7 +8,7 @@
                     [ softmax of s -> w[n] ]
                                     wait for o, arrive v_free[n - 1], o *= shrink
     first tile     q k[0] and its softmax alone
-    last tile      at the end w[last] v[last] alone, with values behind the last key set to 0
+    last tile      at the end w[last] v[last] alone, with values after the last key set to 0
 
 [n] stands for stage n % STAGES of the pipe, whose buffers the fetching warp fills (pipe.py). Queries and
 weights are operands in registers, keys and values in shared memory. A warpgroup without rows in a unit

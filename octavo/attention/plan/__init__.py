@@ -1,1 +1,1 @@
-"""Who shares which keys, and how that is cut into work: for the host's kernels and for the device's."""
+"""Plans: which sequences share which keys, and the work of the kernels on the host and on the GPU."""

@@ -1,4 +1,4 @@
-"""A forest of shared prefixes on the device: what the GPU kernels read of a plan, and its partial results."""
+"""A forest of shared prefixes on the device: a NodePlan in device memory, and its partial results."""
 
 import numpy as np
 import torch
@@ -10,15 +10,15 @@ from octavo.attention.triton.shapes import TileShape, padded_head_dim, thin_shap
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 
-# What more launches cost, in bytes that the GPU reads meanwhile; some of them from its L2 cache, since
-# sequences side by side read the same ones at the same time.
+# The cost of the additional launches, in bytes that the GPU could read in that time. Measured; some of these
+# reads hit the L2 cache, because neighbouring sequences read the same blocks.
 _LAUNCH_BYTES = 80 << 20
 
 
 class DeviceForest:
     """Plans of shared prefixes on the device, in buffers allocated once, so that CUDA graphs can read them.
 
-    Use, by an engine whose batch has a fixed row for each sequence while it runs:
+    Use by an engine that gives each sequence a fixed row of the batch:
 
         forest = DeviceForest(max_num_seqs=256, num_heads=16, num_kv_heads=8, head_dim=128, ...)
         when sequences join or leave:   plan = forest.plan(block_tables, seq_lens, cu_seqlens_q)
@@ -26,17 +26,32 @@ class DeviceForest:
         each step, if plan.num_units:   replay a graph captured with AttentionMetadata(..., work=forest)
         each step, if not:              replay a graph captured without a forest
 
-    A captured graph serves any plan: the kernels' grids do not depend on it. An uploaded plan stays right
-    while sequences grow, and while rows die: a row with seq_len 0 gets 0 and -inf. It becomes wrong when
-    a row is given to another sequence, so upload a new plan before the first step of a sequence that joins.
+    A captured graph serves any plan: the kernels' grids do not depend on it. An uploaded plan stays valid
+    while sequences grow, and when they end: a row with seq_len 0 gets output 0 and lse -inf. It becomes
+    invalid when a row is given to another sequence, so upload a new plan before that sequence's first step.
 
-    A plan speaks of query tokens by their row of q; while each sequence decodes one token, that is its row.
-    Plans of steps with more tokens have larger tiles on Hopper GPUs: they are for steps whose max_query_len
-    is more than 1, and the others for steps where it is 1.
+    A plan names query tokens by their row of q. If each sequence decodes one token, that is its row of the
+    batch. On Hopper GPUs, a plan made for max_query_len 1 has smaller tiles than one for longer queries. Use
+    it only in steps of its kind.
+
+    The plan is empty until the first upload.
+
+    Args:
+        max_num_seqs: largest batch.
+        num_heads, num_kv_heads, head_dim: H, KH, D of the layers.
+        block_size, dtype: of the cache.
+        device: where the kernels run.
+        max_num_tokens: maximum query tokens of a step; None: one per sequence.
+        max_units: maximum units of each class in a plan.
+        max_partials: maximum partial results of a plan, H * D float32 each; None: 16 per sequence and one
+            per query token.
+        max_blocks: maximum blocks of all nodes of a plan.
+        thin, fat: tilings; None: the fastest measured.
+        min_segment_tokens: minimum length of a segment.
 
     Attributes:
-        thin_shape: tiling of nodes with few query tokens; that of nodes with many is fat_tile().
-        has_thin_units: whether a plan can have thin units; on Hopper a fat one reads as fast as the memory.
+        thin_shape: tiling of nodes with few query tokens; fat_tile() is that of nodes with many.
+        has_thin_units: whether a plan can have thin units; see choice.node_tiles.
         block_size: tokens in a block.
         num_thin_units, num_fat_units: [1] int32 each, of the plan.
         thin_units, fat_units: [max_units, 8] int32 records, see NodePlan.
@@ -44,10 +59,10 @@ class DeviceForest:
         merge_begin: [max_num_tokens + 1] int32.
         leaf_begin: [max_num_seqs] int32.
         block_ids: [max_blocks] int32.
-        node_table: [max_blocks, 1] int32, the same as a block table whose rows begin anywhere.
-        partial_out: [max_partials, H, D] float32, results of nodes; each layer writes them anew.
+        node_table: [max_blocks, 1] int32, a view of block_ids as a block table whose rows begin at any entry.
+        partial_out: [max_partials, H, D] float32, results of nodes; each layer overwrites them.
         partial_lse: [max_partials, H] float32, natural log.
-        leaf_out: [max_num_tokens, H, D] float32, results of the tokens' own keys, likewise.
+        leaf_out: [max_num_tokens, H, D] float32, results of the tokens' own keys; each layer overwrites them.
         leaf_lse: [max_num_tokens, H] float32.
     """
 
@@ -69,24 +84,6 @@ class DeviceForest:
         fat: TileShape | None = None,
         min_segment_tokens: int = 256,
     ) -> None:
-        """Allocate the buffers; the plan is empty until the first upload.
-
-        Args:
-            max_num_seqs: largest batch.
-            num_heads: H of the layers.
-            num_kv_heads: KH.
-            head_dim: D.
-            block_size: tokens in a block of the cache.
-            dtype: of the cache.
-            device: where the kernels run.
-            max_num_tokens: most query tokens of a step; None: one per sequence.
-            max_units: most units of each class in a plan.
-            max_partials: most partial results of a plan, H * D float32 each; None: 16 per sequence
-                and one per query token.
-            max_blocks: most blocks of all nodes of a plan.
-            thin, fat: tilings; None: what measured best.
-            min_segment_tokens: nodes are not cut into segments shorter than this.
-        """
         self.device = torch.device(device)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.block_size = block_size
@@ -112,7 +109,7 @@ class DeviceForest:
 
     @staticmethod
     def nbytes(*, max_num_seqs: int, max_num_tokens: int, num_heads: int, head_dim: int) -> int:
-        """Return the bytes of a forest's partial results, all but a small part of its memory."""
+        """Return the bytes of a forest's partial results, which are nearly all of its memory."""
         num_results = _max_partials(max_num_seqs, max_num_tokens) + max_num_tokens
         return num_results * num_heads * (head_dim + 1) * 4
 
@@ -129,22 +126,17 @@ class DeviceForest:
             "leaf_begin": capacity.num_sequences,
             "block_ids": capacity.num_blocks,
         }
-        # Fields of one buffer, each from a multiple of 16 bytes on.
+        # All fields lie in one buffer; each begins at a multiple of 16 bytes.
         bounds = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes.values())]).tolist()
         self._fields = {
             name: slice(begin, begin + size)
             for (name, size), begin in zip(sizes.items(), bounds, strict=False)
         }
         self._data = torch.zeros(bounds[-1], dtype=torch.int32, device=self.device)
-        self.num_thin_units = self._data[self._fields["num_thin_units"]]
-        self.num_fat_units = self._data[self._fields["num_fat_units"]]
-        self.thin_units = self._data[self._fields["thin_units"]].view(-1, 8)
-        self.fat_units = self._data[self._fields["fat_units"]].view(-1, 8)
-        self.tokens = self._data[self._fields["tokens"]]
-        self.partial_ids = self._data[self._fields["partial_ids"]]
-        self.merge_begin = self._data[self._fields["merge_begin"]]
-        self.leaf_begin = self._data[self._fields["leaf_begin"]]
-        self.block_ids = self._data[self._fields["block_ids"]]
+        views = [self._data[field] for field in self._fields.values()]
+        self.num_thin_units, self.num_fat_units, thin_units, fat_units, *lists = views
+        self.thin_units, self.fat_units = thin_units.view(-1, 8), fat_units.view(-1, 8)
+        self.tokens, self.partial_ids, self.merge_begin, self.leaf_begin, self.block_ids = lists
         self.node_table = self.block_ids.unsqueeze(1)
         partial_shape = (capacity.num_partials, num_heads, head_dim)
         self.partial_out = torch.empty(partial_shape, dtype=torch.float32, device=self.device)
@@ -158,7 +150,7 @@ class DeviceForest:
         return self._fat_tiles[decodes]
 
     def tiling(self, *, decodes: bool) -> NodeTiling:
-        """Return how the kernels want nodes to be cut; decodes: see fat_tile."""
+        """Return the limits for cutting nodes; decodes: see fat_tile."""
         _, num_kv_heads, _ = self.heads
         thin, fat = self.thin_shape, self.fat_tile(decodes=decodes)
         return NodeTiling(
@@ -172,7 +164,7 @@ class DeviceForest:
         )
 
     def num_programs(self, shape: TileShape) -> int:
-        """Return how many programs of a tiling run side by side."""
+        """Return how many programs of a tiling run concurrently."""
         return num_multiprocessors(self.device) * shape.programs_per_multiprocessor
 
     def plan(
@@ -183,13 +175,10 @@ class DeviceForest:
         *,
         always: bool = False,
     ) -> NodePlan:
-        """Plan a step for these buffers, on the host.
+        """Make a step's NodePlan for these buffers, on the host; arrays as for ForestPlan.from_block_tables.
 
         Args:
-            block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
-            seq_lens: [S] int32, tokens in the cache, the query tokens included; 0 for an empty row.
-            cu_seqlens_q: [S + 1] int32, cumulative query lengths.
-            always: share whatever is shared, even where it does not pay.
+            always: share every common prefix, even where it costs more than it saves.
 
         Raises:
             InvalidArgumentError: the step has more tokens or sequences than the forest was made for.
@@ -209,9 +198,9 @@ class DeviceForest:
         )
 
     def upload(self, plan: NodePlan) -> None:
-        """Make a plan the one that kernels launched on the current stream from now on follow.
+        """Copy a plan to the device; kernels launched afterwards on the current stream follow it.
 
-        One copy, which nothing waits for. Its pinned memory is new: PyTorch reuses it when the copy is done.
+        Nothing waits for the copy. Its pinned memory is new: PyTorch reuses it only when the copy is done.
 
         Raises:
             InvalidArgumentError: the plan does not fit the buffers.
@@ -233,7 +222,7 @@ class DeviceForest:
             "block_ids": plan.block_ids,
         }
         array = host.numpy()
-        # Tokens behind the plan's have no partial results.
+        # Tokens after those of the plan have no partial results.
         array[self._fields["merge_begin"]] = plan.num_partials
         for name, value in values.items():
             begin = self._fields[name].start
@@ -243,16 +232,16 @@ class DeviceForest:
     def check_step(
         self, heads: tuple[int, int, int], num_tokens: int, num_sequences: int, tile_keys: int
     ) -> None:
-        """Check that a step's kernels can follow the plan: they do so without looking.
+        """Check that a step fits the forest: the kernels themselves do not check.
 
         Args:
             heads: (H, KH, D) of the layer.
             num_tokens: T, rows of q.
             num_sequences: S, rows of the block table.
-            tile_keys: keys of a tile where the sequences' own parts are read.
+            tile_keys: keys per tile of the leaves' kernels.
 
         Raises:
-            InvalidArgumentError: they cannot.
+            InvalidArgumentError: it does not fit.
         """
         if heads != self.heads:
             raise InvalidArgumentError(
@@ -266,11 +255,11 @@ class DeviceForest:
         align_tokens = self.tiling(decodes=False).align_tokens
         if align_tokens % tile_keys:
             raise InvalidArgumentError(
-                f"shared nodes end at multiples of {align_tokens} keys, which tiles of "
-                f"{tile_keys} do not divide; use the same tiles for both"
+                f"shared nodes end at multiples of {align_tokens} keys, which tiles of {tile_keys} keys do "
+                f"not divide; use the same tiles for both"
             )
 
 
 def _max_partials(max_num_seqs: int, max_num_tokens: int) -> int:
-    """Levels times segments of a decoding sequence seldom exceed 16; a prompt's token has one at least."""
+    """Return enough for nearly all plans: 16 per decoding sequence, and one per token of prompts."""
     return 16 * max_num_seqs + max_num_tokens

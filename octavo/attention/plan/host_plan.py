@@ -19,12 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from octavo.attention.lengths import Lengths, check_capacity, check_lengths
-from octavo.attention.plan.host_segments import (
-    count_flat_reads,
-    cut_keys,
-    cut_queries,
-    find_segments,
-)
+from octavo.attention.plan.host_segments import count_flat_reads, cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
     Costs,
@@ -50,10 +45,9 @@ class ForestPlan:
         item 1   token  0                       [own part of sequence 0]
         item 2   tokens 1 2                     [own part of sequence 1]
 
-    Positions still decide what a token sees: the plan may list keys that a causal or window mask hides.
+    The plan may list keys that a causal or window mask hides: positions still decide what a token sees.
 
-    Kernels follow a plan blindly, so only `flat` and `from_block_tables` make one, and nobody changes it: its
-    arrays lie in read-only memory, and a plan made by hand or by dataclasses.replace is refused.
+    Kernels trust a plan. So only `flat` and `from_block_tables` can make one, and its arrays are read-only.
 
     Attributes:
         item_table_row: [I] int32, block-table row through which the segment is read.
@@ -61,15 +55,15 @@ class ForestPlan:
         item_kv_end: [I] int32, one past the segment's last token.
         item_token_begin: [I + 1] int32, item i is read by item_tokens[begin[i] : begin[i + 1]].
         item_tokens: [P] int32, query tokens (rows of q).
-        item_partial_ids: [P] int32, number of the pair's partial result; -1: the token has no other one, and
+        item_partial_ids: [P] int32, number of the pair's partial result; -1: it is the token's only one, and
             the item writes its output.
-        item_order: [I] int32, items by falling work, so that threads finish together.
+        item_order: [I] int32, items by decreasing work, so that threads finish together.
         merge_begin: [T + 1] int32, token t's partial results are merge_begin[t] : merge_begin[t + 1].
-        num_partials: partial results in all.
+        num_partials: total number of partial results.
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         max_item_tokens: most query tokens of an item.
-        lengths: of the sequences that were planned.
+        lengths: of the planned sequences.
         tile_tokens: query tokens that read a segment together.
         packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
     """
@@ -88,7 +82,7 @@ class ForestPlan:
     max_item_tokens: int
     lengths: Lengths
     tile_tokens: int
-    # The default is for plans made by hand only, which __post_init__ refuses with a better message.
+    # The default only serves plans made by hand, so that __post_init__ can refuse them with a clear message.
     packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
     maker: InitVar[object] = None
 
@@ -96,7 +90,7 @@ class ForestPlan:
         if maker is not _MAKER:
             raise InvalidArgumentError(
                 "expected a ForestPlan made by ForestPlan.flat or ForestPlan.from_block_tables, got one made "
-                "by hand or by dataclasses.replace; plan the step anew from its lengths"
+                "by hand or by dataclasses.replace; make a new plan from the step's lengths"
             )
 
     @classmethod
@@ -108,19 +102,10 @@ class ForestPlan:
         tile_tokens: int = TILE_TOKENS,
         split_tokens: int = SPLIT_TOKENS,
     ) -> "ForestPlan":
-        """Plan each sequence by itself.
+        """Plan a step without sharing; see from_block_tables.
 
-        A sequence's items depend on its own lengths only, never on its neighbours or on the number of
-        threads, so that its result is the same bits in every batch.
-
-        Args:
-            seq_lens: [S] int32, tokens in the cache, the query tokens included.
-            cu_seqlens_q: [S + 1] int32, cumulative query lengths.
-            tile_tokens: query tokens that read a segment together.
-            split_tokens: long segments with one query tile are cut at multiples of this position.
-
-        Raises:
-            InvalidArgumentError: there is no batch of such lengths, or a size is not positive.
+        A sequence's items depend only on its own lengths, not on its neighbours or the number of threads. So
+        its result has the same bits in every batch.
         """
         return _plan(
             check_lengths(seq_lens, cu_seqlens_q),
@@ -141,22 +126,22 @@ class ForestPlan:
         costs: Costs | None = None,
         split_tokens: int = SPLIT_TOKENS,
     ) -> "ForestPlan":
-        """Plan a step in which blocks with equal leading ids are read once for all their sequences.
+        """Plan a step in which sequences with equal leading block ids read those blocks together.
 
-        Only blocks wholly before every member's first query token are shared, so a shared segment needs
-        no causal mask. Sequences without query tokens or without cached tokens are legal.
+        Only blocks before every member's first query token are shared, so a shared segment needs no causal
+        mask. Sequences may have no query tokens or no cached tokens.
 
         Args:
             block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
-            seq_lens: [S] int32, tokens in the cache, the query tokens included.
+            seq_lens: [S] int32, tokens in the cache, including the query tokens.
             cu_seqlens_q: [S + 1] int32, cumulative query lengths.
             block_size: tokens in a block.
-            costs: what sharing saves and costs; None: measured for a CPU.
+            costs: of reads and partial results; None: as measured on a CPU.
             split_tokens: long segments with one query tile are cut at multiples of this position.
 
         Raises:
-            InvalidArgumentError: there is no batch of such lengths, the table does not fit it, or a size is
-                not positive.
+            InvalidArgumentError: the lengths are invalid, the table does not fit them, or a size is not
+                positive.
         """
         costs = Costs() if costs is None else costs
         lengths = check_lengths(seq_lens, cu_seqlens_q)
@@ -165,11 +150,7 @@ class ForestPlan:
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
         return _plan(
-            lengths,
-            shared,
-            block_size=block_size,
-            tile_tokens=costs.tile_tokens,
-            split_tokens=split_tokens,
+            lengths, shared, block_size=block_size, tile_tokens=costs.tile_tokens, split_tokens=split_tokens
         )
 
     @property
@@ -188,7 +169,7 @@ class ForestPlan:
 
     @property
     def kv_tokens_flat(self) -> int:
-        """Tokens of KV that are read if no sequence shares."""
+        """Tokens of KV that a plan without sharing reads."""
         return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
 
     @property
@@ -229,7 +210,7 @@ def _assemble(
     tokens = pool[concatenated_ranges(pool_begin, num_item_tokens)]
     partial_ids, merge_begin = _number_partials(tokens, int(lengths.cu_seqlens_q[-1]))
     kv_lens = kv_end - kv_begin
-    # Reading dominates for few tokens and arithmetic for many; their sum ranks items well enough.
+    # The work of an item: its reads dominate for few query tokens, its arithmetic for many.
     order = np.argsort(-kv_lens * (8 + num_item_tokens), kind="stable")
     token_begin = cumulative(num_item_tokens)
     packed, arrays = _pack(
@@ -256,7 +237,7 @@ def _pack(arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, list[np.ndarray]]
 
 
 def _number_partials(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number partial results token by token, each token's in item order (root first); a lone one gets -1."""
+    """Number the partial results token by token, root first; a token's only one gets -1."""
     counts = np.bincount(tokens, minlength=num_tokens)
     partial_ids = np.full(tokens.shape[0], -1)
     several = counts > 1

@@ -31,7 +31,7 @@ from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 class Segments:
     """Segments before they are cut: the query tokens pool[pool_begin[i] : pool_end[i]] read segment i.
 
-    A tile of a leaf (causal 1) ends one key earlier for each query token after the tile; a node's does not.
+    In a leaf (causal 1), a tile's keys end one key earlier for each query token after the tile.
     """
 
     pool: np.ndarray
@@ -72,7 +72,7 @@ def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
     num_tiles = -(-(segments.pool_end - segments.pool_begin) // tile_tokens)
     alone = num_tiles == 1
     if alone.all():
-        # Always so in steps that only decode: nothing to cut.
+        # Nothing to cut, as in every step that only decodes.
         row, kv_begin, kv_end = segments.table_row, segments.kv_begin, segments.kv_end
         return row, kv_begin, np.maximum(kv_end, kv_begin), segments.pool_begin, segments.pool_end, alone
     segment, index = expand(num_tiles)
@@ -85,7 +85,7 @@ def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
 
 
 def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut long segments that only one tile reads at multiples of split_tokens; no part is under half of that.
+    """Cut long segments that only one tile reads at multiples of split_tokens; no part is shorter than half.
 
     Positions are absolute, so a cut does not move while a sequence grows.
 

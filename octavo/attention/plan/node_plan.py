@@ -1,7 +1,7 @@
-"""The shared runs of blocks that a GPU reads once for all of their sequences, cut into units of work.
+"""Cut the shared prefixes that a GPU reads once for all of their sequences into units of work.
 
-NumPy only. A plan changes only when sequences join or leave: shared blocks are full, so while sequences
-decode, only their leaves grow. The device plans leaves by itself (triton/step_map.py).
+NumPy only. A plan changes only when sequences join or leave: shared blocks are full, so decoding only makes
+leaves longer. The device lists the leaves in each step (triton/step_map.py).
 
 The example of prefix_forest.py; sequences A .. F have one query token each, tokens 0 .. 5:
 
@@ -23,16 +23,11 @@ from math import lcm
 import numpy as np
 
 from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
-from octavo.attention.plan.prefix_forest import (
-    Costs,
-    SharedPrefixes,
-    find_shared_prefixes,
-    shareable_blocks,
-)
+from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes, shareable_blocks
 from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 
-# Fields of a unit's record; the first seven are those of a step's own units, see triton/units.py.
+# Fields of a unit's record, see triton/units.py.
 _RECORD = 8
 
 
@@ -68,9 +63,9 @@ class NodePlan:
     merge_begin[t] : merge_begin[t + 1].
 
     Attributes:
-        thin_units, fat_units: [U, 8] int32 records, by falling work: 0 entry of block_ids where block 0
+        thin_units, fat_units: [U, 8] int32 records, by decreasing work: 0 entry of block_ids where block 0
             of the sequence would be (may be negative), 1 first entry of tokens and partial_ids, 2 number of
-            tokens, 3 first key, 4 end of the keys, 5 and 6 the same again: every token sees every key.
+            tokens, 3 first key, 4 end of the keys, 5 and 6 repeat 3 and 4: every token sees every key.
         tokens: [P] int32, query tokens (rows of q).
         partial_ids: [P] int32, number of each entry's partial result.
         merge_begin: [T + 1] int32.
@@ -101,19 +96,13 @@ class NodePlan:
         capacity: NodeCapacity | None = None,
         min_saved_tokens: int = 0,
     ) -> "NodePlan":
-        """Find the shared runs of blocks and cut them into units.
-
-        Only blocks wholly before every member's first query token are shared.
+        """Find the shared prefixes and cut them into units; arrays as for ForestPlan.from_block_tables.
 
         Args:
-            block_tables: [S, max_blocks] int32; entries past a sequence's last block are never read.
-            seq_lens: [S] int32, tokens in the cache, the query tokens included; 0 for an empty row.
-            cu_seqlens_q: [S + 1] int32, cumulative query lengths.
-            block_size: tokens in a block.
-            tiling: how the kernel wants it.
-            costs: what sharing saves and costs.
-            capacity: what the plan must fit; None: anything. The least valuable nodes are dropped for it.
-            min_saved_tokens: a plan that saves fewer is empty: the kernels' launches cost more.
+            tiling: of the kernels.
+            costs: of reads and partial results.
+            capacity: limits of the plan, or None. Nodes that save the least are dropped to fit.
+            min_saved_tokens: a plan that saves fewer is empty: launching its kernels would cost more.
 
         Raises:
             InvalidArgumentError: the step has more tokens or sequences than the capacity.
@@ -143,16 +132,16 @@ class NodePlan:
 
     @property
     def num_units(self) -> int:
-        """Units of both classes; 0: nothing is shared, and attention without the plan is faster."""
+        """Units of both classes; 0: sharing saves nothing, so attend without the plan."""
         return self.thin_units.shape[0] + self.fat_units.shape[0]
 
     @property
     def num_partials(self) -> int:
-        """Partial results in all."""
+        """Total number of partial results."""
         return self.tokens.shape[0]
 
     def fits(self, capacity: NodeCapacity) -> bool:
-        """Say whether the plan is within a capacity."""
+        """Return whether the plan is within a capacity."""
         return (
             max(self.thin_units.shape[0], self.fat_units.shape[0]) <= capacity.num_units
             and self.num_partials <= capacity.num_partials
@@ -193,8 +182,8 @@ def _cut(
     units[:, 2] = np.minimum(nodes.tile_tokens[node[segment]], num_tokens[segment] - done)
     units[:, 3] = units[:, 5] = kv_begin[segment]
     units[:, 4] = units[:, 6] = kv_end[segment]
-    by_falling_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
-    units, is_thin = units[by_falling_work], nodes.is_thin[node[segment]][by_falling_work]
+    by_work = np.argsort(units[:, 3] - units[:, 4], kind="stable")
+    units, is_thin = units[by_work], nodes.is_thin[node[segment]][by_work]
     partial_ids, merge_begin = _number_partials(tokens, int(cu_seqlens_q[-1]))
     return NodePlan(
         thin_units=units[is_thin],
@@ -222,7 +211,7 @@ def _block_ids(shared: SharedPrefixes, block_tables: np.ndarray) -> tuple[np.nda
 
 
 def _number_partials(tokens: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number the partial results token by token, each token's from the root down."""
+    """Number the partial results token by token, root first."""
     partial_ids = np.empty(tokens.shape[0], dtype=np.int32)
     partial_ids[np.argsort(tokens, kind="stable")] = np.arange(tokens.shape[0])
     merge_begin = cumulative(np.bincount(tokens, minlength=num_tokens))

@@ -18,22 +18,22 @@ import numpy as np
 from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes
 from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 
-# Up to this many thin tiles read a node; for more, fat tiles are cheaper.
+# Nodes that need more thin tiles than this are read by fat tiles, which are cheaper then.
 _MAX_THIN_TILES = 2
-# Most segments of a node that are tried.
+# Maximum segments of a node.
 _MAX_SEGMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTiling:
-    """How kernels want nodes to be cut; a thin tile has few query tokens, a fat one many.
+    """Limits for cutting nodes; a thin tile has few query tokens, a fat one many.
 
     Attributes:
         thin_tokens, fat_tokens: query tokens of a tile; thin_tokens 0: all are fat.
-        thin_programs, fat_programs: programs that run side by side.
+        thin_programs, fat_programs: programs that run concurrently.
         num_kv_heads: KH; a program works on one at a time.
         align_tokens: nodes and their segments begin and end at multiples of this many keys.
-        min_segment_tokens: a node is not cut into shorter segments than this.
+        min_segment_tokens: minimum length of a segment.
     """
 
     thin_tokens: int
@@ -98,11 +98,11 @@ def cut_segments(nodes: Nodes, tiling: NodeTiling, costs: Costs) -> tuple[np.nda
 def _segment_len(
     nodes: Nodes, chosen: np.ndarray, num_programs: int, tiling: NodeTiling, costs: Costs
 ) -> int:
-    """Choose the most keys of a segment for a class of nodes: balance against partial results."""
+    """Choose the maximum keys of a segment: few keys balance the programs, many make few partial results."""
     kv_lens, num_tiles = (nodes.kv_end - nodes.kv_begin)[chosen], nodes.num_tiles[chosen]
     longest = int(kv_lens.max(initial=1))
     most = max(1, min(_MAX_SEGMENTS, longest // tiling.min_segment_tokens))
-    # Candidates: the longest node in one segment, in two, and so on. Below, one row for each.
+    # Candidates: the longest node in one segment, in two, and so on. The arrays below have one row for each.
     limits = -(-longest // (np.arange(1, most + 1) * tiling.align_tokens)) * tiling.align_tokens
     num_segments = -(-kv_lens // limits[:, None])
     num_items = num_segments @ num_tiles * tiling.num_kv_heads

@@ -1,6 +1,6 @@
-"""Find the prefixes that block tables have in common, and keep those that are worth reading only once.
+"""Find the prefixes that block tables have in common, and keep those that are worth sharing.
 
-Six sequences, their shareable block ids, and what each step makes of them:
+An example of six sequences and their shareable block ids:
 
     1. sort the rows; common = blocks that a row has in common with the row before
 
@@ -31,7 +31,8 @@ Six sequences, their shareable block ids, and what each step makes of them:
         D A F     2 blocks   saves 2 x 32 = 64   costs 3 x 15 = 45   kept: node 1, blocks 0 and 1
         D A       1 block    saves 1 x 16 = 16   costs 2 x 15 = 30   not kept
 
-What a sequence has behind its last node is its leaf. host_plan.py and node_plan.py cut this table into work.
+The keys of a sequence after its last node are its leaf. host_plan.py and node_plan.py cut this table into
+work.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ TILE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What sharing saves and costs. The unit is one token's keys and values read from memory.
+    """The costs of sharing. The unit is reading one token's keys and values from memory.
 
     Attributes:
         partial_tokens: cost of one more partial result of one query token (written, read, merged).
@@ -58,14 +59,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Segments that several sequences read together, parents before children.
+    """Nodes: runs of blocks that several sequences share, parents before children.
 
         sequence A   [ node 0: blocks 0..3 ][ node 1: 4..6 ][ own blocks ]
         sequence B   [        same         ][     same     ][ own blocks ]
         sequence C   [        same         ][ own blocks ]
 
     Attributes:
-        rows: [R] sequences that share anything, sorted so that every node's members are neighbours.
+        rows: [R] sequences that share blocks, sorted so that every node's members are neighbours.
         first, last: [M] a node's members are rows[first : last + 1].
         block_begin, block_end: [M] blocks of its members' tables that the node covers.
     """
@@ -178,11 +179,7 @@ def _lcp_intervals(common: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _promote(
-    rows: np.ndarray,
-    nodes: list[tuple[int, int, int]],
-    query_lens: np.ndarray,
-    block_size: int,
-    costs: Costs,
+    rows: np.ndarray, nodes: list[tuple[int, int, int]], query_lens: np.ndarray, block_size: int, costs: Costs
 ) -> SharedPrefixes:
     """Keep a node if its saved reads outweigh its partial results; else its children inherit its blocks."""
     tokens_before = [0, *np.cumsum(query_lens).tolist()]

@@ -1,4 +1,4 @@
-"""Ragged ranges in NumPy: what plans are made of."""
+"""Ragged ranges in NumPy, from which plans are made."""
 
 import numpy as np
 

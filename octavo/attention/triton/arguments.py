@@ -1,7 +1,7 @@
-"""What the Triton attention kernels take, made on the host.
+"""The arguments of the Triton attention kernels, made on the host.
 
-A step calls this for every layer, and where a step's kernels are short the host is what it waits for. So
-whatever does not depend on the layer is made once and found again by its plain values.
+They are made for every layer, and with short kernels the host is the bottleneck. So whatever does not depend
+on the layer is cached by its plain values.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Score(NamedTuple):
 class Shape(NamedTuple):
     """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
 
-    packed: the cache is float8, passed as pairs in int16; see triton_float8.
+    packed: the cache is float8, passed as pairs in int16; see triton/float8.py.
     """
 
     group: Any
@@ -77,13 +77,13 @@ class Shape(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of attention: its tensors, and what every kernel that works on it takes of them.
+    """One call of attention: its tensors and options, and the arguments for kernels made from them.
 
     Attributes:
         q: [T, H, D] queries.
         layer: the cache.
-        options: how scores are made.
-        queries, cache, score: the same for kernels.
+        options: of the scores.
+        queries, cache, score: arguments for kernels.
     """
 
     q: Tensor
@@ -94,7 +94,7 @@ class Call(NamedTuple):
     score: Score
 
     def shape(self, tile: TileShape) -> Shape:
-        """Return what a kernel with such tiles is compiled for."""
+        """Return the compile-time arguments of a kernel with these tiles."""
         options, (_, block_size, num_kv_heads, head_dim) = self.options, self.layer.k.shape
         return _shape(
             *(self.q.shape[1] // num_kv_heads, num_kv_heads),
@@ -113,15 +113,15 @@ def make_call(
     options: ScoreOptions,
     results: tuple[Tensor, Tensor],
 ) -> Call:
-    """Describe a call to kernels.
+    """Make the arguments of a call.
 
     Args:
         q: [T, H, D] queries, any strides, last dimension contiguous.
         layer: the cache.
         positions: [T] int32.
         block_table: [S, max_blocks] int32.
-        options: how scores are made; what is off is passed as a constant that no kernel reads.
-        results: (out [T, H, D], lse [T, H] float32), contiguous, that the kernels write.
+        options: of the scores; kernels do not read those that are off.
+        results: (out [T, H, D], lse [T, H] float32), contiguous; kernels write them.
     """
     stride_token, stride_head, _ = q.stride()
     k, v = layer.k, layer.v
@@ -153,10 +153,10 @@ class _Constant(tl.constexpr):
 
 @functools.lru_cache(maxsize=None, typed=True)
 def constant(value: int) -> tl.constexpr:
-    """Return a value as a part of an argument that kernels are compiled for: one object for each value.
+    """Return a value as a compile-time argument: the same object for equal values.
 
-    To find the compiled kernel Triton hashes and compares all that it is compiled for, in every launch. A
-    constexpr does both in Python, unless it is known by its identity.
+    In every launch Triton hashes and compares all compile-time arguments to find the compiled kernel. A
+    constexpr does both slowly, in Python; hashed and found by its identity, it costs almost nothing.
     """
     return _Constant(value)
 

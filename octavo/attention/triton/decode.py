@@ -1,4 +1,4 @@
-"""Decode: a few query rows per sequence; time is the reading of the cache."""
+"""Decode: few query rows per sequence, bound by memory bandwidth."""
 
 import triton
 import triton.language as tl
@@ -22,13 +22,9 @@ from octavo.gpu.launch import launch
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
-    """Attend the thin units and write their rows of the results; clears rows that no sequence covers.
+    """Attend the thin units and write their rows of the results; clear rows that no sequence covers.
 
-    Args:
-        call: the call.
-        metadata: the step.
-        work: the step's thin work.
-        early: start while the kernel before runs, which lets this one in when queries can be read.
+    early: start while the previous kernel runs. That one must allow it only when queries can be read.
     """
     tile = work.shape
     shape = call.shape(tile)
@@ -57,8 +53,8 @@ def _attend_thin_kernel(
         (unit, head)   |----a----|--------b--------|--c--|
         program        |-----0-----|-----1-----|----2----|      b is in three pieces; 2 holds all of c
 
-    Who finishes the last piece of a (unit, head) merges its pieces, in their order. So the result does
-    not depend on who was last. Units without keys are no work: a padded batch has many of them.
+    The program that finishes the last piece of a (unit, head) merges its pieces in order, so the result does
+    not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -122,7 +118,7 @@ def _attend_piece(
         first_program = head_begin // tiles_per_program
         num_pieces = (head_begin + num_tiles - 1) // tiles_per_program - first_program + 1
         if arrived == num_pieces - 1:
-            # Zero again for the next layer, whose kernel starts when this one has ended.
+            # Reset for the next layer, whose kernel starts after this one has ended.
             tl.store(arrivals + unit * shape.kv_heads + kv_head, 0)
             _merge_pieces(
                 queries, partial_out, partial_lse, head_begin, first_program, num_pieces,
@@ -133,7 +129,7 @@ def _attend_piece(
 
 @triton.jit
 def _partial_id(at, tiles_per_program):
-    """Number of the partial result of the piece at `at`: one at the run's begin, and one after it."""
+    """Return the number of a piece's partial result: one for a run's first piece, one for its last."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
 
 
@@ -152,8 +148,8 @@ def _merge_pieces(
 ):  # fmt: skip
     """Merge the pieces of one (unit, kv head) and write its rows; at most ROWS of the tile's rows exist.
 
-    Specification: octavo.attention.merge. The program that attended the last piece calls it: a launch for so
-    few rows would cost more than the merge.
+    Specification: octavo.attention.merge. The program that attended the last piece calls it: for so few rows,
+    another launch would cost more than the merge.
     """
     ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
     row = tl.arange(0, ROWS)

@@ -1,15 +1,15 @@
 """Products with a float8 (e4m3) cache, read as pairs: an int16 holds the numbers of dims 2 i and 2 i + 1.
 
-Tensor cores need two keys of one dim side by side in a register. The instruction that transposes values
-on their way from shared memory moves 16 bits at a time; single bytes would be fetched one by one. So a
-tile is one of pairs, that falls into a tile of its even dims and one of its odd dims, each a product:
+Tensor cores need two keys of the same dim in one register. The instruction that transposes a tile when it
+loads it from shared memory moves 16 bits at a time; for bytes there is none. So a tile of pairs is loaded,
+and split into a tile of even dims and one of odd dims, with a product each:
 
     scores = q_even k_even + q_odd k_odd          values = w v_even | w v_odd
 
-Products are float16 whatever the queries are: e4m3 converts to float16 exactly and in one instruction for
-two numbers, to bfloat16 in four, and float16 queries and weights are finer than what they meet.
+Products are float16, whatever the dtype of the queries: one instruction converts two e4m3 numbers to float16
+exactly, while bfloat16 takes four. float16 is more precise than e4m3, so queries and weights lose little.
 
-Functions that take a shape do what is usual if it is not packed; odd parts are 0 then.
+If the shape is not packed, the functions use the whole tile; odd parts are 0 then.
 """
 
 import triton

@@ -1,13 +1,13 @@
-"""Shared nodes: keys that many sequences have in common, read once for the queries of all of them.
+"""Shared nodes: keys that many sequences share, read once for the queries of all of them.
 
     nodes    queries gathered from many sequences  x  a segment of shared keys  ->  partial results
-    leaves   a sequence's queries  x  its own keys                              ->  another one
+    leaves   a sequence's queries  x  its own keys                              ->  one more partial result
     merge    a token's partial results  ->  its result
 
-Nodes with many queries are bound by the tensor cores, leaves by memory. So on Hopper and later the leaves
-begin while nodes are still under way: each kernel is launched early, and waits where it needs results
-(programmatic dependent launch). For a kernel's end to mean the end of those before it, one program waits for
-the kernel before.
+Tensor cores bound nodes with many queries, memory bandwidth bounds leaves. So on Hopper and later they
+overlap: each kernel is launched early, and waits where it needs earlier results (programmatic dependent
+launch). One program of each kernel waits for the previous kernel, so that no kernel ends before those
+launched earlier.
 
 Source of the idea: Juravsky et al., "Hydragen", 2024; Ye et al., "ChunkAttention", 2024.
 """
@@ -42,38 +42,32 @@ _MERGED_HEADS = 2
 def node_call(
     q: Tensor, layer: LayerCache, positions: Tensor, options: ScoreOptions, forest: DeviceForest
 ) -> Call:
-    """Describe a layer's call as its nodes see it: their block ids, and partial results.
+    """Make the arguments of the node kernels: they read the plan's block ids and write its partial results.
 
-    Args:
-        q: [T, H, D] queries.
-        layer: the cache.
-        positions: [T] int32.
-        options: how scores are made; without a window.
-        forest: the plan; its partial results are overwritten.
+    Arguments as for make_call; options have no window.
     """
     results = (forest.partial_out, forest.partial_lse)
-    # A record's first field leads into the plan's own block ids.
     return make_call(q, layer, positions, forest.node_table, options, results)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
-    """Attend to the shared nodes that have many query tokens, and write their partial results.
+    """Attend the shared nodes that have many query tokens, and write their partial results.
 
     Args:
         call: see node_call.
         forest: the plan.
         decodes: no sequence has more than one query token. Then no key of a node was stored in this step.
-            (Prompts that begin alike share blocks in the very step that computes them.)
+            (Prompts with a common prefix share blocks in the same step that computes them.)
     """
-    # Not early: it needs what came before it, the queries, at once.
+    # Not launched early: it needs the queries, which the previous kernel writes, at once.
     tile = forest.fat_tile(decodes=decodes)
     _launch(call, forest, tile, forest.fat_units, forest.num_fat_units, early=False)
 
 
 def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
-    """Attend to the shared nodes that have few query tokens, and write their partial results.
+    """Attend the shared nodes that have few query tokens, and write their partial results.
 
-    Comes after attend_fat_nodes: from when this may start, queries and keys are there.
+    Launch it after attend_fat_nodes, which lets it start only when queries and keys are written.
     """
     early = can_overlap(call.q.device)
     _launch(call, forest, forest.thin_shape, forest.thin_units, forest.num_thin_units, early=early)
@@ -98,7 +92,7 @@ def _launch(
 def _attend_nodes_kernel(
     queries, cache, score, units, count, tokens, partial_ids, num_rows, shape, OVERLAPS: tl.constexpr
 ):
-    """Attend the (unit, kv head)s of this program's turns; no key of a node is hidden from its queries."""
+    """Attend the (unit, kv head)s of this program's turns; each query sees all keys of its node."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -113,7 +107,7 @@ def _attend_nodes_kernel(
         valid = row < tl.load(record + 2) * shape.group
         token = tl.load(tokens + entry, mask=valid, other=0).to(tl.int64)
         head = kv_head * shape.group + row % shape.group
-        # Rows that died may have left the batch.
+        # The plan may name rows of sequences that have ended and left the batch.
         exists = valid & (token < num_rows)
         q = load_queries(queries, token, head, exists, shape)
         position = tl.load(queries.positions + token, mask=exists, other=-1)
@@ -132,13 +126,9 @@ def _attend_nodes_kernel(
 
 
 def merge_nodes(results: tuple[Tensor, Tensor], forest: DeviceForest) -> None:
-    """Merge the forest's partial results, nodes' and leaves', into the results.
+    """Merge the partial results of nodes and leaves into (out [T, H, D], lse [T, H] float32), contiguous.
 
-    A token without keys of its own, as rows that died have none, gets 0 and -inf.
-
-    Args:
-        results: (out [T, H, D], lse [T, H] float32), contiguous; overwritten.
-        forest: the plan, whose partial results are complete.
+    A token without own keys, as in the row of a sequence that has ended, gets out 0 and lse -inf.
     """
     out, lse = results
     num_tokens, num_heads, head_dim = out.shape
@@ -162,7 +152,8 @@ def _merge_kernel(
 ):  # fmt: skip
     """Merge some heads of a token: its nodes' partial results from the root down, then its leaf's.
 
-    Specification: octavo.attention.merge. A launch of its own: nodes and leaves come from different kernels.
+    Specification: octavo.attention.merge. A separate kernel, because nodes and leaves come from different
+        ones.
     """
     ABREAST: tl.constexpr = 4
     token = tl.program_id(0).to(tl.int64)

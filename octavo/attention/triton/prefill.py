@@ -20,12 +20,7 @@ _MERGED_ROWS = 16
 
 
 def attend_fat(call: Call, work: FatWork) -> None:
-    """Attend the fat units and write their rows of the results.
-
-    Args:
-        call: the call.
-        work: the step's fat work.
-    """
+    """Attend the fat units and write their rows of the results."""
     tile = work.shape
     shape = call.shape(tile)
     num_rows, num_units, num_kv_heads = call.q.shape[0], work.units.shape[0], call.layer.k.shape[2]
@@ -52,7 +47,7 @@ def _attend_fat_kernel(
     queries, cache, score, units, partial_out, partial_lse, num_rows, shape,
     NUM_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Attend one (unit, kv head, part). Neighbouring programs read the same sequence, from the L2 cache."""
+    """Attend one (unit, kv head, part). Neighbouring programs read the same sequence through the L2 cache."""
     program = tl.program_id(0)
     part = program % NUM_PARTS
     kv_head = program // NUM_PARTS % shape.kv_heads
@@ -119,8 +114,9 @@ def _merge_parts_kernel(
 ):
     """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results.
 
-    Specification: octavo.attention.merge. A launch of its own: other programs computed the parts. Rows
-    are many and parts few: one part at a time needs few registers.
+    Specification: octavo.attention.merge. A separate kernel, because several programs compute the parts.
+        There
+    are many rows and few parts: folding one part at a time needs few registers.
     """
     record = units + tl.program_id(0) * RECORD
     kv_head = tl.program_id(1)

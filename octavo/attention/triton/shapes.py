@@ -1,4 +1,10 @@
-"""How the Triton attention kernels are tiled: what measured best on an H200, by head dimension and dtype."""
+"""Tilings of the Triton attention kernels, by head dimension and dtype: the fastest measured on an H200.
+
+Arguments of all functions here:
+    group: query heads per kv head; a tile holds at least those of one token.
+    padded_dim: head dimension, rounded up to a power of two.
+    dtype: of the cache for thin_shape, else of the products' operands.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +25,8 @@ class TileShape:
         keys: keys per iteration, a power of two, at least 16.
         num_warps: warps per program.
         num_stages: depth of the software pipeline.
-        programs_per_multiprocessor: how many are meant to run side by side.
-        max_registers: registers a thread may use, so that they fit side by side; None: no limit.
+        programs_per_multiprocessor: programs that run concurrently on an SM.
+        max_registers: maximum registers per thread, so that these programs fit; None: no limit.
     """
 
     rows: int
@@ -31,9 +37,9 @@ class TileShape:
     max_registers: int | None = None
 
 
-# Decoding by head dimension and bytes of a number, 16 query rows at most. Many small programs: short
-# sequences leave few tiles to each, whose loads others must cover. One sequence alone is cut into as many
-# pieces as there are programs, so it wants few.
+# Decoding with up to 16 query rows, by head dimension and bytes per number. Many small programs run
+# concurrently: with short sequences each has few tiles, and others hide the latency of its loads. A single
+# sequence is split over all programs, so it uses fewer, larger ones.
 _SMALL_TILES = {
     (128, 2): TileShape(16, 32, 2, 3, 4),
     (128, 1): TileShape(16, 64, 2, 3, 4),
@@ -42,20 +48,13 @@ _SMALL_TILES = {
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Return the tile width for a head dimension: a power of two, half of it enough for the tensor cores."""
+    """Return the tile width for a head dimension: a power of two, at least 32."""
     return max(32, power_of_two(head_dim))
 
 
 @cache
 def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: bool = False) -> TileShape:
-    """Return the tiling for sequences with few query tokens, where reading the cache is all that counts.
-
-    Args:
-        group: query heads of a kv head; a tile holds at least one token's.
-        padded_dim: head dimension, rounded up to a power of two.
-        dtype: of the cache.
-        is_alone: there is one sequence.
-    """
+    """Return the tiling for few query tokens, bound by memory; is_alone: the batch is one sequence."""
     rows = max(16, power_of_two(group))
     small_tile = _SMALL_TILES.get((padded_dim, dtype.itemsize))
     if rows == 16 and small_tile is not None and not is_alone:
@@ -73,13 +72,7 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
 
 @cache
 def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tiling for many query tokens, bound by the tensor cores.
-
-    Args:
-        group: query heads of a kv head; a tile holds at least one token's.
-        padded_dim: head dimension, rounded up to a power of two.
-        dtype: of the products' operands.
-    """
+    """Return the tiling for many query tokens, bound by the tensor cores."""
     wide = padded_dim * dtype.itemsize > 256
     return TileShape(
         rows=max(64 if wide else 128, power_of_two(group)),
@@ -93,13 +86,7 @@ def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
 
 @cache
 def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the portable kernel's tiling for shared nodes with many query tokens, few keys a program.
-
-    Args:
-        group: query heads of a kv head; a tile holds at least one token's.
-        padded_dim: head dimension, rounded up to a power of two.
-        dtype: of queries and cache.
-    """
+    """Return the portable kernel's tiling for shared nodes: many query tokens, few keys per program."""
     if padded_dim * dtype.itemsize > 256:
         return fat_shape(group, padded_dim, dtype)
     return TileShape(
@@ -112,18 +99,14 @@ def node_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
 
 
 def deterministic_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the one tiling of a deterministic step, whose tiles hold one token or many.
+    """Return the single tiling of a deterministic step, for any number of query tokens.
 
-    64 rows are what the fast matrix instruction needs. float32 has none, and decodes better with few.
-
-    Args:
-        group: query heads of a kv head; a tile holds at least one token's.
-        padded_dim: head dimension, rounded up to a power of two.
-        dtype: of the products' operands.
+    16-bit dtypes use 64 rows, which Hopper's matrix instruction needs. float32 has no such instruction and
+    decodes faster with few rows.
     """
     return (thin_shape if dtype == torch.float32 else node_shape)(group, padded_dim, dtype)
 
 
 def _keys(padded_dim: int, dtype: torch.dtype) -> int:
-    """Keys of a tile, at most 16 KiB of keys and as much of values: several fit into shared memory."""
+    """Return the keys of a tile: at most 16 KiB, so that several tiles fit in shared memory."""
     return min(_KEYS, max(16, 16384 // (padded_dim * dtype.itemsize)))

@@ -1,9 +1,9 @@
-"""The step's task map, made on the device: which queries read which keys, and how the work is cut.
+"""The step's task map, made on the device: which queries read which keys, and how programs divide the work.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
-thin, the others fat. Each class has its kernel: one kernel for both would need the registers of the larger.
-Nothing here waits for the device, so a step's map can be remade inside a CUDA graph. units.py describes the
-records of units.
+thin, the others are fat. Each class has its own kernel: a single kernel would need the registers of the
+larger. Nothing here waits for the device, so a CUDA graph can contain the making of a map. units.py
+describes the records.
 """
 
 from dataclasses import dataclass
@@ -15,29 +15,24 @@ from octavo.attention.choice import decode_tile
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.shapes import (
-    TileShape,
-    deterministic_shape,
-    fat_shape,
-    padded_head_dim,
-)
+from octavo.attention.triton.shapes import TileShape, deterministic_shape, fat_shape, padded_head_dim
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
-# Fewer keys per part of a fat unit would not pay for the part's results.
+# Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ThinWork:
-    """Work of the decode kernel: persistent programs, each with an equal number of key tiles.
+    """Work of the decode kernel: each program attends an equal number of key tiles.
 
     Attributes:
         shape: how the kernel is tiled.
         units: [U, 8] int32 records.
         schedule: [2 + P] int32: tiles per program, tiles in all, then each program's first unit.
-        arrivals: [U, KH] int32, 0 between calls: pieces of a (unit, kv head) that are done.
+        arrivals: [U, KH] int32, finished pieces of a (unit, kv head); 0 between calls.
         partial_out: [2P, rows, padded dim] float32, results of pieces.
         partial_lse: [2P, rows] float32, in units of log 2.
     """
@@ -76,9 +71,9 @@ class StepMap:
     """One step's work for every layer with the same heads and window; see plan_step.
 
     Attributes:
-        thin: work of sequences with few query tokens, perhaps of no sequence; None in a deterministic step.
+        thin: work of sequences with few query tokens (may be none); None in a deterministic step.
         fat: work of the others, or None if there are none.
-        window: the window it was made for.
+        window: of the layers that use the map.
         forest: shared nodes, whose keys are not among those of thin and fat, or None.
     """
 
@@ -90,12 +85,7 @@ class StepMap:
 
 @dataclass(frozen=True, slots=True)
 class _Visibility:
-    """What limits the keys that a unit sees.
-
-    Attributes:
-        window: keys that a query sees, or None.
-        leaf_begin: [S] int32, tokens of each sequence that nodes cover, or None.
-    """
+    """Limits of the keys that a unit sees: the layers' window, and the tokens [S] int32 that nodes cover."""
 
     window: int | None
     leaf_begin: Tensor | None = None
@@ -116,11 +106,11 @@ def plan_step(
     fat: TileShape | None = None,
     deterministic: bool = False,
 ) -> StepMap:
-    """Cut a step's attention into work, on the device and without waiting for it.
+    """Make a step's task map on the device, without waiting for it.
 
     Args:
-        metadata: the step; its forest is used for layers without a window, its plan is not.
-        num_tokens: T, rows of q; with max_query_len it bounds the number of units.
+        metadata: the step; layers without a window use its forest.
+        num_tokens: T, rows of q.
         num_heads: H.
         num_kv_heads: KH.
         head_dim: D.
@@ -128,13 +118,12 @@ def plan_step(
         cache_dtype: None: that of the queries.
         block_size: tokens in a block of the cache; 1: unknown.
         window: of the layers that will use the map.
-        thin, fat: tilings; None: what measured best.
-        deterministic: a query token's result must not depend, by a single bit, on the other tokens of the
-            step. Then everything is fat, no sequence's keys are split or shared, and every token of q must
-            belong to a sequence: others get no result.
+        thin, fat: tilings; None: the fastest measured.
+        deterministic: no bit of a token's result may depend on the other tokens of the step. Then all units
+            are fat, no keys are split or shared, and tokens of q that belong to no sequence get no result.
 
     Returns:
-        The map. Its buffers serve one kernel at a time: calls that use it must follow one another.
+        The map. Calls that use it must run one after another, because they share its buffers.
 
     Raises:
         InvalidArgumentError: the forest is for other heads or fewer tokens.
@@ -209,10 +198,10 @@ def _fat_work(
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
     units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
     num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
-    # A captured step has room for many sequences, most of them without tokens.
+    # Counted by tokens: a captured step has room for many sequences, most of them empty.
     num_busy = num_tokens // tile_tokens + 1
     most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
-    # A power of two, since each number is compiled for.
+    # A power of two, because each value is compiled separately.
     num_parts = 1 << max(0, most_parts.bit_length() - 1)
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)
     return FatWork(
@@ -225,16 +214,12 @@ def _fat_work(
 
 
 def _invariant_work(
-    shape: TileShape,
-    metadata: AttentionMetadata,
-    group: int,
-    num_tokens: int,
-    window: int | None,
+    shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, window: int | None
 ) -> FatWork:
-    """All sequences in tiles of one shape, each tile's keys folded in one chain from the first to the last.
+    """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
 
-    A tile's number and the rows beside a row then change which keys are masked, and a masked key changes no
-    bit. No tile is called full, so that all keys take the masked loop: another could round differently.
+    Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
+    is marked as fully visible, so that all keys take the masked loop: the other loop could round differently.
     """
     tile_tokens = shape.rows // group
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]

@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
-    A negative slot writes nothing. That slots exist is not checked: it would wait for the device.
+    Slots are not checked: that would wait for the device.
     """
     num_tokens, num_heads, head_dim = k.shape
     if num_tokens == 0:

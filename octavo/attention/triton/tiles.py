@@ -6,7 +6,7 @@ The G query heads of a kv head are the rows of one product, token after token:
     token    token_begin       token_begin + 1
     head     kv_head * G + row % G
 
-Scores live in units of log 2, so that exp2, the hardware's exponential, needs no further factor.
+Scores are in units of log 2, so that exp2, the hardware's exponential, needs no factor.
 """
 
 import triton
@@ -36,7 +36,7 @@ def tile_rows(token_begin, num_tokens, kv_head, shape):
 
 @triton.jit
 def empty_state(shape):
-    """State (top [R], total [R], values [R, padded_dim]) of a running softmax over nothing."""
+    """Return the initial state of a running softmax: (top [R], total [R], values [R, padded_dim])."""
     top = tl.full([shape.rows], float("-inf"), tl.float32)
     total = tl.zeros([shape.rows], tl.float32)
     return top, total, tl.zeros([shape.rows, shape.padded_dim], tl.float32)
@@ -44,7 +44,7 @@ def empty_state(shape):
 
 @triton.jit
 def load_queries(queries, token, head, valid, shape):
-    """Load the tile's queries [R, padded_dim]; what does not exist is 0."""
+    """Load the tile's queries [R, padded_dim], with 0 for rows and dims that do not exist."""
     d = tl.arange(0, shape.padded_dim)
     pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
     return tl.load(pointers, mask=valid[:, None] & (d < shape.head_dim)[None, :], other=0.0)
@@ -65,10 +65,9 @@ def load_block_ids(table, start, kv_begin, kv_end, shape):
 def load_tile(
     base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape, MASKED: tl.constexpr
 ):
-    """Load keys or values [keys, padded_dim], or [keys, padded_dim / 2] pairs; masked, those outside
-    kv_begin : kv_end are 0.
+    """Load keys or values [keys, padded_dim], or [keys, padded_dim / 2] pairs.
 
-    Zeros, because a weight of 0 would not silence a NaN in memory nobody has written.
+    If MASKED, keys outside kv_begin : kv_end are 0: uninitialised memory may hold NaN, and 0 * NaN is NaN.
     """
     width: tl.constexpr = shape.padded_dim // 2 if shape.packed else shape.padded_dim
     head_width: tl.constexpr = shape.head_dim // 2 if shape.packed else shape.head_dim
@@ -93,7 +92,7 @@ def load_tile(
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent: a series near 0, where the exponential form would cancel; no overflow."""
+    """Return tanh(x) without overflow: by a series near 0, where the exponential form would cancel."""
     square = x * x
     series = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     small = tl.exp2(-2.0 * LOG2_E * tl.abs(x))
@@ -103,7 +102,7 @@ def tanh(x):
 
 @triton.jit
 def make_scores(product, position, slope, start, kv_end, factor, score, shape, MASKED: tl.constexpr):
-    """Turn q.k [R, keys] into scores: times the factor if cap or bias ask for it, masked if asked."""
+    """Apply cap, bias and mask to q.k [R, keys]. Without cap and bias, the caller applies the factor."""
     key = start + tl.arange(0, shape.keys)
     if shape.capped:
         # The factor carries log2(e) past the cap: cap(s) * log2(e).
@@ -129,8 +128,8 @@ def attend_tiles(
 ):  # fmt: skip
     """Fold the key tiles tile_begin : tile_end into a running softmax.
 
-    The next tile's block id is loaded one iteration ahead and carried: a load of the id and of its block
-    in one iteration would be a chain that the compiler cannot overlap with the products.
+    Each iteration loads the block id of the next tile: loading an id and its block in the same iteration
+    would be a chain of loads that the compiler cannot overlap with the products.
 
     Args:
         top: [R] float32 largest score so far, -inf at first.
@@ -153,7 +152,7 @@ def attend_tiles(
     q, q_odd = product_queries(q, shape)
     score_factor = score.factor
     if shape.scaled:
-        # Inside the loop values are in the cache's units.
+        # Inside the loop, values are not multiplied by their scale.
         score_factor *= tl.load(score.k_scale + kv_head)
         v_scale = tl.load(score.v_scale + kv_head)
         values /= v_scale
@@ -171,7 +170,7 @@ def attend_tiles(
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
         base = new_top
         if MASKED:
-            # A row that has seen nothing keeps -inf; from 0 its weights are exp2(-inf) = 0.
+            # A row without a visible key keeps -inf; base 0 makes its weights exp2(-inf) = 0.
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(s * factor - base[:, None])
         shrink = tl.exp2(top - base)
@@ -225,7 +224,7 @@ def store_results(queries, token, head, valid, out, lse, shape):
 
 @triton.jit
 def clear_tokens(queries, token_begin, num_tokens, first, step, shape):
-    """Give tokens without keys 0 and -inf: each step-th of their (token, head) rows, from the first-th on."""
+    """Clear every `step`-th (token, head) row of tokens without keys, from row `first` on: 0 and -inf."""
     width: tl.constexpr = shape.group * shape.kv_heads
     d = tl.arange(0, shape.padded_dim)
     begin = token_begin.to(tl.int64) * width

@@ -1,9 +1,9 @@
-"""Records of units and the schedule of their work, written on the device.
+"""Kernels that write the records of units and the schedule of their work.
 
     record   0 table row    1 token begin   2 tokens       3 kv begin
              4 kv end       5 full begin    6 full end     7 end of its work (thin units)
 
-Keys kv begin : kv end are seen by some row of the unit, keys full begin : full end by every row.
+Some row of the unit sees the keys kv begin : kv end; every row sees the keys full begin : full end.
 """
 
 import triton
@@ -18,10 +18,10 @@ def list_units_kernel(
     num_sequences, num_units, above_tokens, max_tokens, window,
     TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """Program s lists the units of sequence s, whose last causal masks leave the most work.
+    """Program s lists the units of sequence s. By the causal mask, its last unit has the most work.
 
-    The first sequence's heaviest unit comes first, the next one's last: work rises and falls without
-    jumps, so programs that take units in turn get equal shares.
+    Even sequences list their last unit first, odd ones their first: work rises and falls without jumps, so
+    programs that take units in turn get equal shares.
     """
     s = tl.program_id(0)
     sequence = tl.arange(0, PADDED_SEQUENCES)
@@ -42,7 +42,7 @@ def list_units_kernel(
         mine = at < num_tokens
         highest = tl.max(tl.load(positions + token + at, mine, -1))
         lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
-        # A padded row may have a negative position.
+        # The position of a padded row may be negative.
         kv_end = tl.maximum(0, tl.minimum(seq_len, highest + 1))
         full_end = tl.maximum(0, tl.minimum(kv_end, lowest + 1))
         kv_begin, full_begin = kv_end * 0, kv_end * 0
@@ -66,7 +66,7 @@ def list_units_kernel(
 
 @triton.jit
 def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
-    """Tiles that keys kv_begin : kv_end touch."""
+    """Return how many tiles overlap the keys kv_begin : kv_end."""
     return tl.where(kv_end > kv_begin, (kv_end + KEYS - 1) // KEYS - kv_begin // KEYS, 0)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers: one chooser (`choice`), and the GEMMs it chooses from, a file or a few each.
+"""Linear layers: `choice` chooses among these GEMMs.
 
     GEMM        runs by     files
     plain       torch       plain
@@ -8,6 +8,6 @@
     hopper      Gluon       hopper, hopper_kernel, hopper_tiling
     invariant   Triton      invariant, invariant_tiling
 
-Each GEMM says by `unsupported_reason` whether it can run here: None, or why it cannot. Files that import
-Triton are imported where they run only; choice and the tilings import none.
+Each GEMM's `unsupported_reason` returns why it cannot run here, or None. choice and the tilings import no
+Triton.
 """

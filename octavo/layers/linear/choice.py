@@ -1,19 +1,18 @@
-"""Which GEMM computes y = x W^T + b: the one place that decides it.
+"""The one place that chooses the GEMM for y = x W^T + b.
 
     a layer, when it is made      float32 on a CPU        elsewhere
       by default                  packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
-    a product, in every step, of a plain layer on a GPU with Triton, by the rows M of x
-      1 to 4                      skinny: reads the weights once; norm, activation and sum ride along
-      5 to 256                    hopper, on a Hopper GPU: tensor cores; activation and sum ride along
+    each product of a plain layer on a GPU with Triton, by the rows M of x
+      1 to 4                      skinny: fuses norm, activation and residual sum
+      5 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
       others                      plain
 
-Whether a GEMM can run at all, it says itself (unsupported_reason). Which one pays off is decided here, by
-limits measured on an H200. A new kind of weight, such as fp8, int4 or those of
-experts, is a file beside int8.py and a line in _QUANTIZED; a new kernel for some numbers of rows is a name in
-Gemm and a branch in choose_gemm.
+Each GEMM's own unsupported_reason says whether it can run. Which one is fastest is decided here, by limits
+measured on an H200. To add a kind of weight, such as fp8, int4 or experts, add a file like int8.py and a line
+to _QUANTIZED. To add a kernel for some numbers of rows, add a name to Gemm and a branch to choose_gemm.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +30,14 @@ from octavo.layers.linear.plain import Linear, PlainLinear
 
 Gemm = Literal["skinny", "hopper", "plain"]
 
-# How a layer keeps its weights -> why it cannot here (None: it can), and the layer.
+# Quantization -> (unsupported_reason of a weight, the layer).
 _QUANTIZED: Mapping[str, tuple[Callable[[Tensor], str | None], Callable[[Tensor, Tensor | None], Linear]]]
 _QUANTIZED = MappingProxyType({"int8": (int8.unsupported_reason, Int8Linear)})
 
-# Skinny: beyond one row cuBLAS is faster where sums are long (K), and at an LM head (N).
+# Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).
 _SKINNY_MAX_SIZE = 4096
-# Hopper: fewest rows; most rows for weights of few columns (N), of many, and where sums are long (K). Beyond
-# them, and from as many columns as an LM head has, cuBLAS has enough to do.
+# Hopper: minimum of rows; maximum of rows for small N, for large N, and for large K. For more rows, and at
+# an LM head, cuBLAS is as fast.
 HOPPER_MIN_ROWS = 5
 HOPPER_MAX_ROWS = 256
 _HOPPER_MAX_ROWS_WIDE = 128
@@ -52,7 +51,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     """Return a callable from [T, in] to [T, out] in the dtype of x.
 
     Args:
-        weight: [out, in]; copied where packing pays off, else kept.
+        weight: [out, in]; copied if it is packed or quantised, else kept.
         bias: [out], or None.
         quantization: "none", or "int8" for 8-bit weights and activations (CPU, float32).
 
@@ -93,7 +92,7 @@ def make_invariant_linear(
 
 
 def has_fused_gemms(linear: Linear) -> TypeGuard[PlainLinear]:
-    """Say whether choose_gemm can be asked for a layer's products."""
+    """Return whether choose_gemm supports a layer."""
     return isinstance(linear, PlainLinear) and skinny_tiling.unsupported_reason(linear.weight) is None
 
 
@@ -101,7 +100,7 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     """Return the GEMM for one product x W^T. Called per layer and step: costs about a microsecond.
 
     Args:
-        x: [M, K], or something of that shape and layout that will be multiplied, such as its norm.
+        x: [M, K], or a tensor of the same shape and layout.
         weight: [N, K] of a layer that has_fused_gemms.
     """
     num_rows = x.shape[0]

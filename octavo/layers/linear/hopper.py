@@ -1,8 +1,8 @@
 """The GEMM of 5 to 256 rows for Hopper GPUs, y = epilogue(x W^T); imported only where Triton runs.
 
-With more rows than the skinny GEMM takes, tensor cores do the arithmetic, and reading the weights and
-starting up still are what a GEMM costs. So one warp fetches weights by TMA as soon as the program starts,
-while the kernel before this one still runs, and only then waits for the rows of x that that kernel writes:
+With more rows than the skinny GEMM supports, tensor cores do the arithmetic; reading the weights and
+starting up still take most of the time. So one warp fetches weights by TMA as soon as the program starts,
+while the previous kernel still runs, and only then waits for the rows of x, which that kernel writes:
 
     kernel before   ................ done
     TMA warp           w0 w1 w2 ...  | x0 x1 x2 ...
@@ -35,23 +35,20 @@ def hopper_linear(
 ) -> Tensor:
     """Return epilogue(x W^T + bias); sums are float32.
 
-    The kernel may read weight while the kernel launched before it still runs: that one must not write it.
+    The previous kernel must not write weight: this one may read it while that one runs.
 
     Args:
-        x: [M, K] bfloat16 or float16, M >= 1, K a multiple of 64; last dimension contiguous, first element
-            and rows at multiples of 16 bytes.
-        weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N; N a multiple of 16.
-        bias: [N] contiguous, or None.
-        activation: "silu", "gelu" or "gelu_tanh": the result is activation(gate) * up, N / 2 columns.
-        residual: [M, N] dtype of x, rows any stride apart, last dimension contiguous, not overlapping x: the
-            result is added to it; not together with an activation.
+        x, weight: [M, K] and [N, K], see hopper_tiling.unsupported_reason; with an activation, weight is
+            [gate | up] along N.
+        bias, activation, residual: see skinny_linear.
         tiling: None: choose_hopper_tiling's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
 
     Raises:
-        InvalidArgumentError: the GPU is not Hopper, or a shape, dtype, stride or tiling does not fit.
+        InvalidArgumentError: unsupported_reason gives one, or another shape, dtype, stride or tiling does
+            not fit.
     """
     reason = unsupported_reason(x, weight)
     if reason is not None:
@@ -69,14 +66,8 @@ def hopper_linear(
             f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
         )
     shape = Shape(
-        tiling.rows,
-        halves,
-        tiling.columns,
-        tiling.depth // ATOM,
-        tiling.weight_stages,
-        tiling.row_stages,
-        activation,
-        residual is not None,
+        *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
+        *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
     )
     launch(
         linear_kernel,
@@ -88,7 +79,7 @@ def hopper_linear(
         num_tiles,
         Shape(*map(gl.constexpr, shape)),
         num_warps=4,
-        # The TMA warp needs few registers and leaves most of its share to the warpgroup.
+        # The TMA warp needs few registers, so the warpgroup gets most of its share.
         maxnreg=80 if halves * tiling.columns <= 64 else 128,
         launch_pdl=overlap_options(x)["OVERLAP"],
     )

@@ -213,7 +213,7 @@ def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
             x = x._reinterpret(x.dtype, [_GROUP, _ATOM], TILE)
             weight = weight._reinterpret(weight.dtype, [WIDTH, _ATOM], TILE)
             sums = warpgroup_mma(x, weight.permute((1, 0)), sums, is_async=True)
-        # Waits until the wgmmas of the tile before are done; those of this tile go on.
+        # Waits for the wgmmas of the previous tile; those of this tile keep running.
         sums = warpgroup_mma_wait(shape.atoms, deps=(sums,))
         before = gl.maximum(tile - 1, 0) % shape.row_stages
         mbarrier.arrive(pipe.free.index(before), count=1, pred=tile > 0)

@@ -42,7 +42,7 @@ class HopperTiling:
 
 
 def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
-    """Say why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K]; None: it can.
+    """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can.
 
     Called per layer and step.
     """

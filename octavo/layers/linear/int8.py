@@ -11,7 +11,7 @@ _LIMIT_OF_16_BIT_SUMS = 63
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
-    """Say why the product with a weight cannot run in int8; None: it can."""
+    """Return why the product with a weight cannot run in int8, or None if it can."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return f"it needs float32 on a CPU, got {weight.dtype} on {weight.device}"
     if "onednn" not in torch.backends.quantized.supported_engines:

@@ -1,12 +1,12 @@
 """The row-invariant GEMM, y = x W^T + b: no row depends on the others; imported only where Triton runs.
 
-A library picks kernels by the number of rows, and each of them sums K in another order. Here every result
-is one chain of the same instructions, 16 numbers of K at a time from the first to the last, in float32:
+A library chooses kernels by the number of rows, and each sums K in a different order. Here every result is
+summed by the same instructions in the same order, 16 numbers of K at a time, in float32:
 
-    x [M, K] -- tiles of rows x columns, one program each, that walk K alone ---> [M, N]
+    x [M, K] -- tiles of rows x columns, one program each, without splitting K ---> [M, N]
 
-Tilings differ in how many results a program owns, never in the order of K, so a row has the same bits in all
-of them: one row may take small tiles, to have enough programs, and thousands of rows large ones.
+Tilings differ in how many results a program computes, never in the order of K, so a row has the same bits in
+all of them.
 
 Source: He et al., "Defeating Nondeterminism in LLM Inference", 2025.
 """
@@ -96,22 +96,10 @@ def _tile(num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROU
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    num_columns,
-    stride_x,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
-    GROUP: tl.constexpr,
-    BIAS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_columns, stride_x,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Grid: (tiles of rows x tiles of columns,). Beyond K both operands are 0, which changes no sum."""
     EVEN: tl.constexpr = SIZE % DEPTH == 0
     start_next(OVERLAP)

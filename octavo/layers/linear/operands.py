@@ -7,11 +7,10 @@ from octavo.layers.triton.activation import NAMES
 
 
 def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Refuse operands that a Triton GEMM cannot read.
+    """Check x [M, K] with a contiguous last dimension, weight [N, K] of its dtype and bias [N], contiguous.
 
     Raises:
-        InvalidArgumentError: x is not [M, K] with a contiguous last dimension, or weight not contiguous
-            [N, K] of its dtype, or bias not contiguous [N] or None.
+        InvalidArgumentError: a shape, dtype or stride does not fit.
     """
     x_shape, weight_shape = x.shape, weight.shape
     if len(x_shape) != 2 or x.stride(1) != 1:
@@ -30,11 +29,7 @@ def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def check_vector(name: str, vector: Tensor, size: int) -> None:
-    """Refuse a vector that a GEMM cannot read.
-
-    Raises:
-        InvalidArgumentError: it is not contiguous [size].
-    """
+    """Raise InvalidArgumentError if a vector is not contiguous [size]."""
     if vector.shape != (size,) or not vector.is_contiguous():
         raise InvalidArgumentError(f"{name} must be contiguous [{size}], got {list(vector.shape)}")
 

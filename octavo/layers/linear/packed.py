@@ -8,7 +8,7 @@ _PACK_ROWS = 64
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
-    """Say why a weight cannot be packed; None: it can."""
+    """Return why a weight cannot be packed, or None if it can."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return f"it needs float32 on a CPU, got {weight.dtype} on {weight.device}"
     if not torch.backends.mkl.is_available() or "_mkl_linear" not in dir(torch.ops.mkl):

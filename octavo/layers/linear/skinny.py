@@ -1,10 +1,10 @@
 """The skinny GEMM, for 1 to 4 rows: y = epilogue(prologue(x) W^T); imported only where Triton runs.
 
-With so few rows a GEMM costs what reading the weights costs, plus a launch, so norms, activations and the
-residual sum ride along:
+With so few rows, the time of a GEMM is that of reading the weights and of a launch. So norms, activations and
+the residual sum are fused into it:
 
     prologue   RMS norm of x: its weight is multiplied in while x is loaded, its 1 / rms into the results
-    epilogue   + bias; gated activation of [gate | up]; or sum into the residual stream, in place
+    epilogue   + bias; gated activation of [gate | up], or sum into the residual stream, in place
 
 A program reads its rows of the weight once and multiplies each with all rows of x in float32, without tensor
 cores. A row's result depends on its own values, on the tiling and on the number of rows, rounded up to a
@@ -36,8 +36,8 @@ def skinny_linear(
 ) -> Tensor:
     """Return epilogue(prologue(x) W^T + bias); sums are float32.
 
-    The kernel may read weight, bias and norm_weight while the kernel launched before it still runs: that one
-    must not write them.
+    The previous kernel must not write weight, bias or norm_weight: this one may read them while that one
+        runs.
 
     Args:
         x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension
@@ -74,11 +74,7 @@ def skinny_linear(
     launch(
         _skinny_linear_kernel,
         (-(-num_weight_rows // tiling.columns),),
-        x,
-        weight,
-        weight if bias is None else bias,
-        weight if norm_weight is None else norm_weight,
-        out,
+        *(x, weight, weight if bias is None else bias, weight if norm_weight is None else norm_weight, out),
         *(num_rows, num_weight_rows, x.stride(0), out.stride(0), eps),
         *(size, power_of_two(num_rows), tiling.columns, tiling.depth),
         *(norm_weight is not None, bias is not None, activation, residual is not None),
@@ -99,26 +95,12 @@ def _fold(values, LENGTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
 def _skinny_linear_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    norm_weight_ptr,
-    out_ptr,
-    num_rows,
-    num_weight_rows,
-    stride_x,
-    stride_out,
-    eps,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ADD: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, norm_weight_ptr, out_ptr,
+    num_rows, num_weight_rows, stride_x, stride_out, eps,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS),).
 
     With an activation, gate and up columns alternate in a program. Each iteration loads the weights of the

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from octavo.gpu.device import has_triton
 
-# Most rows of x: each has sums of its own in registers.
+# Maximum rows of x: each keeps its own sums in registers.
 MAX_ROWS = 4
 _SHORT = 4096
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
-    """Say why the skinny GEMM cannot run with a weight; None: it can, for up to MAX_ROWS rows."""
+    """Return why the skinny GEMM cannot run with a weight, or None if it can, for up to MAX_ROWS rows."""
     if not has_triton(weight):
         return (
             "it needs bfloat16, float16 or float32 weights on an NVIDIA GPU with Triton, "
@@ -31,9 +31,9 @@ class Tiling:
 
     Attributes:
         columns: rows of the weight a program multiplies; at least 2 where gate and up alternate.
-        depth: of K per iteration, at least 8. A multiple of what the warps load at once, 512 bytes each,
-            spares x a detour through shared memory.
-        num_warps: warps per program. They share the columns, so that each has all sums to add up at the end.
+        depth: of K per iteration, at least 8. If it is a multiple of 512 bytes per warp, which a warp loads
+            at a time, x does not pass through shared memory.
+        num_warps: warps per program. They split the depth, and sum their parts at the end.
     """
 
     columns: int

@@ -1,8 +1,7 @@
-"""One decoder step's attention on a CPU with everything that is the same for all layers prepared once.
+"""A step's attention on a CPU: what all layers have in common is prepared once.
 
-A layer then costs three calls into C: rotate, store, attend. Called layer by layer through the checked
-entry points, the same work costs several times as many operators, whose bookkeeping is the larger part of
-a small step: each layer's weights flush the interpreter's working set out of the CPU's caches.
+Each layer then makes three calls into C: rotate, store, attend. Through the public operators it would call
+several times as many functions, whose overhead dominates small steps.
 """
 
 import torch
@@ -21,31 +20,30 @@ from octavo.layers.rotary import Rotary
 
 
 def unsupported_reason(kv_cache: KVCache, impl: str) -> str | None:
-    """Say why a step cannot be prepared for the compiled kernels; None: it can."""
+    """Return why a step cannot be prepared for the compiled kernels, or None if it can."""
     data = kv_cache.data
     if choose_impl(impl, data.device.type, data.dtype) != "c":
         return f"attention_impl={impl!r} does not mean the compiled kernels here"
     return None if data.is_contiguous() else "the cache is not laid out as by KVCache.allocate"
 
 
-class CpuStep:
-    """Attention of one step, for any of its layers.
+def _check_slots_shape(slots: Tensor, num_tokens: int) -> None:
+    if slots.shape != (num_tokens,):
+        raise InvalidArgumentError(
+            f"slot_mapping must be [{num_tokens}], one slot per position; got {list(slots.shape)}"
+        )
 
-    Only for caches that `unsupported_reason` accepts. Each call's output is new; the layers share the buffers
-    of partial results.
+
+class CpuStep:
+    """Attention of one step, for any of its layers, with H = num_heads query heads.
+
+    Only for caches that `unsupported_reason` accepts. The layers share the buffers of partial results.
+
+    Raises:
+        InvalidArgumentError: the plan, the slots or the block table do not fit the step.
     """
 
     def __init__(self, kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int) -> None:
-        """Check the step and prepare it.
-
-        Args:
-            kv_cache: all layers.
-            metadata: the step's T tokens.
-            num_heads: H, query heads.
-
-        Raises:
-            InvalidArgumentError: the plan, the slots or the block table do not fit the step.
-        """
         data = kv_cache.data
         _, _, num_blocks, num_kv_heads, block_size, head_dim = data.shape
         num_tokens = metadata.positions.shape[0]
@@ -60,17 +58,14 @@ class CpuStep:
         plan = host_plan(num_tokens, block_size, metadata)
         check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
         check_plan(plan, num_tokens, block_size, metadata)
-        assert plan.num_tokens == num_tokens, "the plan leaves tokens out"
+        assert plan.num_tokens == num_tokens, "the plan does not cover all tokens"
         self._plan = plan_struct(plan)
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
-        if slots.shape != (num_tokens,):
-            raise InvalidArgumentError(
-                f"slot_mapping must be [{num_tokens}], one slot per position; got {list(slots.shape)}"
-            )
+        _check_slots_shape(slots, num_tokens)
         table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
         partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
         lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
-        # The structures hold addresses only: these objects must live as long as they do.
+        # The structures hold only addresses, so these objects must stay alive.
         self._alive = (plan, slots, table, positions, partial_out, lse, partial_lse)
         cache_strides = (data.stride(2), data.stride(4), data.stride(3))
         self._store = StoreCall(

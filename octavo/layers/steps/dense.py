@@ -16,19 +16,12 @@ MIN_TOKENS = 4096
 def unsupported_reason(
     qkv: Tensor, options: LayerOptions, *, num_heads: int, num_kv_heads: int
 ) -> str | None:
-    """Say why cuDNN cannot take a layer's heads; None: it can. The paged kernels take all.
-
-    Args:
-        qkv: [T, (H + 2 KH) * D] of the step.
-        options: the layer.
-        num_heads: H.
-        num_kv_heads: KH.
-    """
+    """Return why cuDNN cannot attend a layer's heads, or None if it can; arguments as for attend_dense."""
     if nvidia_generation(qkv.device) < 9 or qkv.dtype not in (torch.bfloat16, torch.float16):
         return "it is for bfloat16 and float16 on Hopper GPUs or later"
     if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
         return "it has no softcap, and no window shorter than the prompt"
-    # What torch itself asks before it calls cuDNN: head dims, versions, whether it is switched off.
+    # torch's own check before it calls cuDNN: head dims, versions, whether cuDNN is disabled.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
     is_supported = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))
     return None if is_supported else "cuDNN refuses these heads, or is switched off"

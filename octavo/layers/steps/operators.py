@@ -1,4 +1,4 @@
-"""A step's attention for any layer: what layers ask for, and how the public operators give it."""
+"""The protocol of a step's attention, and its implementation by the public operators."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +14,7 @@ class AttentionStep(Protocol):
     """One step's attention over the cache, for any layer."""
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
-        """Return the rotations of [T] positions in the form that attend takes."""
+        """Return the rotations of positions [T], in the form that attend takes."""
         ...
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
@@ -22,7 +22,7 @@ class AttentionStep(Protocol):
 
         Args:
             qkv: [T, (H + 2 KH) * D] contiguous: q heads, k heads, v heads; may be overwritten.
-            rotations: as self.rotations gave them.
+            rotations: from self.rotations.
             options: the layer.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Attention of a step on an NVIDIA GPU: per layer one launch to fill the cache, a few to read it."""
+"""A step's attention on an NVIDIA GPU: per layer, one kernel fills the cache and a few read it."""
 
 from torch import Tensor
 
@@ -15,11 +15,11 @@ from octavo.layers.triton.rotations import rotation_table
 
 
 class TritonStep:
-    """AttentionStep by Triton kernels. Waits for nothing, so a CUDA graph can capture it.
+    """AttentionStep by Triton kernels. It never waits for the device, so a CUDA graph can capture it.
 
-    Task maps are made by the first layer that needs them and used by the others. Layers without a window
-    read only once what the forest of the metadata shares; the others read it per sequence. A long fresh
-    prompt alone in its step needs no map: its layers use dense.attend_dense where cuDNN supports them.
+    The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
+    window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
+    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer.
     """
 
     def __init__(
@@ -27,7 +27,8 @@ class TritonStep:
     ) -> None:
         """Keep the step; `num_heads` is H, `deterministic` as for plan_step."""
         self._deterministic = deterministic
-        # A float8 cache holds rounded keys and values: those of later steps see no others.
+        # A float8 cache rounds keys and values, and later steps read the rounded ones: this step has to as
+        # well.
         is_exact = kv_cache.data.dtype != FLOAT8 and not deterministic
         self._is_dense = metadata.is_fresh and is_exact and metadata.positions.shape[0] >= dense.MIN_TOKENS
         self._kv_cache = kv_cache

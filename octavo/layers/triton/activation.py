@@ -67,14 +67,9 @@ def activate(gate, NAME: tl.constexpr):
 
 @triton.jit
 def _gated_activation_kernel(
-    gate_up_ptr,
-    out_ptr,
-    stride_gate_up,
-    size,
-    NAME: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    gate_up_ptr, out_ptr, stride_gate_up, size,
+    NAME: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Grid: (T, ceil(F / BLOCK))."""
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

@@ -1,6 +1,6 @@
-"""Root-mean-square norms on a GPU, one launch each; imported only where Triton runs.
+"""The root-mean-square norm as one GPU kernel; imported only where Triton runs.
 
-One program per row keeps the whole row in registers: each input is read once, each result written once.
+Each program keeps one row in registers, so every input is read once.
 """
 
 from functools import cache
@@ -18,54 +18,47 @@ _MAX_ROW = 65536
 _VALUES_PER_WARP = 256
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) * weight, computed in float32.
-
-    Args:
-        x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
-        weight: [C] contiguous, any floating dtype.
-        eps: added to the mean square.
-
-    Returns:
-        A new contiguous [T, C], dtype of x.
-
-    Raises:
-        InvalidArgumentError: a shape or stride does not fit.
-
-    Source: Zhang and Sennrich 2019.
-    """
-    _check_rows(x, weight)
-    return _launch(x, None, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to the residual stream and return the norm of the sum.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = None) -> Tensor:
+    """Add delta, if any, to x in place, and return x / rms(x) * weight, computed in float32.
 
     The norm is that of the sum as stored, rounded to its dtype: the same as adding first and normalising
     afterwards.
 
     Args:
         x: [T, C] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
-        residual: [T, C], likewise, dtype of x; becomes residual + x.
         weight: [C] contiguous, any floating dtype.
         eps: added to the mean square.
+        delta: [T, C] like x, or None.
 
     Returns:
-        A new contiguous [T, C], dtype of x: residual / rms(residual) * weight.
+        A new contiguous [T, C], dtype of x.
 
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
+
+    Source: Zhang and Sennrich 2019.
     """
-    _check_rows(x, weight)
-    if residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"residual must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
-            f"got {list(residual.shape)} {residual.dtype}, strides {list(residual.stride())}"
-        )
-    return _launch(x, residual, weight, eps)
+    _check_rows(x, weight, delta)
+    num_rows, size = x.shape
+    out = x.new_empty(num_rows, size)
+    if num_rows == 0:
+        return out
+    block, num_warps = _tile(size)
+    # With ADD, the kernel adds its first tensor to its second one.
+    first = x if delta is None else delta
+    launch(
+        _rms_norm_kernel,
+        (num_rows,),
+        *(first, x, weight, out, first.stride(0), x.stride(0), size, eps),
+        ADD=delta is not None,
+        BLOCK=block,
+        num_warps=num_warps,
+        **overlap_options(x),
+    )
+    return out
 
 
-def _check_rows(x: Tensor, weight: Tensor) -> None:
+def _check_rows(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
     size = weight.numel()
     if x.ndim != 2 or x.shape[1] != size or x.stride(1) != 1 or not weight.is_contiguous():
         raise InvalidArgumentError(
@@ -74,32 +67,11 @@ def _check_rows(x: Tensor, weight: Tensor) -> None:
         )
     if size > _MAX_ROW:
         raise InvalidArgumentError(f"rows must hold at most {_MAX_ROW} values, got {size}")
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    num_rows, size = x.shape
-    out = x.new_empty(num_rows, size)
-    if num_rows == 0:
-        return out
-    block, num_warps = _tile(size)
-    stream = x if residual is None else residual
-    launch(
-        _rms_norm_kernel,
-        (num_rows,),
-        x,
-        stream,
-        weight,
-        out,
-        x.stride(0),
-        stream.stride(0),
-        size,
-        eps,
-        ADD=residual is not None,
-        BLOCK=block,
-        num_warps=num_warps,
-        **overlap_options(x),
-    )
-    return out
+    if delta is not None and (delta.shape != x.shape or delta.dtype != x.dtype or delta.stride(1) != 1):
+        raise InvalidArgumentError(
+            f"delta must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
+            f"got {list(delta.shape)} {delta.dtype}, strides {list(delta.stride())}"
+        )
 
 
 @cache
@@ -111,18 +83,9 @@ def _tile(size: int) -> tuple[int, int]:
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    stride_x,
-    stride_residual,
-    size,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x_ptr, residual_ptr, weight_ptr, out_ptr, stride_x, stride_residual, size, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Grid: (T,). Without ADD the residual is not touched."""
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,7 @@
-"""Head norms, rotation and the store of keys and values in one launch; imported only where Triton runs.
+"""Head norms, rotation and the store of keys and values in one kernel; imported only where Triton runs.
 
-At small batches a decode step is a chain of short kernels, so the whole way from the fused projection to
-the cache is one:
+At small batches a decode step is a chain of short kernels, so a single one does everything between the fused
+projection and the cache:
 
     qkv [T, H + 2 KH, D]   q heads   norm -> rotate -> back to qkv
                            k heads   norm -> rotate -> k_cache[slot]
@@ -40,37 +40,35 @@ def rotate_and_store(
 ) -> Tensor:
     """Normalise and rotate query and key heads, and write keys and values to the paged cache.
 
-    All arithmetic is float32; rows of different tokens may not share a slot.
+    Computes in float32. Different tokens must not share a slot.
 
     Args:
         qkv: [T, (H + 2 KH) * D] bfloat16, float16 or float32: q heads, k heads, v heads; last dimension
-            contiguous; pairs that rotate are neighbours (2 i, 2 i + 1), the order of Octavo's weights. Its q
-            part is overwritten with the result, with keep_k its k part too; its v part never.
+            contiguous; pairs that rotate are neighbours (see layers.rotary). The result overwrites its q
+            part, with keep_k also its k part.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
-        cos: [T, at least D / 2] float32, row t for token t; only the first D / 2 columns are read.
-        sin: like cos.
-        k_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
+        cos, sin: [T, at least D / 2] float32; only the first D / 2 columns are read.
+        k_cache, v_cache: [N, B, KH, D], any strides, last dimension contiguous; written. Of any float dtype;
             float8 (e4m3) saturates.
-        v_cache: [N, B, KH, D], likewise; written.
         num_heads: H.
         norm_weight: [H + KH, D] contiguous, RMS-norm weight of each q and k head; None: no norm.
         eps: added to the mean square of a head.
         keep_k: write normed and rotated keys back to qkv, too.
-        k_scale: [KH] contiguous float32, the value that 1.0 in a float8 k_cache stands for; None: 1.
-        v_scale: [KH], likewise of v_cache.
+        k_scale, v_scale: see LayerCache.
 
     Returns:
-        The [T, H, D] view of qkv that holds the rotated queries.
+        The view [T, H, D] of qkv with the rotated queries.
 
     Raises:
         InvalidArgumentError: a shape or stride does not fit.
     """
     _check(qkv, k_cache, v_cache, cos, sin, num_heads, norm_weight)
     _, block_size, num_kv_heads, head_dim = k_cache.shape
-    if k_scale is not None:
-        _check_scale("k_scale", k_scale, num_kv_heads)
-    if v_scale is not None:
-        _check_scale("v_scale", v_scale, num_kv_heads)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (scale.shape != (num_kv_heads,) or not scale.is_contiguous()):
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
+            )
     num_tokens = qkv.shape[0]
     q = qkv.as_strided((num_tokens, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
     if num_tokens == 0:
@@ -140,13 +138,6 @@ def _check(
     if norm_weight is not None and (norm_weight.shape != expected or not norm_weight.is_contiguous()):
         raise InvalidArgumentError(
             f"norm_weight must be contiguous [H + KH, D] = {list(expected)}, got {list(norm_weight.shape)}"
-        )
-
-
-def _check_scale(name: str, scale: Tensor, num_kv_heads: int) -> None:
-    if scale.shape != (num_kv_heads,) or not scale.is_contiguous():
-        raise InvalidArgumentError(
-            f"{name} must be contiguous [KH] = [{num_kv_heads}], got {list(scale.shape)}"
         )
 
 

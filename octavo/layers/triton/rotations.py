@@ -17,7 +17,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
     Args:
         positions: [T] int32 or int64, contiguous.
         inverse_frequencies: [D / 2] float32, radians per position, contiguous.
-        length: of each rotation; 1 leaves lengths alone.
+        length: factor of each rotation; 1 for most models.
 
     Returns:
         A new [2, T, D / 2] float32: cosines, sines.
@@ -28,12 +28,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
         launch(
             _rotation_table_kernel,
             (-(-num_tokens // _TOKENS),),
-            positions,
-            inverse_frequencies,
-            table,
-            num_tokens,
-            num_pairs,
-            float(length),
+            *(positions, inverse_frequencies, table, num_tokens, num_pairs, float(length)),
             TOKENS=_TOKENS,
             PAIRS=power_of_two(num_pairs),
         )
@@ -42,15 +37,9 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotation_table_kernel(
-    positions_ptr,
-    inverse_frequencies_ptr,
-    table_ptr,
-    num_tokens,
-    num_pairs: tl.constexpr,
-    length,
-    TOKENS: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
+    positions_ptr, inverse_frequencies_ptr, table_ptr, num_tokens, num_pairs: tl.constexpr, length,
+    TOKENS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
     """Grid: (ceil(T / TOKENS),)."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pair = tl.arange(0, PAIRS)

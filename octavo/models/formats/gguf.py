@@ -248,7 +248,7 @@ def _placed(
         if info.offset % alignment:
             raise cursor.error(f"the offset of {info.name}", f"a multiple of {alignment}", info.offset)
         if start < end:
-            raise cursor.error(f"{info.name}", f"behind {previous}, which ends at byte {end}", start)
+            raise cursor.error(f"{info.name}", f"after {previous}, which ends at byte {end}", start)
         end, previous = start + info.nbytes, info.name
         if end > size:
             raise cursor.error(f"the end of {info.name}", f"within the {size} bytes of the file", end)

@@ -138,11 +138,7 @@ def _read_part(
 
 
 def _read_matrix(
-    file: GGUFFile,
-    info: GGUFTensorInfo,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    dtype: torch.dtype,
+    file: GGUFFile, info: GGUFTensorInfo, rows: tuple[int, int], columns: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
     """Decode rows [start, stop) and columns [start, stop) of a tensor viewed as a matrix.
 
