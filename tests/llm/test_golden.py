@@ -1,5 +1,7 @@
 """The real model gives the reference's greedy tokens, whatever the schedule: all 64 of every prompt."""
 
+from dataclasses import replace
+
 import pytest
 
 from octavo import LLM, EngineConfig, SamplingParams
@@ -41,8 +43,8 @@ def test_all_together_cold_and_warm(idle: LLM, golden: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("impl", ["torch", "reference"])
-def test_every_attention_implementation(golden: list[dict], impl: str) -> None:
-    llm = LLM("smollm2", dtype="float32", num_blocks=1024, attention_impl=impl)
+def test_every_attention_implementation(golden: list[dict], impl: str, smollm2: LLM) -> None:
+    llm = resized(smollm2, num_blocks=1024, attention_impl=impl)
     assert completions(llm, golden[:3]) == expected(golden)[:3]
 
 
@@ -82,4 +84,5 @@ def test_block_sizes_and_chunks_without_caching(
 def resized(llm: LLM, **options: object) -> LLM:
     """The same loaded weights behind an engine with other options."""
     config = EngineConfig.from_dict({"model": "smollm2", "dtype": "float32", **options})
-    return LLM.from_engine(Engine(config, decoder=llm.engine.runner.decoder))
+    decoder = replace(llm.engine.runner.decoder, attention_impl=config.attention_impl)
+    return LLM.from_engine(Engine(config, decoder=decoder))
