@@ -300,7 +300,7 @@ def main():
     if arguments.sanitized:
         check_sanitizers()
     # What is allocated and not written is NaN.
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     done = Counter()
     checks, weights = zip(*CHECKS, strict=True)
     for number in range(arguments.cases):

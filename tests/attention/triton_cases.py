@@ -53,11 +53,11 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 @contextmanager
 def poisoned_memory():
     """Every torch.empty holds NaN, or the largest integer: what a kernel forgets to write shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 def to_device(case):

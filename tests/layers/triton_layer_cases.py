@@ -44,11 +44,11 @@ def random(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: i
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Every torch.empty holds NaN: what a kernel forgets to write shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 def assert_as_good_as_torch(got: Tensor, same_dtype: Tensor, exact: Tensor) -> None:
