@@ -103,10 +103,10 @@ class KVCache:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
+        if not pairs:
+            return
         data = as_bytes(self.data)
-        block_bytes = data[:, :, :1].numel() * data.element_size()
-        num_at_once = max(1, COPIED_BYTES // block_bytes)
-        for begin in range(0, len(pairs), num_at_once):
-            indexes = np.array(pairs[begin : begin + num_at_once])
-            source, destination = to_device(indexes, data.device).unbind(1)
+        num_at_once = max(1, COPIED_BYTES // (data[:, :, :1].numel() * data.element_size()))
+        for part in to_device(np.array(pairs), data.device).split(num_at_once):
+            source, destination = part.unbind(1)
             data[:, :, destination] = data[:, :, source]

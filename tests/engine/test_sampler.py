@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken, Sampler, counter_uniform, find_tops, mix_seed
+from octavo.engine.sampling.sampler import SampledToken, Sampler, Tops, counter_uniform, mix_seed, pack_tops
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -207,7 +207,7 @@ def test_equal_log_probabilities_are_listed_by_id() -> None:
     logits[1, 4000] = 2.0
     logits[2, :10] = -torch.inf
     logprobs = logits.log_softmax(-1)
-    tops = find_tops(logprobs, torch.tensor([0, 3, 21]), [4, 2, 2]).read()
+    tops = Tops([4, 2, 2], pack_tops(logprobs, torch.tensor([0, 3, 21]), 4)).read()
     assert [[(id_, rank) for id_, _, rank in top] for top in tops] == [
         [(0, 1), (7, 2), (14, 3), (21, 4)],
         [(4000, 1), (0, 2), (3, 717)],

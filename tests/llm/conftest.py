@@ -12,6 +12,8 @@ from octavo import LLM
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy_fp32.json"
 
+TINY_OPTIONS = {"num_blocks": 64, "block_size": 4, "prepare": False}
+
 
 @pytest.fixture(scope="session")
 def golden() -> list[dict]:
@@ -34,10 +36,10 @@ def idle(smollm2: LLM) -> Iterator[LLM]:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., LLM]:
-    """Make a tiny random model with the given engine options."""
+    """Make a tiny random model with the given engine options; on a GPU its graphs come when they are needed."""
 
     def make(config: dict | None = None, **options: object) -> LLM:
         (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, **(config or {})}))
-        return LLM(str(tmp_path), load_format="dummy", **{"num_blocks": 64, "block_size": 4, **options})
+        return LLM(str(tmp_path), load_format="dummy", **{**TINY_OPTIONS, **options})
 
     return make

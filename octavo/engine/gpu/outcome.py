@@ -19,7 +19,7 @@ class Outcome:
         self,
         requests: Sequence[Request],
         token_ids: Tensor,
-        tops: Sequence[Tops],
+        tops: Tops | None,
         places: Sequence[int],
         prompt_logprobs: Sequence[PendingLogprobs],
     ) -> None:
@@ -29,7 +29,7 @@ class Outcome:
             requests: S requests.
             token_ids: [S] int32 on a GPU, -1 where logits were not finite. May be overwritten by the next
                 step: the copy comes first on the stream.
-            tops: log-probabilities of the requests that want them, part after part, being copied.
+            tops: log-probabilities of the requests that want them, being copied; None: nobody does.
             places: which of the S requests those are.
             prompt_logprobs: of prompt tokens that the step computed, being copied.
         """
@@ -44,8 +44,7 @@ class Outcome:
     def wait(self) -> StepResult:
         """Wait for the copies, and so for the step, and return what it found."""
         self._copied.synchronize()
-        found = [top for part in self._tops for top in part.read()]
-        tops = dict(zip(self._places, found, strict=True))
+        tops = {} if self._tops is None else dict(zip(self._places, self._tops.read(), strict=True))
         sampled = {
             request: SampledToken(token_id, tops.get(place)) if token_id >= 0 else SampledToken.not_finite()
             for place, (request, token_id) in enumerate(

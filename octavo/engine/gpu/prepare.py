@@ -15,9 +15,9 @@ from octavo.engine.step_result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
 
-# Pinned memory comes in powers of two; a step holds a few blocks of a size at one time.
-_PINNED_BYTES = [1 << power for power in range(2, 23)]
-_PINNED_BLOCKS = 4
+# Pinned memory comes in powers of two, and a step holds a few blocks of a size at one time: dozens of small
+# ones, where requests begin.
+_PINNED_BLOCKS = {1 << power: 32 if power <= 12 else 4 for power in range(2, 23)}
 
 
 class Preparation:
@@ -58,6 +58,8 @@ class Preparation:
             compile_kernels(self._launch_all, lambda *count: progress("compiling kernels", *count))
         except Exception as error:
             raise EngineError(f"the GPU's kernels cannot be compiled: {error!r}") from error
+        # Graphs have memory of their own.
+        torch.cuda.empty_cache()
 
     def capture(self, progress: PrepareProgress) -> None:
         """Capture all graphs, and reserve memory for what is launched beside them."""
@@ -86,11 +88,10 @@ class Preparation:
 
     def _reserve(self) -> None:
         """Let PyTorch's allocators take memory from the driver, and keep it."""
-        del_soon = [torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self._device)]
-        for num_bytes in _PINNED_BYTES:
-            del_soon += [
-                torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_PINNED_BLOCKS)
-            ]
+        torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self._device)
+        pinned = []
+        for num_bytes, number in _PINNED_BLOCKS.items():
+            pinned += [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(number)]
 
     def _work_so_far(self) -> LateWork:
         on_device = torch.cuda.memory_stats(self._device)["num_device_alloc"]

@@ -26,12 +26,12 @@ from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
-from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, find_tops, log_softmax
+from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
 from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
 from octavo.engine.working_memory import rare_bytes
-from octavo.gpu.copies import to_device
+from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 
 
@@ -187,7 +187,7 @@ class GpuRunner:
             return lambda: StepResult({})
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
-            return Outcome([], self._buffers.outcome[:0], [], [], chunks).wait
+            return Outcome([], self._buffers.outcome[:0], None, [], chunks).wait
         rows = [request.row for request in requests]
         self._rows.write_options(requests)
         self._buffers.set_sampling(rows, step_input.logits_indices, ends)
@@ -233,7 +233,7 @@ class GpuRunner:
         for part in _parts(adjusted):
             self._sample_adjusted(part, requests, ends)
         self._rows.set_positions(requests, ends)
-        tops = [self._find_tops(part, requests, outcome) for part in _parts(reported)]
+        tops = self._find_tops(reported, requests, outcome) if reported else None
         return Outcome(requests, outcome, tops, reported, chunks).wait
 
     def _sample_adjusted(self, places: list[int], requests: list[Request], ends: list[int]) -> None:
@@ -264,11 +264,14 @@ class GpuRunner:
 
     def _find_tops(self, places: list[int], requests: list[Request], outcome: Tensor) -> Tops:
         """Find what some requests want to know of the tokens that they got."""
-        at = to_device(np.array(places), self._device)
-        logprobs = log_softmax(self._sampling_graphs.logits[at])
         nums = [requests[place].params.logprobs or 0 for place in places]
-        # A row without finite logits has no token; its request ends with an error.
-        return find_tops(logprobs, outcome[at].clamp(min=0).long(), nums)
+        packed = []
+        for part in _parts(places):
+            at = to_device(np.array(part), self._device)
+            # A row without finite logits has no token; its request ends with an error.
+            own = outcome[at].clamp(min=0).long()
+            packed.append(pack_tops(log_softmax(self._sampling_graphs.logits[at]), own, max(nums)))
+        return Tops(nums, to_host(torch.cat(packed)))
 
 
 def _parts(places: list[int]) -> list[list[int]]:

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import Tops, find_tops, log_softmax
+from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest
 from octavo.engine.step_result import PromptLogprobs
-from octavo.gpu.copies import to_device
+from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
-
-# Logits of prompt positions are computed in slices of at most this size.
-_MAX_LOGITS_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +23,16 @@ class PendingLogprobs:
     Attributes:
         request: whose prompt.
         start: prompt position of the first.
-        parts: what was found, slice after slice.
+        tops: what was found.
     """
 
     request: Request
     start: int
-    parts: list[Tops]
+    tops: Tops
 
     def read(self) -> PromptLogprobs:
         """Return the values; on a GPU the copies must have arrived."""
-        return PromptLogprobs(self.request, self.start, [top for part in self.parts for top in part.read()])
+        return PromptLogprobs(self.request, self.start, self.tops.read())
 
 
 def prompt_logprobs(
@@ -66,9 +65,16 @@ def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[
     num = request.params.prompt_logprobs or 0
     own = to_device(np.array(request.token_ids[start:stop], dtype=np.int64), hidden.device)
     wanted = hidden[start - first : stop - first]
-    num_rows = max(1, _MAX_LOGITS_BYTES // (4 * decoder.config.vocab_size))
-    parts = [
-        find_tops(log_softmax(decoder.compute_logits(rows)), ids, [num] * len(ids))
+    num_rows = ROWS_AT_ONCE
+    packed = [
+        pack_tops(log_softmax(_logits(decoder, rows, num_rows)), ids, num)
         for rows, ids in zip(wanted.split(num_rows), own.split(num_rows), strict=True)
     ]
-    return [PendingLogprobs(request, start, parts)]
+    return [PendingLogprobs(request, start, Tops([num] * len(own), to_host(torch.cat(packed))))]
+
+
+def _logits(decoder: Decoder, hidden: Tensor, num_rows: int) -> Tensor:
+    """Logits of [R, hidden size] rows. On a GPU always of the same number, or another kernel would run."""
+    if not hidden.is_cuda:
+        return decoder.compute_logits(hidden)
+    return decoder.compute_logits(pad(hidden, (0, 0, 0, num_rows - len(hidden))))[: len(hidden)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.errors import EngineError
-from octavo.gpu.copies import to_device, to_host
+from octavo.gpu.copies import to_device
 from octavo.gpu.device import has_triton
 
 # (token id, log-probability, rank) of the most likely tokens and of the one in question.
@@ -79,6 +79,29 @@ class TokenCounts:
         self.num_counted += 1
 
 
+class _Constants(NamedTuple):
+    """What never changes of how a request adjusts logits, on the device.
+
+    Attributes:
+        biased_ids: [B] int64 tokens of the logit bias.
+        biases: [B] float32.
+        stop_ids: [N] int64 tokens that min_tokens forbids.
+    """
+
+    biased_ids: Tensor
+    biases: Tensor
+    stop_ids: Tensor
+
+    @classmethod
+    def of(cls, request: Request, device: torch.device) -> "_Constants":
+        bias = request.params.logit_bias or {}
+        return cls(
+            to_device(np.array(list(bias), dtype=np.int64), device),
+            to_device(np.array(list(bias.values()), dtype=np.float32), device),
+            to_device(np.array(sorted(request.stop_token_ids), dtype=np.int64), device),
+        )
+
+
 class SampledToken(NamedTuple):
     """One row's outcome.
 
@@ -110,14 +133,17 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = device
         self._counts: dict[Request, TokenCounts] = {}
+        self._constants: dict[Request, _Constants] = {}
 
     def release(self, request: Request) -> None:
         """Forget a finished request."""
         self._counts.pop(request, None)
+        self._constants.pop(request, None)
 
     def reset(self) -> None:
         """Forget every request."""
         self._counts.clear()
+        self._constants.clear()
 
     def sample(self, logits: Tensor, requests: Sequence[Request], ends: Sequence[int]) -> list[SampledToken]:
         """Sample one token for each request.
@@ -144,7 +170,9 @@ class Sampler:
         tops: dict[int, Top] = {}
         if logprobs is not None:
             nums = [requests[row].params.logprobs or 0 for row in tops_rows]
-            tops = dict(zip(tops_rows, find_tops(logprobs, ids[tops_rows], nums).read(), strict=True))
+            parts = zip(logprobs.split(ROWS_AT_ONCE), ids[tops_rows].split(ROWS_AT_ONCE), strict=True)
+            packed = torch.cat([pack_tops(*part, max(nums)) for part in parts])
+            tops = dict(zip(tops_rows, Tops(nums, packed).read(), strict=True))
         return [
             SampledToken(id_, tops.get(row)) if is_finite else SampledToken.not_finite()
             for row, (id_, is_finite) in enumerate(zip(token_ids, finite, strict=True))
@@ -171,18 +199,16 @@ class Sampler:
 
     def _adjust(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
         """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
-        asked = request.adjustments
+        asked, params = request.adjustments, request.params
+        constants = self._constants.get(request)
+        if constants is None:
+            constants = self._constants[request] = _Constants.of(request, self.device)
         if "logit_bias" in asked:
-            bias = request.params.logit_bias or {}
-            ids = to_device(np.array(list(bias), dtype=np.int64), self.device)
-            values = to_device(np.array(list(bias.values()), dtype=np.float32), self.device)
-            row.index_add_(0, ids, values)
+            row.index_add_(0, constants.biased_ids, constants.biases)
         if any(name in asked for name in _PENALTIES):
             self._penalise(row, request, num_output_tokens)
-        is_short = "min_tokens" in asked and num_output_tokens < request.params.min_tokens
-        if is_short and request.stop_token_ids:
-            ids = to_device(np.array(sorted(request.stop_token_ids), dtype=np.int64), self.device)
-            row.index_fill_(0, ids, -torch.inf)
+        if "min_tokens" in asked and num_output_tokens < params.min_tokens:
+            row.index_fill_(0, constants.stop_ids, -torch.inf)
 
     def _penalise(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
         counts = self._counts.get(request)
@@ -214,48 +240,40 @@ class Tops:
 
     Attributes:
         nums: how many each row wants.
-        own: [R] the tokens that were sampled, or stand in the prompt.
-        own_values: [R] their log-probabilities.
-        own_ranks: [R] their ranks, from 1.
-        ids: [R, largest of nums] most likely tokens.
-        values: likewise, their log-probabilities.
+        packed: rows as pack_tops makes them, for the largest of nums.
     """
 
     nums: Sequence[int]
-    own: Tensor
-    own_values: Tensor
-    own_ranks: Tensor
-    ids: Tensor
-    values: Tensor
+    packed: Tensor
 
     def read(self) -> list[Top]:
-        """Return each row's list; on a GPU the copies must have arrived."""
+        """Return each row's list; on a GPU the copy must have arrived."""
         tops = []
-        columns = (self.own, self.own_values, self.own_ranks, self.ids, self.values)
-        for num, own, own_value, own_rank, ids, values in zip(
-            self.nums, *(column.tolist() for column in columns), strict=True
-        ):
-            top = list(zip(ids[:num], values[:num], range(1, num + 1), strict=True))
-            tops.append(top if own in ids[:num] else [*top, (own, own_value, own_rank)])
+        most = max(self.nums, default=0)
+        for num, (own, own_value, own_rank, *best) in zip(self.nums, self.packed.tolist(), strict=True):
+            ids = [int(token_id) for token_id in best[:num]]
+            top = list(zip(ids, best[most : most + num], range(1, num + 1), strict=True))
+            tops.append(top if own in ids else [*top, (int(own), own_value, int(own_rank))])
         return tops
 
 
-def find_tops(logprobs: Tensor, own: Tensor, nums: Sequence[int]) -> Tops:
+def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
     """Find each row's most likely tokens, and its own; waits for no device.
 
     Args:
         logprobs: [R, V] float32 log-probabilities.
         own: [R] int64 tokens that were sampled (or stand in the prompt), on the device.
-        nums: how many of the most likely tokens each row wants.
+        num: how many of the most likely tokens are wanted.
+
+    Returns:
+        [R, 3 + 2 num] float64, which holds every token id: own token, its log-probability and rank, most
+        likely tokens, their log-probabilities.
     """
-    parts = []
-    for start in range(0, len(nums), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        part, ids = logprobs[rows], own[rows, None]
-        best = _most_likely_ids(part, max(nums))
-        value = part.gather(1, ids)
-        parts.append((ids[:, 0], value[:, 0], (part > value).sum(1) + 1, best, part.gather(1, best)))
-    return Tops(nums, *(to_host(torch.cat(column)) for column in zip(*parts, strict=True)))
+    best = _most_likely_ids(logprobs, num)
+    own = own[:, None]
+    value = logprobs.gather(1, own)
+    rank = (logprobs > value).sum(1, keepdim=True) + 1
+    return torch.cat([x.double() for x in (own, value, rank, best, logprobs.gather(1, best))], dim=1)
 
 
 def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
