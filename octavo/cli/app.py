@@ -110,6 +110,25 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
     run_prefix_bench(sweep)
 
 
+@app.command(name="compile")
+def compile_model(
+    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineConfig()
+) -> None:
+    """Compile all that a model needs on this machine, for engines that start later.
+
+    A GPU's kernels depend on the model's shapes, the engine options and the GPU, not on the weights: with
+    --load-format dummy a folder with config.json is enough.
+
+    Args:
+        model: as --model.
+        quiet: no progress bar.
+        engine: engine options, the same as of the engines to come.
+    """
+    from octavo.cli.compile import run_compile
+
+    run_compile(model, engine, quiet=quiet)
+
+
 @app.command
 def inspect(model: str | None = None, /, *, engine: Engine = EngineConfig()) -> None:
     """Show a model's architecture and memory plan without loading it.

@@ -12,8 +12,8 @@ _WORKSPACE_BYTES = 2 * 32 * 2**20
 GRAPH_BYTES = 2**29
 """What the driver keeps of some 200 CUDA graphs, beside the memory that their kernels work in."""
 _FLOAT32 = _INT32 = 4
-# For each token of the vocabulary: logits of 16 rows in float32, twice, and their sort keys, twice.
-_RARE_ROW_BYTES = 16 * 2 * (4 + 8)
+# Logits of prompts in float32, twice, and their sort keys, twice, which are twice as large.
+_RARE_BYTES = 6 * 32 * 2**20
 # On a CPU, where freed memory is used again but not given back, by how much steps exceed their activations.
 _CPU_SLACK = 3
 # Bookkeeping of a block whose contents can be found again, and of one that is only handed out.
@@ -119,7 +119,7 @@ def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
         max_num_seqs: most sequences of a step. A quarter of them may have penalties, and count their tokens.
     """
     counts = 2 * _FLOAT32 * vocab_size * (max_num_seqs // 4 + 1)
-    return counts + _RARE_ROW_BYTES * vocab_size + COPIED_BYTES
+    return counts + _RARE_BYTES + COPIED_BYTES
 
 
 def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:

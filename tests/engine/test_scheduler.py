@@ -45,8 +45,10 @@ class FakeEngine:
         budget: int,
         caching: bool = True,
         ahead: int = 0,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self.ahead = ahead
+        self.max_prompt_tokens = max_prompt_tokens
         self.in_flight: deque[tuple[SchedulerOutput, dict[Request, int]]] = deque()
         self.device_tokens: dict[Request, array[int]] = {}
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
@@ -80,7 +82,7 @@ class FakeEngine:
 
     def step(self, *, fails: str = "") -> SchedulerOutput:
         """Schedule and launch a step, process what is due; the step due may fail at "launch" or "wait"."""
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self.max_prompt_tokens)
         self.steps.append(output)
         size = self.manager.block_size
         for source, destination in output.block_copies:
@@ -386,3 +388,36 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(
             assert request.num_output_tokens == max_tokens
     assert engine.manager.num_free_blocks == num_blocks
     assert engine.manager.stats().num_referenced == 0
+
+
+def test_prompts_get_less_while_somebody_reads_along() -> None:
+    engine = FakeEngine(100, 4, 8, budget=64, max_prompt_tokens=10)
+    (reader,) = engine.add("reader", [1] * 30, 20)
+    assert engine.step().num_prompt_tokens == 30, "nobody waits for a token yet"
+    engine.add("long", [2] * 40, 4)
+    steps = [engine.step() for _ in range(5)]
+    assert [step.num_prompt_tokens for step in steps] == [10, 10, 10, 10, 0]
+    assert [step.num_decoding for step in steps] == [1, 1, 1, 1, 2]
+    engine.run()
+    assert reader.token_ids == expected_tokens([1] * 30, 20)
+
+
+def test_prompts_get_the_whole_budget_where_nobody_reads_along() -> None:
+    engine = FakeEngine(100, 4, 8, budget=64, max_prompt_tokens=10)
+    (request,) = engine.add("batch", [1] * 30, 20)
+    request.is_read_along = False
+    engine.step()
+    engine.add("long", [2] * 40, 4)
+    assert engine.step().num_prompt_tokens == 40
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("max_prompt_tokens", [1, 3, 17])
+def test_a_limit_changes_no_token(ahead: int, max_prompt_tokens: int) -> None:
+    engine = FakeEngine(40, 4, 5, budget=20, ahead=ahead, max_prompt_tokens=max_prompt_tokens)
+    prompts = [[number, *range(length)] for number, length in enumerate((3, 30, 1, 12, 25, 7, 40))]
+    requests = [engine.add(str(prompt), prompt, 6, n=1 + len(prompt) % 2) for prompt in prompts]
+    engine.run()
+    for prompt, completions in zip(prompts, requests, strict=True):
+        for request in completions:
+            assert request.token_ids == expected_tokens(prompt, 6)

@@ -36,7 +36,7 @@ def idle(smollm2: LLM) -> Iterator[LLM]:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., LLM]:
-    """Make a tiny random model with the given engine options; on a GPU its graphs come when they are needed."""
+    """Make a tiny random model with the given engine options; on a GPU graphs are captured on first use."""
 
     def make(config: dict | None = None, **options: object) -> LLM:
         (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, **(config or {})}))

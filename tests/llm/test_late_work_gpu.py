@@ -68,9 +68,8 @@ def add_some(llm: LLM, rng: random.Random, documents: list[list[int]]) -> None:
 def test_random_mixed_steps_find_everything_ready(
     tiny: Callable[..., LLM], options: dict[str, object]
 ) -> None:
-    llm = tiny(
-        QWEN3, device="cuda", dtype="bfloat16", num_blocks=2500, block_size=64, prepare=True, **options
-    )
+    shape = {"num_blocks": 2500, "block_size": 64, "device": "cuda", "dtype": "bfloat16"}
+    llm = tiny(QWEN3, prepare=True, **shape, **options)
     rng = random.Random(1)
     documents = [[rng.randrange(1000) for _ in range(4096)] for _ in range(3)]
     for _ in range(2000):

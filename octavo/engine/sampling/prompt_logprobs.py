@@ -9,11 +9,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
+from octavo.engine.sampling.sampler import Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest
 from octavo.engine.step_result import PromptLogprobs
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
+
+MAX_LOGITS_BYTES = 32 * 2**20
+"""Logits of prompt positions are computed in slices of at most this size."""
+_MAX_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[
     num = request.params.prompt_logprobs or 0
     own = to_device(np.array(request.token_ids[start:stop], dtype=np.int64), hidden.device)
     wanted = hidden[start - first : stop - first]
-    num_rows = ROWS_AT_ONCE
+    num_rows = max(1, min(_MAX_ROWS, MAX_LOGITS_BYTES // (4 * decoder.config.vocab_size)))
     packed = [
         pack_tops(log_softmax(_logits(decoder, rows, num_rows)), ids, num)
         for rows, ids in zip(wanted.split(num_rows), own.split(num_rows), strict=True)
