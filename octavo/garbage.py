@@ -8,6 +8,10 @@ from contextlib import contextmanager
 # how many of those one of the middle generation, how many of those a full one; (700, 10, 10) by default. The
 # first two make collections rare while prompts are read, the last is so large that no full one ever starts.
 _THRESHOLDS = (100_000, 100, 1_000_000)
+# In steps: new objects that are looked through together, which takes about a millisecond, and how many times
+# before those that were left are looked through once more.
+_YOUNG = 10_000
+_YOUNG_TIMES = 8
 
 
 def collect_youngest() -> None:
@@ -42,3 +46,27 @@ def no_full_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
+
+
+class StepGarbage:
+    """Collections in steps at a moment of the engine's choice, a millisecond at a time, and at no other."""
+
+    def __init__(self) -> None:
+        self._num_young = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep Python from collecting by itself."""
+        was_enabled = gc.isenabled()
+        try:
+            gc.disable()
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def collect(self) -> None:
+        """Look through young objects if there are enough: call it while a device works."""
+        if gc.get_count()[0] >= _YOUNG:
+            self._num_young += 1
+            gc.collect(1 if self._num_young % _YOUNG_TIMES == 0 else 0)

@@ -10,7 +10,7 @@ from octavo.attention.float8 import FLOAT8, as_bytes
 from octavo.errors import OutOfMemoryError
 from octavo.gpu.copies import to_device
 
-COPIED_BYTES = 64 * 2**20
+COPIED_BYTES = 256 * 2**20
 """Most memory that copies of blocks take on their way, unless one block takes more."""
 
 

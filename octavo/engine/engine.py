@@ -37,7 +37,7 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
 from octavo.engine.step_time import StepTime
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
-from octavo.garbage import freeze
+from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
 from octavo.outputs import RequestMetrics, RequestOutput
@@ -157,6 +157,7 @@ class Engine:
         # Steps launched whose results are not processed, oldest first.
         self._in_flight: deque[_Launched] = deque()
         self._step_time = StepTime(config.max_step_ms)
+        self._garbage = StepGarbage()
         self._idle_at = 0.0
         self._in_doubt = False
         # Ids given, and requests taken: these key the random numbers of requests without a seed.
@@ -251,12 +252,14 @@ class Engine:
     def step(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
-        step = self.scheduler.schedule(self._step_time.max_prompt_tokens)
-        for request in step.finished:
-            self._close(request)
-        if step.scheduled:
-            self._launch(step)
-        self._process_all_but(1 if step.scheduled and self.runner.runs_ahead else 0)
+        with self._garbage.paused():
+            step = self.scheduler.schedule(self._step_time.max_prompt_tokens)
+            for request in step.finished:
+                self._close(request)
+            if step.scheduled:
+                self._launch(step)
+            self._garbage.collect()
+            self._process_all_but(1 if step.scheduled and self.runner.runs_ahead else 0)
         self._in_doubt = False
 
     def settle(self) -> None:

@@ -1,10 +1,11 @@
 """Full garbage collections wait; thresholds come back, whatever happens."""
 
 import gc
+import weakref
 
 import pytest
 
-from octavo.garbage import no_full_collections
+from octavo.garbage import StepGarbage, no_full_collections
 
 
 def fail() -> None:
@@ -33,3 +34,29 @@ def test_a_run_leaves_no_cycles(tiny: object) -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_steps_collect_when_they_choose_to() -> None:
+    """A cycle stays while collections are paused, and goes when enough young objects are there."""
+
+    class Node:
+        pass
+
+    def make_cycle() -> "weakref.ref[Node]":
+        node = Node()
+        node.itself = node  # type: ignore[attr-defined]
+        return weakref.ref(node)
+
+    garbage = StepGarbage()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), garbage.paused():
+        cycle = make_cycle()
+        kept: list[list[int]] = [[] for _ in range(9_000)]
+        garbage.collect()
+        assert cycle() is not None, "too few objects to look through"
+        kept += [[] for _ in range(9_000)]
+        assert cycle() is not None, "Python would have collected long ago"
+        garbage.collect()
+        assert cycle() is None
+        raise KeyError
+    assert gc.isenabled()

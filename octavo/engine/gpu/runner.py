@@ -118,6 +118,7 @@ class GpuRunner:
                 self._preparation.compile(progress)
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
+            self._share_once()
 
     def note_ready(self) -> None:
         """See StepRunner."""
@@ -176,6 +177,14 @@ class GpuRunner:
         if plan.num_units:
             self._forest.upload(plan)
         return plan.num_units > 0
+
+    def _share_once(self) -> None:
+        """Plan a step of sequences that share all but their last block, as the first real one will be."""
+        num_seqs, num_columns = self._inputs.tables.table.shape
+        table = np.tile(np.arange(num_columns, dtype=np.int32), (num_seqs, 1))
+        table[:, -1] = np.arange(num_seqs)
+        seq_lens = np.full(num_seqs, num_columns * self.kv_cache.block_size)
+        self._share(table, seq_lens, np.arange(num_seqs + 1))
 
     def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
         """Run a mixed step."""
