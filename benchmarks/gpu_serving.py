@@ -46,7 +46,7 @@ def main() -> None:
     report = measure(arguments)
     print_report(report)
     suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
-    publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments.save)
+    publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments)
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
