@@ -73,6 +73,33 @@ def test_bars_show_what_the_file_holds() -> None:
     assert bars(report, "new") == {"Octavo": 50.0, "physical bound": 100.0}
 
 
+def test_vllm_of_the_same_run_replaces_what_was_recorded() -> None:
+    from plot_gpu import bars
+
+    result = {"unit": "tokens/s", "rate": 50.0, "seconds": [2.0], "bound_s": 1.0, "vllm": {"rate": 40.0}}
+    report = {"model": "0.6b", "kv_cache_dtype": "auto", "results": {"nano": result}}
+    assert bars(report, "nano") == {"Octavo": 50.0, "vLLM": 40.0, "physical bound": 100.0}
+
+
+def test_the_table_says_whether_vllm_ran_beside(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpu_serving import print_report
+    from support.gpu_workloads import Workload, run_figures
+
+    workload = Workload([[1]], [100])
+    octavo, vllm = run_figures(workload, [4.0, 1.0, 2.0]), run_figures(workload, [5.0, 2.0, 2.5])
+    assert (octavo["rate"], octavo["first_rate"], octavo["median_rate"]) == (100.0, 25.0, 50.0)
+    result = {**octavo, "unit": "tokens/s", "bound_s": 0.5, "hf": None, "vllm_recorded": 7}
+    report = {"model": "0.6b", "sharing": "on", "peer": None, "runs": 3, "ready_s": [1.0], "startup": None}
+    print_report({**report, "vllm_version": "0.26.0", "results": {"nano": {**result, "vllm": vllm}}})
+    printed = capsys.readouterr().out
+    assert "vLLM 0.26.0, same run: best (first)" in printed
+    assert "| nano | 100.0 (25.0) tokens/s | 50% | 50.0 (20.0) |" in printed
+    print_report({**report, "vllm_version": None, "results": {"nano": {**result, "vllm": None}}})
+    printed = capsys.readouterr().out
+    assert "vLLM 0.26 (recorded)" in printed
+    assert "| nano | 100.0 (25.0) tokens/s | 50% | 7 |" in printed
+
+
 def test_a_digest_follows_the_packages_sources(tmp_path: Path) -> None:
     from support.common import sources
 
