@@ -1,4 +1,4 @@
-"""The process of the peer, with a package that looks like vLLM: names and arguments are those of vLLM 0.26."""
+"""The process of the peer, with a package that looks like vLLM 0.26: its names and arguments."""
 
 from pathlib import Path
 from textwrap import dedent
