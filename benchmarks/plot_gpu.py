@@ -2,7 +2,7 @@
 
     python benchmarks/plot_gpu.py benchmarks/results/*gpu_serving*.json [--out docs/images/gpu_serving.png]
 
-Draws what a file holds: Hugging Face and vLLM where they ran beside Octavo, else vLLM as it was recorded.
+Draws Hugging Face if it ran beside Octavo, and vLLM if a figure was recorded.
 Needs matplotlib: pip install 'octavo[plot]'.
 """
 

@@ -20,7 +20,7 @@ RESULTS = _ROOT / "benchmarks" / "results"
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a script's command line with the options that every script has, --save and --commit."""
+    """Make a command line parser with --save, which every script has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
