@@ -15,6 +15,7 @@ from support.common import make_parser
 ON_GPU = (
     ["gpu_serving.py", "--model", "0.6b"],
     ["gpu_serving.py", "--model", "8b"],
+    ["gpu_open_loop.py", "--special"],
     ["gpu_step.py"],
     ["gpu_attention.py", "--block-sizes", "64"],
     ["gpu_forest.py"],

@@ -122,7 +122,9 @@ def test_a_child_that_prints_no_figures_is_an_error_and_one_that_hangs_is_killed
 
 def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     """From the command line to the last line, each engine in a process of its own."""
-    options = "--model tiny --peer none --rate 30 --seconds 1 --prompt-len 5 60 --output-len 1 20 --repeat 2"
+    options = (
+        "--model tiny --peer none --rate 60 --seconds 0.5 --prompt-len 5 60 --output-len 1 20 --repeat 2"
+    )
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_open_loop.py"), *options.split()]
     done = subprocess.run([*command, "--commit", "abc1234"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
