@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,32 +38,36 @@ def run_child(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
     """
     begun = time.time()
     command = [sys.executable, *arguments]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=_BENCHMARKS,
-        env={**os.environ, "PYTHONPATH": _python_path()},
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        printed, _ = process.communicate()
-    finally:
-        _kill(process)
+    environment = {**os.environ, "PYTHONPATH": _python_path()}
+    # Into a file: of a pipe, whoever the process leaves behind would keep the end open.
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, stdout=output, cwd=_BENCHMARKS, env=environment, start_new_session=True
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _kill(process)
+        output.seek(0)
+        printed = output.read()
     lines = [line for line in printed.splitlines() if line.startswith("{")]
     if not lines:
         raise ChildError(f"exit status {process.returncode} of {' '.join(command)}:\n{printed[-4000:]}")
     figures = json.loads(lines[-1])
-    return {**figures, "process_ready_s": figures.pop("ready_at") - begun}
+    ready_at = figures.pop("ready_at")
+    return {**figures, "process_ready_s": ready_at - begun}
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the process and those it started."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and those it started, and wait a moment until their memory on the GPU is free."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(50):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
 
 
 def _python_path() -> str:
