@@ -3,7 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench gpu-test clean
+# GPU tests run with any Python that has the needed packages; this many side by side, as one leaves a GPU idle.
+GPU_JOBS ?= 8
+GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
+COMPUTE_SANITIZER ?= compute-sanitizer
+gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+
+.PHONY: demo test lint bench gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -18,7 +24,14 @@ bench: .venv/installed-dev
 	$(BIN)/python benchmarks/run_all.py
 
 gpu-test:
-	$(PYTHON) -m pytest -p no:benchmark -m gpu tests
+	$(GPU_PYTEST) $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal) -m gpu tests
+
+# memcheck over one small test for each file of kernels. The memory cache is off, so that each tensor is an
+# allocation of its own, whose end memcheck sees; errors of CUDA calls that PyTorch tries out are not counted.
+gpu-sanitize:
+	sed '/^#/d; s/.* //' tests/gpu_sanitize.txt | sort -u | PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+		xargs $(COMPUTE_SANITIZER) --tool memcheck --error-exitcode 1 --report-api-errors no \
+		$(GPU_PYTEST) -p no:xdist --timeout 1200 -v
 
 # torch first, by the pinned version: anything else that needs it then finds it installed.
 .venv/installed: pyproject.toml constraints.txt

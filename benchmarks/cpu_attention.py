@@ -150,7 +150,7 @@ def main() -> None:
         cells = (rows[-1].get(name, float("nan")) for name in columns)
         print(f"{shape.name:34}" + "".join(f"{cell:11.2f}" for cell in cells), flush=True)
     figures = {"threads": torch.get_num_threads(), "copy_bytes_per_s": bandwidth, "rows": rows}
-    publish("cpu_attention", figures, arguments.save)
+    publish("cpu_attention", figures, arguments)
 
 
 if __name__ == "__main__":

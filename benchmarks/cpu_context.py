@@ -53,7 +53,7 @@ def main() -> None:
         "slope_ms_per_1000": slope * 1000,
         "worst_deviation": worst,
     }
-    publish("cpu_context", report, arguments.save)
+    publish("cpu_context", report, arguments)
 
 
 def ids(num: int) -> list[int]:

@@ -32,7 +32,7 @@ def main() -> None:
         "largest_logprob_difference": max(gaps),
     }
     print(figures_table(figures))
-    publish("cpu_int8_accuracy", figures, arguments.save)
+    publish("cpu_int8_accuracy", figures, arguments)
 
 
 def own_logprobs(output: RequestOutput) -> list[float]:

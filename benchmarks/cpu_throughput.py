@@ -56,7 +56,7 @@ def compare(arguments: argparse.Namespace) -> None:
                 runs[engine].append(measure(engine, workload))
         results[workload] = {engine: median_of(runs[engine]) for engine in engines}
         print_workload(workload, bound, results[workload])
-    publish("cpu_throughput", {"bound_s": bounds, "results": results}, arguments.save)
+    publish("cpu_throughput", {"bound_s": bounds, "results": results}, arguments)
 
 
 def measure(engine: str, workload: str) -> dict[str, float]:

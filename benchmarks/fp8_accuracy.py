@@ -43,7 +43,7 @@ def main() -> None:
         "kv_dtypes": [str(llm.engine.plan.kv_dtype) for llm in (exact, rough)],
         **figures,
     }
-    publish("fp8_accuracy", report, arguments.save)
+    publish("fp8_accuracy", report, arguments)
 
 
 def teacher_forced(exact: LLM, rough: LLM, token_ids: list[int]) -> dict[str, float]:

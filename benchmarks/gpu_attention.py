@@ -210,7 +210,7 @@ def main() -> None:
                 results.append({"workload": workload.name, "block_size": block_size, "impl": name, **figures})
     header = ["workload", "block", "kernel", "bound us", "us", "of bound", "TB/s", "TFLOP/s", "error"]
     print(table(header, rows))
-    publish("gpu_attention", {**rates, "results": results}, arguments.save)
+    publish("gpu_attention", {**rates, "results": results}, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from support.common import machine, make_parser, publish, table
+from support.common import make_parser, publish, sources, table
 from support.gpu_bound import SHAPES, bound_s
 from support.gpu_workloads import WORKLOADS
 
@@ -111,10 +111,9 @@ def compare(arguments: argparse.Namespace) -> None:
         "",
     ]
     print(table(header, rows))
-    figures = {"machine": machine(), "model": arguments.model, "rounds": rounds, "results": results}
-    publish(
-        f"gpu_compare-{arguments.model}", {**figures, "seconds": time.monotonic() - start}, arguments.save
-    )
+    before = sources(arguments.before / "octavo")
+    figures = {"model": arguments.model, "sources_before": before, "rounds": rounds, "results": results}
+    publish(f"gpu_compare-{arguments.model}", {**figures, "seconds": time.monotonic() - start}, arguments)
 
 
 if __name__ == "__main__":

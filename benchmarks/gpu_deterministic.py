@@ -47,7 +47,7 @@ def main() -> None:
         "workloads": served,
         "products": products,
     }
-    publish("gpu_deterministic", report, arguments.save)
+    publish("gpu_deterministic", report, arguments)
 
 
 def serve(size: str, workloads: list[str]) -> list[dict[str, object]]:

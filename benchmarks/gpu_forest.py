@@ -11,6 +11,7 @@ matrix rate. "plan us" is the host's planning time: Octavo plans when sequences 
 every step. Prints a table, then one line of JSON. gpu_forest_sweep.py compares tilings.
 """
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -262,8 +263,8 @@ def measure(batch: Batch, implementation: Implementation, bound_s: float) -> dic
     }
 
 
-def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | None) -> None:
-    """Measure every workload and print the table and the JSON line; keep it if the machine has a name."""
+def compare(flashinfer: ModuleType | None, arguments: argparse.Namespace) -> None:
+    """Measure every workload, print the table and publish the figures."""
     rates = {"copy_tb_per_s": copy_rate() / 1e12, "matrix_tflops": matrix_rate() / 1e12}
     rows, results = [], []
     for workload in WORKLOADS:
@@ -272,7 +273,7 @@ def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | N
             max(workload.kv_bytes / rates["copy_tb_per_s"], workload.flops / rates["matrix_tflops"]) / 1e12
         )
         nodes_us = round(seconds_per_layer(batch, octavo_nodes(batch, make_forest(batch))) * 1e6, 1)
-        for implementation in implementations(batch, with_fa3, flashinfer):
+        for implementation in implementations(batch, arguments.fa3 is not None, flashinfer):
             name, figures = implementation.name, measure(batch, implementation, bound_s)
             if name == "octavo forest":
                 figures["nodes_us"] = nodes_us
@@ -281,7 +282,7 @@ def compare(with_fa3: bool, flashinfer: ModuleType | None, machine_name: str | N
             results.append({"workload": workload.name, "impl": name, **figures})
     print(table(["workload", "kernel", "bound us", "us", "nodes us", "of bound", "error", "plan us"], rows))
     versions = {} if flashinfer is None else {"flashinfer": flashinfer.__version__}
-    publish("gpu_forest", {**rates, **versions, "results": results}, machine_name)
+    publish("gpu_forest", {**rates, **versions, "results": results}, arguments)
 
 
 def main() -> None:
@@ -300,7 +301,7 @@ def main() -> None:
         load_flash_attention_3(arguments.fa3)
     directory = arguments.flashinfer
     flashinfer = None if directory is None else flashinfer_peer.load(directory)
-    compare(arguments.fa3 is not None, flashinfer, arguments.save)
+    compare(flashinfer, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ is bytes over 4.28 TB/s, an H200's copy rate. Prints a table, then one line of J
 tilings and prints the fastest few, and Octavo's own tiling with and without overlapping launches.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing import get_context
 
 import torch
-from support.common import publish, table
+from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -231,13 +230,10 @@ def run_sweep(models: list[str], all_rows: list[int]) -> list[dict[str, object]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--save", metavar="MACHINE")
     arguments = parser.parse_args()
     if arguments.sweep:
         results = run_sweep(arguments.models, arguments.rows)
@@ -249,7 +245,7 @@ def main() -> None:
             for result in compare(model, num_rows)
         ]
         print(table(list(results[0]), [list(result.values()) for result in results]))
-    publish("gpu_linear", {"results": results}, arguments.save)
+    publish("gpu_linear", {"results": results}, arguments)
 
 
 if __name__ == "__main__":

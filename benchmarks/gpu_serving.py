@@ -2,12 +2,13 @@
 
 Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: bytes at
 the measured copy bandwidth plus operations at the measured matrix rate), beside Hugging Face transformers,
-which runs first in the same process, and beside figures recorded of vLLM 0.26 on another H200. The last line
-is JSON.
+which runs first in the same process, or vLLM, which runs before in a process of its own. Without --peer vllm
+the figures of vLLM are those recorded on another H200. Every engine runs a workload --runs times; the table
+quotes the best run, with the first one in brackets. The last line is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
-                                      [--peer none] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
-                                      [--save MACHINE]
+                                      [--peer vllm] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
+                                      [--runs 3] [--save MACHINE] [--commit ID]
 """
 
 import argparse
@@ -19,11 +20,13 @@ from typing import Any
 
 import torch
 from peers.hf_serving import LABEL, measure_peer
+from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
 from support.gpu_bound import SHAPES, bound_s
-from support.gpu_model import load, model_config, run
+from support.gpu_model import load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
-from support.gpu_workloads import WORKLOADS, Workload, recorded_vllm
+from support.gpu_workloads import WORKLOADS, Workload, recorded_vllm, run_figures
+from support.model_folder import model_config
 from support.startup import measure_startup
 
 Figures = dict[str, Any]
@@ -36,17 +39,18 @@ def main() -> None:
     parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument(
-        "--peer", choices=["hf", "none"], default="hf" if find_spec("transformers") else "none"
+        "--peer", choices=["hf", "vllm", "none"], default="hf" if find_spec("transformers") else "none"
     )
     parser.add_argument(
-        "--peer-limit", type=float, default=60, help="most seconds of the peer for a workload"
+        "--peer-limit", type=float, default=60, help="most seconds of Hugging Face for a workload"
     )
+    parser.add_argument("--runs", type=int, default=3, help="runs of a workload on an engine")
     parser.add_argument("--startup", action="store_true", help="measure start-up in fresh processes too")
     arguments = parser.parse_args()
     report = measure(arguments)
     print_report(report)
     suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
-    publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments.save)
+    publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments)
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
@@ -54,6 +58,10 @@ def measure(arguments: argparse.Namespace) -> Figures:
     size, kv_cache_dtype = arguments.model, arguments.kv_cache_dtype
     workloads = {name: WORKLOADS[name]() for name in arguments.workloads.split(",")}
     startup = measure_startup(size, kv_cache_dtype) if arguments.startup else None
+    vllm = None
+    if arguments.peer == "vllm":
+        settings = {"model": size, "kv_cache_dtype": kv_cache_dtype, "runs": arguments.runs}
+        vllm = measure_in_child("offline", {**settings, "workloads": list(workloads)}, limit_s=420)
     bandwidth, flops = copy_bandwidth(), matrix_flops()
     peer = {}
     if arguments.peer == "hf":
@@ -61,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
     free_memory()
     engines = {}
     for share_prefixes in {"on": [True], "off": [False], "both": [False, True]}[arguments.sharing]:
-        engines[share_prefixes] = measure_engine(size, kv_cache_dtype, share_prefixes, workloads)
+        engines[share_prefixes] = measure_engine(arguments, share_prefixes, workloads)
         free_memory()
     number_bytes = 1 if kv_cache_dtype == "fp8" else 2
     results = {}
@@ -74,6 +82,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
             "bound_rate": workload.rate(bound),
             "unshared": engines[False]["results"][name] if arguments.sharing == "both" else None,
             "hf": peer.get(name),
+            "vllm": None if vllm is None else vllm["results"][name],
             "vllm_recorded": recorded_vllm(size, name, kv_cache_dtype),
         }
     return {
@@ -81,6 +90,9 @@ def measure(arguments: argparse.Namespace) -> Figures:
         "kv_cache_dtype": kv_cache_dtype,
         "sharing": arguments.sharing,
         "peer": LABEL if peer else None,
+        "vllm_version": None if vllm is None else vllm["version"],
+        "vllm_ready_s": None if vllm is None else vllm["ready_s"],
+        "runs": arguments.runs,
         "startup": startup,
         "ready_s": [engine["ready_s"] for engine in engines.values()],
         "num_kv_tokens": [engine["num_kv_tokens"] for engine in engines.values()],
@@ -91,16 +103,15 @@ def measure(arguments: argparse.Namespace) -> Figures:
 
 
 def measure_engine(
-    size: str, kv_cache_dtype: str, share_prefixes: bool, workloads: dict[str, Workload]
+    arguments: argparse.Namespace, share_prefixes: bool, workloads: dict[str, Workload]
 ) -> Figures:
-    """Load one engine and run each workload to warm up, then twice to measure, once without sharing."""
+    """Load one engine and run each workload several times."""
     start = time.perf_counter()
-    llm = load(size, kv_cache_dtype, share_prefixes)
+    llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes)
     ready_s = time.perf_counter() - start
     results = {}
     for name, workload in workloads.items():
-        seconds = [run(llm, workload) for _ in range(3 if share_prefixes else 2)][1:]
-        results[name] = {"seconds": seconds, "rate": workload.rate(min(seconds))}
+        results[name] = run_figures(workload, [run(llm, workload) for _ in range(arguments.runs)])
         label = "" if share_prefixes else " without sharing"
         print(f"{name}{label}: {results[name]['rate']:,.1f} {workload.unit}", file=sys.stderr, flush=True)
     return {"ready_s": ready_s, "num_kv_tokens": llm.engine.plan.num_kv_tokens, "results": results}
@@ -108,14 +119,14 @@ def measure_engine(
 
 def print_report(report: Figures) -> None:
     """Print the table, then sharing and start-up times."""
-    both = report["sharing"] == "both"
+    both, vllm = report["sharing"] == "both", report["vllm_version"]
     header = [
         "workload",
-        f"Octavo, Qwen3-{report['model']}",
+        f"Octavo, Qwen3-{report['model']}: best (first)",
         "of bound",
         *(["without sharing"] if both else []),
-        report["peer"] or "no peer in this run",
-        "vLLM 0.26 (recorded)",
+        *([report["peer"]] if report["peer"] else []),
+        f"vLLM {vllm}, same run: best (first)" if vllm else "vLLM 0.26 (recorded)",
     ]
     rows = []
     for name, result in report["results"].items():
@@ -123,17 +134,29 @@ def print_report(report: Figures) -> None:
         rows.append(
             [
                 name,
-                f"{result['rate']:,.1f} {result['unit']}",
+                f"{_best_and_first(result)} {result['unit']}",
                 f"{result['bound_s'] / min(result['seconds']):.0%}",
                 *unshared,
-                _describe_peer(result["hf"]),
-                "" if result["vllm_recorded"] is None else f"{result['vllm_recorded']:,}",
+                *([_describe_peer(result["hf"])] if report["peer"] else []),
+                _describe_vllm(result),
             ]
         )
     print(table(header, rows))
     print(
+        f"best of {report['runs']} runs, the first in brackets; "
         f"share_prefixes {report['sharing']}; ready after {report['ready_s']} s; start-up {report['startup']}"
     )
+
+
+def _best_and_first(figures: Figures) -> str:
+    return f"{figures['rate']:,.1f} ({figures['first_rate']:,.1f})"
+
+
+def _describe_vllm(result: Figures) -> str:
+    """What this run measured; without that, what was recorded."""
+    if result["vllm"] is not None:
+        return _best_and_first(result["vllm"])
+    return "" if result["vllm_recorded"] is None else f"{result['vllm_recorded']:,}"
 
 
 def _describe_peer(figures: Figures | None) -> str:

@@ -71,7 +71,7 @@ def main() -> None:
         "copy_bytes_per_s": bandwidth,
         "results": results,
     }
-    publish("gpu_step", report, arguments.save)
+    publish("gpu_step", report, arguments)
 
 
 class Kernels(dict[str, tuple[float, float]]):

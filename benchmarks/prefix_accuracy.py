@@ -54,7 +54,7 @@ def main() -> None:
     report: Figures = {"sharing": compare_sharing(arguments)}
     if arguments.golden:
         report["golden"] = compare_golden(arguments)
-    publish(f"prefix_accuracy-{report['sharing']['dtype']}", report, arguments.save)
+    publish(f"prefix_accuracy-{report['sharing']['dtype']}", report, arguments)
 
 
 def load(arguments: argparse.Namespace, share_prefixes: bool) -> LLM:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from random import Random
 
@@ -70,6 +71,92 @@ def test_bars_show_what_the_file_holds() -> None:
         "physical bound": 100.0,
     }
     assert bars(report, "new") == {"Octavo": 50.0, "physical bound": 100.0}
+
+
+def test_vllm_of_the_same_run_replaces_what_was_recorded() -> None:
+    from plot_gpu import bars
+
+    result = {"unit": "tokens/s", "rate": 50.0, "seconds": [2.0], "bound_s": 1.0, "vllm": {"rate": 40.0}}
+    report = {"model": "0.6b", "kv_cache_dtype": "auto", "results": {"nano": result}}
+    assert bars(report, "nano") == {"Octavo": 50.0, "vLLM": 40.0, "physical bound": 100.0}
+
+
+def test_the_table_says_whether_vllm_ran_beside(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpu_serving import print_report
+    from support.gpu_workloads import Workload, run_figures
+
+    workload = Workload([[1]], [100])
+    octavo, vllm = run_figures(workload, [4.0, 1.0, 2.0]), run_figures(workload, [5.0, 2.0, 2.5])
+    assert (octavo["rate"], octavo["first_rate"], octavo["median_rate"]) == (100.0, 25.0, 50.0)
+    result = {**octavo, "unit": "tokens/s", "bound_s": 0.5, "hf": None, "vllm_recorded": 7}
+    report = {"model": "0.6b", "sharing": "on", "peer": None, "runs": 3, "ready_s": [1.0], "startup": None}
+    print_report({**report, "vllm_version": "0.26.0", "results": {"nano": {**result, "vllm": vllm}}})
+    printed = capsys.readouterr().out
+    assert "vLLM 0.26.0, same run: best (first)" in printed
+    assert "| nano | 100.0 (25.0) tokens/s | 50% | 50.0 (20.0) |" in printed
+    print_report({**report, "vllm_version": None, "results": {"nano": {**result, "vllm": None}}})
+    printed = capsys.readouterr().out
+    assert "vLLM 0.26 (recorded)" in printed
+    assert "| nano | 100.0 (25.0) tokens/s | 50% | 7 |" in printed
+
+
+def test_a_digest_follows_the_packages_sources(tmp_path: Path) -> None:
+    from support.common import sources
+
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "inner" / "b.c").write_text("2")
+    first = sources(tmp_path)
+    assert re.fullmatch("[0-9a-f]{16}", first)
+    (tmp_path / "notes.txt").write_text("not a source")
+    assert sources(tmp_path) == first
+    (tmp_path / "inner" / "b.c").write_text("3")
+    changed = sources(tmp_path)
+    assert changed != first
+    (tmp_path / "inner" / "b.c").rename(tmp_path / "b.c")
+    assert sources(tmp_path) not in (first, changed)
+
+
+def test_git_names_the_commit_of_its_own_top_level_only(tmp_path: Path) -> None:
+    from support.common import commit
+
+    def git(*arguments: str) -> None:
+        options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *options, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    copy = tmp_path / "copy"
+    (copy / "octavo").mkdir(parents=True)
+    (tmp_path / "octavo").mkdir()
+    assert commit(tmp_path) == "unknown"
+    git("init")
+    git("commit", "--allow-empty", "-m", "first")
+    assert re.fullmatch("[0-9a-f]{7,}", commit(tmp_path))
+    assert commit(copy) == "unknown"
+    (tmp_path / "octavo" / "new.py").touch()
+    assert commit(tmp_path).endswith("-dirty")
+
+
+def test_a_commit_that_is_given_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from support import common
+
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    arguments = common.make_parser(None).parse_args(["--save", "box", "--commit", "abc1234"])
+    common.publish("name", {"figure": 1}, arguments)
+    (file,) = tmp_path.iterdir()
+    assert re.fullmatch(r"[\d-]{10}-box-abc1234-name\.json", file.name)
+    report = json.loads(file.read_text())
+    assert report == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["machine"]["commit"] == "abc1234"
+    assert report["machine"]["sources"] == common.sources(ROOT / "octavo")
+
+
+def test_every_script_that_publishes_takes_the_common_options() -> None:
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        text = path.read_text()
+        if "publish(" in text:
+            assert "make_parser(" in text, path.name
 
 
 def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Code that benchmarks share: command line, CPU rates, description of the machine, result files, tables."""
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -9,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--save", metavar="MACHINE", help="keep the result under benchmarks/results")
+    parser.add_argument("--commit", metavar="ID", help="of the files that run; default: what git says")
     return parser
 
 
@@ -74,17 +77,42 @@ def _busy_share(seconds: float) -> float:
     return 1 - (idle - idle_before) / max(1, total - total_before)
 
 
-def commit() -> str:
-    """Short id of the checked-out commit, with "-dirty" if octavo/ differs from it."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=_ROOT)
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "octavo"], capture_output=True, text=True, cwd=_ROOT
-    )
-    return (head.stdout.strip() or "unknown") + ("-dirty" if dirty.stdout.strip() else "")
+def commit(root: Path = _ROOT) -> str:
+    """Short id of the commit checked out in a folder, with "-dirty" if octavo/ differs from it.
+
+    Returns:
+        "unknown" unless the folder is the top level of its repository: another one may enclose a copy.
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout.strip()
+
+    top = git("rev-parse", "--show-toplevel")
+    if not top or Path(top).resolve() != root.resolve():
+        return "unknown"
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "octavo") else "")
 
 
-def machine() -> dict[str, object]:
-    """Describe the machine, the versions and the commit that figures were measured on."""
+def package_folder() -> Path:
+    """The folder of the octavo package that this process would import."""
+    spec = find_spec("octavo")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def sources(package: Path) -> str:
+    """First 16 hex digits of a SHA-256 over a package's sources: Python and C files, names and contents."""
+    digest = hashlib.sha256()
+    files = {file.relative_to(package).as_posix(): file for file in package.rglob("*.*")}
+    for name in sorted(files):
+        if files[name].suffix in (".py", ".c", ".h"):
+            digest.update(name.encode() + b"\0" + hashlib.sha256(files[name].read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def machine(commit_id: str) -> dict[str, object]:
+    """Describe the machine, the versions and the sources that figures were measured on."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
         platform.processor(),
@@ -95,7 +123,8 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "commit": commit(),
+        "commit": commit_id,
+        "sources": sources(package_folder()),
     }
 
 
@@ -104,20 +133,27 @@ def _cpuinfo() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def save(name: str, result: dict[str, object], machine_name: str) -> Path:
+def save(name: str, result: dict[str, object], machine_name: str, commit_id: str) -> Path:
     """Write a result file: results/<date>-<machine>-<commit>-<name>.json."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{date.today().isoformat()}-{machine_name}-{commit()}-{name}.json"
+    path = RESULTS / f"{date.today().isoformat()}-{machine_name}-{commit_id}-{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 
 
-def publish(name: str, figures: dict[str, object], machine_name: str | None) -> None:
-    """Print figures and the machine as one JSON line; with a machine name, keep them in a result file."""
+def publish(name: str, figures: dict[str, object], arguments: argparse.Namespace) -> None:
+    """Print figures and the machine as one JSON line; with --save, keep them in a result file.
+
+    Args:
+        name: of the benchmark.
+        figures: what was measured.
+        arguments: of a parser by `make_parser`.
+    """
+    commit_id = arguments.commit or commit()
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    report: dict[str, object] = {"machine": {**machine(), **gpu}, **figures}
-    if machine_name:
-        print("saved", save(name, report, machine_name))
+    report: dict[str, object] = {"machine": {**machine(commit_id), **gpu}, **figures}
+    if arguments.save:
+        print("saved", save(name, report, arguments.save, commit_id))
     print(json.dumps(report))
 
 

@@ -1,29 +1,14 @@
 """A Qwen3 of random weights on an NVIDIA GPU, and one timed run of a workload on it."""
 
-import json
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from octavo import LLM, SamplingParams
 
-from .gpu_bound import SHAPES
 from .gpu_workloads import Workload
-
-
-def model_config(size: str) -> dict[str, Any]:
-    """Fields of config.json, for a key of SHAPES."""
-    hidden, layers, heads, inner = SHAPES[size]
-    return dict(  # noqa: C408
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
-        hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000, max_position_embeddings=40960,
-        attention_bias=False, vocab_size=151936, eos_token_id=151645, torch_dtype="bfloat16",
-        tie_word_embeddings=size == "0.6b", hidden_size=hidden,
-        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
-    )  # fmt: skip
+from .model_folder import model_folder
 
 
 def load(
@@ -33,18 +18,18 @@ def load(
     *,
     deterministic: bool = False,
     memory_fraction: float | None = None,
+    **options: Any,
 ) -> LLM:
     """Build the model with random weights; options are those of EngineConfig."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(model_config(size)))
     return LLM(
-        str(folder),
+        model_folder(size),
         load_format="dummy",
         max_model_len=16384,
         kv_cache_dtype=kv_cache_dtype,
         share_prefixes=share_prefixes,
         deterministic=deterministic,
         memory_fraction=memory_fraction,
+        **options,
     )
 
 

@@ -3,9 +3,11 @@
 Also holds the figures recorded for vLLM 0.26 on an H200. Needs neither torch nor a GPU.
 """
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 # Measured on an H200 with vLLM 0.26 in another run: tokens per second; milliseconds for ttft8k.
 RECORDED_VLLM = {
@@ -39,6 +41,16 @@ class Workload:
     def rate(self, seconds: float) -> float:
         """A run's figure in the workload's unit, given its seconds."""
         return seconds * 1000 if self.unit == "ms" else self.num_output_tokens / seconds
+
+
+def run_figures(workload: Workload, seconds: Sequence[float]) -> dict[str, Any]:
+    """Seconds of an engine's runs in order, and the rates of the best one, the first one and their median."""
+    return {
+        "seconds": list(seconds),
+        "rate": workload.rate(min(seconds)),
+        "first_rate": workload.rate(seconds[0]),
+        "median_rate": workload.rate(statistics.median(seconds)),
+    }
 
 
 def recorded_vllm(size: str, workload: str, kv_cache_dtype: str) -> int | None:

@@ -1,0 +1,38 @@
+"""Folders with the config.json of a model of random weights, which every engine can read. Needs no torch."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .gpu_bound import SHAPES
+
+# For tests of the scripts, on a CPU.
+_TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 2,
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 16384,
+    "attention_bias": False, "vocab_size": 16384, "eos_token_id": 0, "torch_dtype": "float32",
+    "tie_word_embeddings": True, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64,
+}  # fmt: skip
+
+
+def model_config(size: str) -> dict[str, Any]:
+    """Fields of config.json, for a key of SHAPES or "tiny"."""
+    if size == "tiny":
+        return _TINY
+    hidden, layers, heads, inner = SHAPES[size]
+    return dict(  # noqa: C408
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
+        hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000, max_position_embeddings=40960,
+        attention_bias=False, vocab_size=151936, eos_token_id=151645, torch_dtype="bfloat16",
+        use_sliding_window=False, sliding_window=None, tie_word_embeddings=size == "0.6b", hidden_size=hidden,
+        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+    )  # fmt: skip
+
+
+def model_folder(size: str) -> str:
+    """Make a folder that holds nothing but config.json; returns its path."""
+    folder = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
+    (folder / "config.json").write_text(json.dumps(model_config(size)))
+    return str(folder)
