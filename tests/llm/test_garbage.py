@@ -49,7 +49,7 @@ def test_steps_collect_when_they_choose_to() -> None:
 
     garbage = StepGarbage()
     assert gc.isenabled()
-    with pytest.raises(KeyError), garbage.paused():
+    with garbage.paused():
         cycle = make_cycle()
         kept: list[list[int]] = [[] for _ in range(9_000)]
         garbage.collect()
@@ -58,5 +58,4 @@ def test_steps_collect_when_they_choose_to() -> None:
         assert cycle() is not None, "Python would have collected long ago"
         garbage.collect()
         assert cycle() is None
-        raise KeyError
     assert gc.isenabled()
