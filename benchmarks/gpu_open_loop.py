@@ -8,11 +8,14 @@ median inter-token latency reaches. A decode step's bound is the bytes of all we
 values (the run's mean) at the measured copy bandwidth; prompts that share its steps are not in it.
 
 Each engine runs in a fresh process: vLLM first if it is there, then Octavo, then Octavo again, whose kernels
-are then compiled. --special then adds a request for one option after the other to 64 that decode, and prints
-the longest step of each. The last line is JSON.
+are then compiled, once for every --max-step-ms ("none": no limit; default: the engine's own). --closed runs a
+workload of gpu_serving.py afterwards, all its requests at once and each read token by token. --special then
+adds a request for one option after the other to 64 that decode, and prints the longest step of each. The last
+line is JSON.
 
     python benchmarks/gpu_open_loop.py [--model 0.6b] [--rate 40] [--seconds 15] [--seed 0] [--repeat 1]
-                                        [--peer none] [--cold] [--special] [--max-step-ms MS]
+                                        [--peer none] [--cold] [--special] [--closed nano]
+                                        [--max-step-ms 10 none]
                                         [--prompt-len 50 4500] [--output-len 20 400]
                                         [--save MACHINE] [--commit ID]
 """
@@ -31,11 +34,11 @@ from support.child import run_child
 from support.common import make_parser, publish, table
 from support.gpu_bound import SHAPES, step_bytes
 from support.gpu_timing import copy_bandwidth
+from support.gpu_workloads import WORKLOADS
 from support.open_loop import STALL_S, poisson_arrivals, summarise
-from support.open_loop_engine import measure_special, serve
+from support.open_loop_engine import closed_loop, measure_special, serve
 
 Figures = dict[str, Any]
-_LABELS = {"octavo": "Octavo", "octavo_again": "Octavo, started again"}
 _PERCENTILES = ("p50", "p90", "p99", "max")
 
 
@@ -49,7 +52,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=1, help="runs one after the other on each engine")
     parser.add_argument("--peer", choices=["vllm", "none"], default="vllm" if find_spec("vllm") else "none")
-    parser.add_argument("--max-step-ms", type=float, help="EngineConfig's option")
+    parser.add_argument("--max-step-ms", nargs="+", default=[], metavar="MS", help="EngineConfig's option")
+    parser.add_argument("--closed", choices=WORKLOADS, help="tokens/s of this workload, too")
     parser.add_argument("--cold", action="store_true", help="give Octavo an empty kernel cache at first")
     parser.add_argument("--special", action="store_true", help="first use of each sampling option")
     parser.add_argument("--limit", type=float, default=420, help="most seconds of one engine's process")
@@ -70,13 +74,18 @@ def measure(arguments: argparse.Namespace) -> Figures:
     engines: Figures = {}
     if arguments.peer == "vllm":
         engines["vllm"] = measure_in_child("open_loop", settings, arguments.limit)
-    options: Figures = {} if arguments.max_step_ms is None else {"max_step_ms": arguments.max_step_ms}
+    starts: dict[str, Figures] = {"Octavo": {}, "Octavo, started again": {}}
+    if arguments.max_step_ms:
+        del starts["Octavo, started again"]
+    for limit in arguments.max_step_ms:
+        value = None if limit == "none" else float(limit)
+        starts[f"Octavo, max_step_ms {limit}"] = {"max_step_ms": value}
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.cold:
-            options["kernel_cache_dir"] = folder
-        child = json.dumps({**settings, "options": options, "special": arguments.special})
-        for name in ("octavo", "octavo_again"):
-            engines[name] = run_child([__file__, "--child", child], arguments.limit)
+        for name, options in starts.items():
+            if arguments.cold:
+                options["kernel_cache_dir"] = folder
+            child = {**settings, "options": options, "special": arguments.special, "closed": arguments.closed}
+            engines[name] = run_child([__file__, "--child", json.dumps(child)], arguments.limit)
     bandwidth = copy_bandwidth() if torch.cuda.is_available() else None
     engines = {name: engine for name, engine in engines.items() if engine is not None}
     if bandwidth is not None and arguments.model in SHAPES:
@@ -111,6 +120,8 @@ def measure_engine(settings: Figures) -> Figures:
         runs.append(summarise(arrivals, trace, settings["seconds"]))
         print(f"run {number + 1}: TTFT {runs[-1]['ttft_ms']} ms", file=sys.stderr, flush=True)
     figures = {**ready, "runs": runs, "late_work": llm.stats.late_work._asdict()}
+    if settings["closed"]:
+        figures["closed_tokens_per_s"] = closed_loop(llm.engine, WORKLOADS[settings["closed"]]())
     if settings["special"]:
         figures["special"] = measure_special(llm.engine)
         figures["late_work_after_special"] = llm.stats.late_work._asdict()
@@ -129,16 +140,14 @@ def print_report(report: Figures) -> None:
     """Print a column for each run of each engine, then the steps that met an option for the first time."""
     columns = {}
     for name, engine in report["engines"].items():
-        label = f"vLLM {engine['version']}" if name == "vllm" else _LABELS[name]
+        label = f"vLLM {engine['version']}" if name == "vllm" else name
         for number, run in enumerate(engine["runs"], start=1):
             columns[f"{label}, run {number}"] = describe(engine, run)
     rows = list(next(iter(columns.values())))
     print(table(["figure", *columns], [[row, *(cells[row] for cells in columns.values())] for row in rows]))
     for name, engine in report["engines"].items():
         if engine.get("special"):
-            print(
-                f"\n{_LABELS[name]}: longest step at the first use of an option, and plain steps before it;"
-            )
+            print(f"\n{name}: longest step at the first use of an option, and plain steps before it;")
             print(f"late work by then: {engine['late_work_after_special']}")
             special = [[_number(value) for value in row.values()] for row in engine["special"]]
             print(table(list(engine["special"][0]), special))
@@ -150,6 +159,7 @@ def describe(engine: Figures, run: Figures) -> dict[str, str]:
     cells = {
         "ready s (from process start)": f"{engine['ready_s']:.1f} ({engine['process_ready_s']:.1f})",
         "output tokens/s": f"{run['output_tokens_per_s']:,.0f}",
+        "closed loop, tokens/s": f"{engine.get('closed_tokens_per_s', 0):,.0f}",
         "TTFT ms: p50 / p90 / p99 / max": _percentiles(run["ttft_ms"]),
     }
     for number, quarter in enumerate(run["ttft_ms_by_quarter"], start=1):

@@ -149,7 +149,7 @@ def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     assert "TTFT ms: p50 / p90 / p99 / max" in done.stdout
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["machine"]["commit"] == "abc1234"
-    assert list(report["engines"]) == ["octavo", "octavo_again"]
+    assert list(report["engines"]) == ["Octavo", "Octavo, started again"]
     for engine in report["engines"].values():
         assert 0 < engine["ready_s"] < engine["process_ready_s"]
         assert engine["late_work"] == {"compiled": 0, "captured": 0, "allocated": 0}

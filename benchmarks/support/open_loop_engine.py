@@ -10,6 +10,7 @@ from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.outputs import RequestOutput
 
+from .gpu_workloads import Workload
 from .open_loop import Arrival, Trace
 
 _SPECIAL: dict[str, dict[str, Any]] = {
@@ -52,6 +53,17 @@ def serve(engine: Engine, arrivals: Sequence[Arrival]) -> Trace:
     for times, arrival in zip(trace.token_times, arrivals, strict=True):
         assert len(times) == arrival.max_tokens
     return trace
+
+
+def closed_loop(engine: Engine, workload: Workload) -> float:
+    """Tokens per second of requests that are there at once, each read token by token."""
+    engine.reset_prefix_cache()
+    begun = time.perf_counter()
+    for prompt, num in zip(workload.prompts, workload.max_tokens, strict=True):
+        engine.add_request(prompt, _params(max_tokens=num, n=workload.n))
+    while engine.has_unfinished_requests:
+        engine.step()
+    return workload.num_output_tokens / (time.perf_counter() - begun)
 
 
 def measure_special(

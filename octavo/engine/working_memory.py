@@ -10,7 +10,7 @@ from octavo.parallel import TensorParallel, shard_heads, shard_range
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
 _WORKSPACE_BYTES = 2 * 32 * 2**20
 GRAPH_BYTES = 2**29
-"""What the driver keeps of some 200 CUDA graphs, beside the memory that their kernels work in."""
+"""What the driver keeps of some 200 CUDA graphs, and what PyTorch's pools leave unused."""
 _FLOAT32 = _INT32 = 4
 # Logits of prompts in float32, twice, and their sort keys, twice, which are twice as large.
 _RARE_BYTES = 6 * 32 * 2**20

@@ -17,7 +17,7 @@ from octavo.gpu.kernels import compile_kernels, num_kernels
 
 # Pinned memory comes in powers of two, and a step holds a few blocks of a size at one time: dozens of small
 # ones, where requests begin.
-_PINNED_BLOCKS = {1 << power: 32 if power <= 12 else 4 for power in range(2, 23)}
+_PINNED_BLOCKS = {1 << power: 64 if power <= 12 else 16 if power <= 20 else 4 for power in range(2, 23)}
 
 
 class Preparation:

@@ -17,6 +17,7 @@ from octavo.engine.request import Request
 from octavo.errors import EngineError
 from octavo.gpu.copies import to_device
 from octavo.gpu.device import has_triton
+from octavo.sampling_params import MAX_LOGPROBS
 
 # (token id, log-probability, rank) of the most likely tokens and of the one in question.
 Top = list[tuple[int, float, int]]
@@ -269,7 +270,8 @@ def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
         [R, 3 + 2 num] float64, which holds every token id: own token, its log-probability and rank, most
         likely tokens, their log-probabilities.
     """
-    best = _most_likely_ids(logprobs, num)
+    # Always as many: PyTorch has other kernels for other numbers, and loads each on first use.
+    best = _most_likely_ids(logprobs, min(MAX_LOGPROBS, logprobs.shape[1]))[:, :num]
     own = own[:, None]
     value = logprobs.gather(1, own)
     rank = (logprobs > value).sum(1, keepdim=True) + 1
