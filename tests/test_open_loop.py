@@ -181,10 +181,15 @@ def test_max_step_ms_goes_to_the_engine_only_if_given(monkeypatch: pytest.Monkey
     )
     settings = {"model": "tiny", "rate": 1.0, "seconds": 1.0, "seed": 0, "repeat": 1, "peer": "none"}
     settings |= {"prompt_len": [1, 2], "output_len": [1, 2], "special": False, "limit": 1.0, "cold": False}
-    gpu_open_loop.measure(SimpleNamespace(**settings, max_step_ms=None))
-    gpu_open_loop.measure(SimpleNamespace(**settings | {"cold": True}, max_step_ms=20.0))
+    settings["closed"] = None
+    gpu_open_loop.measure(SimpleNamespace(**settings, max_step_ms=[]))
+    gpu_open_loop.measure(SimpleNamespace(**settings | {"cold": True}, max_step_ms=["20", "none"]))
     options = [json.loads(command[-1])["options"] for command in seen]
     assert options[:2] == [{}, {}]
-    assert options[2]["max_step_ms"] == 20.0
-    assert options[2] == options[3]
+    assert [sorted(chosen) for chosen in options[2:]] == [
+        ["kernel_cache_dir"],
+        ["kernel_cache_dir", "max_step_ms"],
+        ["kernel_cache_dir", "max_step_ms"],
+    ]
+    assert [chosen["max_step_ms"] for chosen in options[3:]] == [20.0, None]
     assert options[2]["kernel_cache_dir"]

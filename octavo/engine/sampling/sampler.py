@@ -250,7 +250,7 @@ class Tops:
     def read(self) -> list[Top]:
         """Return each row's list; on a GPU the copy must have arrived."""
         tops = []
-        most = max(self.nums, default=0)
+        most = (self.packed.shape[1] - 3) // 2
         for num, (own, own_value, own_rank, *best) in zip(self.nums, self.packed.tolist(), strict=True):
             ids = [int(token_id) for token_id in best[:num]]
             top = list(zip(ids, best[most : most + num], range(1, num + 1), strict=True))
@@ -268,7 +268,7 @@ def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
 
     Returns:
         [R, 3 + 2 num] float64, which holds every token id: own token, its log-probability and rank, most
-        likely tokens, their log-probabilities.
+        likely tokens, their log-probabilities; less where the vocabulary is smaller.
     """
     # Always as many: PyTorch has other kernels for other numbers, and loads each on first use.
     best = _most_likely_ids(logprobs, min(MAX_LOGPROBS, logprobs.shape[1]))[:, :num]
