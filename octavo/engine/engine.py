@@ -156,7 +156,7 @@ class Engine:
         self.outputs = OutputProcessor(self.tokenizer)
         # Steps launched whose results are not processed, oldest first.
         self._in_flight: deque[_Launched] = deque()
-        self._step_time = StepTime(config.max_step_ms)
+        self._step_time = None if config.max_step_ms is None else StepTime(config.max_step_ms)
         self._garbage = StepGarbage()
         self._idle_at = 0.0
         self._in_doubt = False
@@ -253,7 +253,7 @@ class Engine:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
         with self._garbage.paused():
-            step = self.scheduler.schedule(self._step_time.max_prompt_tokens)
+            step = self.scheduler.schedule(self._step_time)
             for request in step.finished:
                 self._close(request)
             if step.scheduled:
@@ -383,7 +383,8 @@ class Engine:
             else:
                 # The device began it when it was launched, or when the one before was done.
                 begun_at, self._idle_at = max(launched_at, self._idle_at), time.perf_counter()
-                self._step_time.learn(step.num_prompt_tokens, self._idle_at - begun_at)
+                if self._step_time is not None:
+                    self._step_time.learn(step.work, self._idle_at - begun_at)
                 self._process(step, result)
 
     def _process(self, step: SchedulerOutput, result: StepResult) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.step_time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 
 
@@ -71,9 +72,14 @@ class SchedulerOutput:
         return sum(item.num_new_tokens for item in self.scheduled)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of those that compute prompts."""
-        return sum(item.num_new_tokens for item in self.scheduled[self.num_decoding :])
+    def work(self) -> StepWork:
+        """What the step does."""
+        prompts = self.scheduled[self.num_decoding :]
+        return StepWork(
+            num_decode_keys=sum(item.end for item in self.scheduled[: self.num_decoding]),
+            num_prompt_tokens=sum(item.num_new_tokens for item in prompts),
+            num_prompt_keys=sum(item.num_new_tokens * (item.start + item.end) // 2 for item in prompts),
+        )
 
 
 class Scheduler:
@@ -109,19 +115,20 @@ class Scheduler:
         """Queue a request (a leader brings its forks along)."""
         self.waiting.append(request)
 
-    def schedule(self, max_prompt_tokens: int | None = None) -> SchedulerOutput:
+    def schedule(self, step_time: StepTime | None = None) -> SchedulerOutput:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            max_prompt_tokens: most tokens of prompts in a step that decodes for somebody who reads along;
-                None: as many as the budget allows.
+            step_time: says how many tokens of prompts fit into a step that decodes for somebody who reads
+                along; None: as many as the budget allows.
         """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
         budget = self._schedule_decodes(output, self.max_num_batched_tokens)
         output.num_decoding = len(output.scheduled)
-        if max_prompt_tokens is not None and any(item.request.is_read_along for item in output.scheduled):
-            budget = min(budget, max_prompt_tokens)
+        if step_time is not None and any(item.request.is_read_along for item in output.scheduled):
+            most = step_time.max_prompt_tokens(output.work.num_decode_keys, self._num_keys_before())
+            budget = budget if most is None else min(budget, most)
         budget = self._schedule_catching_up(output, budget)
         if self.num_preemptions == num_preemptions and not output.finished:
             self._admit(output, budget)
@@ -185,6 +192,10 @@ class Scheduler:
                 output.scheduled.append(ScheduledRequest(request, start, 1, True))
                 budget -= 1
         return budget
+
+    def _num_keys_before(self) -> int:
+        """Tokens in the cache of the prompt that is computed next."""
+        return next((r.num_computed_tokens for r in self.running if r.num_tokens_to_compute > 1), 0)
 
     def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
         """Make room for all tokens of a request, preempting the youngest; False when it had to yield."""

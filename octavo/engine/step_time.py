@@ -1,40 +1,85 @@
 """How many prompt tokens a step may take, so that requests that are read token by token do not wait long.
 
-    seconds of a step = base + slope * prompt tokens
+A step's seconds are modelled as a sum over what it does, and the weights are learned from the steps that ran:
 
-Both are learned from the steps that ran. The slope rises at once and falls slowly, so that steps stay below
-the limit rather than around it: prompts deep in a long context cost more per token than the first ones.
+    seconds = launch + a * keys read for decoding + b * prompt tokens + c * prompt tokens * keys before them
+
+by recursive least squares, which forgets: clocks, batches and contexts change. Source: Haykin, "Adaptive
+Filter Theory", chapter on RLS.
 """
 
 import math
+from typing import NamedTuple
 
-# Prompts go on at this pace whatever the limit is: no step is shorter than one that decodes.
+import numpy as np
+
+# Prompts go on at this pace whatever the limit is.
 _FEWEST_TOKENS = 64
-# Steps with fewer prompt tokens say nothing about what one costs.
-_SLOPE_TOKENS = 128
-_FALL = 0.1
+# Steps until the weights mean something.
+_FEWEST_STEPS = 8
+# A step's say falls to a half within 140 others.
+_FORGET = 0.995
+# Of the weights before anything is known, in units of a typical step: large, so that the first steps decide.
+_UNKNOWN = 1e4
+# Typical sizes, which make the weights alike: keys, tokens, tokens times keys, and seconds.
+_SCALES = np.array([1.0, 1e5, 1e3, 1e6])
+_SECONDS = 1e-2
+
+
+class StepWork(NamedTuple):
+    """What a step does.
+
+    Attributes:
+        num_decode_keys: tokens in the cache, over the sequences that decode.
+        num_prompt_tokens: tokens of prompts.
+        num_prompt_keys: over these, tokens of the same prompt before them.
+    """
+
+    num_decode_keys: int
+    num_prompt_tokens: int
+    num_prompt_keys: int
 
 
 class StepTime:
     """Learns how long steps take, and says how many prompt tokens fit into a limit."""
 
-    def __init__(self, max_step_ms: float | None) -> None:
-        """Keep the limit; None: there is none."""
-        self._limit = math.inf if max_step_ms is None else max_step_ms / 1000
-        self._base = 0.0
-        self._slope = 0.0
+    def __init__(self, max_step_ms: float) -> None:
+        """Keep the limit."""
+        self._limit = max_step_ms / 1000
+        self._weights = np.zeros(len(_SCALES))
+        self._uncertainty = _UNKNOWN * np.eye(len(_SCALES))
+        self._error = 0.0
+        self._num_steps = 0
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """Prompt tokens that fit into the next step; None: no limit."""
-        if math.isinf(self._limit) or self._slope == 0:
+    def max_prompt_tokens(self, num_decode_keys: int, num_keys_before: int) -> int | None:
+        """Return how many prompt tokens fit into the next step; None: nobody knows yet.
+
+        Args:
+            num_decode_keys: tokens in the cache, over the sequences that will decode.
+            num_keys_before: tokens in the cache of the prompt that comes next.
+        """
+        if self._num_steps < _FEWEST_STEPS:
             return None
-        return max(_FEWEST_TOKENS, int((self._limit - self._base) / self._slope))
+        launch, decode, prompt, attention = np.maximum(self._weights, 0.0) * _SECONDS / _SCALES
+        left = self._limit - self._error - launch - decode * num_decode_keys
+        # n tokens see the keys before them and half of each other: b n + a n n / 2 = what is left.
+        per_token, per_pair = prompt + attention * num_keys_before, attention / 2
+        if left <= 0 or per_token <= 0:
+            return _FEWEST_TOKENS
+        num_tokens = 2 * left / (per_token + math.sqrt(per_token**2 + 4 * per_pair * left))
+        return max(_FEWEST_TOKENS, int(num_tokens))
 
-    def learn(self, num_prompt_tokens: int, seconds: float) -> None:
+    def learn(self, work: StepWork, seconds: float) -> None:
         """Take note of a step that took some seconds."""
-        if num_prompt_tokens == 0:
-            self._base = seconds if self._base == 0 else self._base + _FALL * (seconds - self._base)
-        elif num_prompt_tokens >= _SLOPE_TOKENS:
-            slope = max(0.0, seconds - self._base) / num_prompt_tokens
-            self._slope = max(slope, self._slope + _FALL * (slope - self._slope))
+        features = np.array([1, *work]) / _SCALES
+        gain = self._uncertainty @ features
+        gain /= _FORGET + features @ gain
+        error = seconds / _SECONDS - self._weights @ features
+        self._weights += gain * error
+        uncertainty = (self._uncertainty - np.outer(gain, features @ self._uncertainty)) / _FORGET
+        # What no step tells anything about would otherwise be forgotten without end.
+        if uncertainty.trace() < len(_SCALES) * _UNKNOWN:
+            self._uncertainty = uncertainty
+        self._num_steps += 1
+        if self._num_steps > _FEWEST_STEPS:
+            self._error += 0.05 * (abs(error) * _SECONDS - self._error)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from octavo.engine.step_time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
@@ -29,6 +30,17 @@ def expected_tokens(prompt: list[int], num_new: int) -> "array[int]":
     for _ in range(num_new):
         token_ids.append(next_token(token_ids))
     return token_ids
+
+
+class FixedTime(StepTime):
+    """Says that as many prompt tokens fit into any step."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(1.0)
+        self.most = most
+
+    def max_prompt_tokens(self, num_decode_keys: int, num_keys_before: int) -> int:
+        return self.most
 
 
 class FakeEngine:
@@ -48,7 +60,7 @@ class FakeEngine:
         max_prompt_tokens: int | None = None,
     ) -> None:
         self.ahead = ahead
-        self.max_prompt_tokens = max_prompt_tokens
+        self.step_time = None if max_prompt_tokens is None else FixedTime(max_prompt_tokens)
         self.in_flight: deque[tuple[SchedulerOutput, dict[Request, int]]] = deque()
         self.device_tokens: dict[Request, array[int]] = {}
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
@@ -82,7 +94,7 @@ class FakeEngine:
 
     def step(self, *, fails: str = "") -> SchedulerOutput:
         """Schedule and launch a step, process what is due; the step due may fail at "launch" or "wait"."""
-        output = self.scheduler.schedule(self.max_prompt_tokens)
+        output = self.scheduler.schedule(self.step_time)
         self.steps.append(output)
         size = self.manager.block_size
         for source, destination in output.block_copies:
@@ -393,13 +405,22 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(
 def test_prompts_get_less_while_somebody_reads_along() -> None:
     engine = FakeEngine(100, 4, 8, budget=64, max_prompt_tokens=10)
     (reader,) = engine.add("reader", [1] * 30, 20)
-    assert engine.step().num_prompt_tokens == 30, "nobody waits for a token yet"
+    assert engine.step().work.num_prompt_tokens == 30, "nobody waits for a token yet"
     engine.add("long", [2] * 40, 4)
     steps = [engine.step() for _ in range(5)]
-    assert [step.num_prompt_tokens for step in steps] == [10, 10, 10, 10, 0]
+    assert [step.work.num_prompt_tokens for step in steps] == [10, 10, 10, 10, 0]
     assert [step.num_decoding for step in steps] == [1, 1, 1, 1, 2]
     engine.run()
     assert reader.token_ids == expected_tokens([1] * 30, 20)
+
+
+def test_a_steps_work_is_counted() -> None:
+    engine = FakeEngine(100, 4, 8, budget=16)
+    engine.add("first", [1] * 10, 20)
+    assert engine.step().work == StepWork(0, 10, 50)
+    engine.add("second", [2] * 40, 4)
+    assert engine.step().work == StepWork(11, 15, 15 * 15 // 2)
+    assert engine.step().work == StepWork(12, 15, 15 * (15 + 30) // 2)
 
 
 def test_prompts_get_the_whole_budget_where_nobody_reads_along() -> None:
@@ -408,7 +429,7 @@ def test_prompts_get_the_whole_budget_where_nobody_reads_along() -> None:
     request.is_read_along = False
     engine.step()
     engine.add("long", [2] * 40, 4)
-    assert engine.step().num_prompt_tokens == 40
+    assert engine.step().work.num_prompt_tokens == 40
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
