@@ -86,6 +86,13 @@ def test_no_code_from_files(path: Path) -> None:
         {"max_model_len": 0},
         {"max_num_seqs": 0},
         {"max_num_batched_tokens": 0},
+        {"max_step_ms": 0},
+        {"max_step_ms": -1.0},
+        {"max_step_ms": float("nan")},
+        {"max_step_ms": True},
+        {"max_step_ms": "10"},
+        {"kernel_cache_dir": ""},
+        {"kernel_cache_dir": 5},
         {"memory_fraction": 0},
         {"memory_fraction": 1.5},
         {"memory_fraction": 0.5, "num_blocks": 4},
@@ -112,7 +119,7 @@ SWITCHES = [name for name, hint in get_type_hints(EngineConfig).items() if hint 
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", ["no", "False", 0, 1, None])
 def test_a_switch_is_true_or_false_and_nothing_else(name: str, value: object) -> None:
-    assert len(SWITCHES) == 3
+    assert len(SWITCHES) == 4
     with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
         EngineConfig.from_dict({name: value})
 

@@ -1,6 +1,7 @@
 """The command line: flags from the dataclasses, one-line errors with exit code 2, real output."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str
     assert "LlamaForCausalLM" in shown
     assert "7 blocks x 5 tokens" in shown
     assert "256 bytes" in shown  # 2 (k, v) x 2 layers x 2 kv heads x 8 dim x 4 bytes
+
+
+def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
+    main(["compile", tiny, "--load-format", "dummy", "--num-blocks", "7", "--quiet"])
+    assert re.search(r"octavo: the CPU's kernels, ready after \d", capsys.readouterr().out)
+    options = ["--load-format", "dummy", "--num-blocks", "7", "--attention-impl", "torch"]
+    main(["compile", tiny, *options, "--quiet"])
+    assert "nothing to compile" in capsys.readouterr().out
 
 
 def test_inspect_shows_the_cache_dtype(capsys: pytest.CaptureFixture[str], tiny: str) -> None:

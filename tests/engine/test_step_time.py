@@ -21,7 +21,7 @@ def prompt(num_tokens: int, start: int = 0) -> tuple[int, int]:
 
 
 class Device:
-    """Decodes a batch that grows and shrinks, and reads prompts of 4,000 tokens in the largest chunks it may."""
+    """Decodes a batch that grows and shrinks, and reads prompts in the largest chunks it may."""
 
     def __init__(self, cost: tuple[float, ...], time: StepTime, noise: float, rng: random.Random) -> None:
         self.cost, self.time, self.noise, self.rng = cost, time, noise, rng
