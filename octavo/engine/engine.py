@@ -19,7 +19,6 @@ each unfinished request computes the tokens of its output again. Nothing that a 
 
 import logging
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +30,8 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken, mix_seed
+from octavo.engine.request_maker import RequestMaker
+from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
@@ -40,7 +40,7 @@ from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
 from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
-from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
 
@@ -160,8 +160,9 @@ class Engine:
         self._garbage = StepGarbage()
         self._idle_at = 0.0
         self._in_doubt = False
-        # Ids given, and requests taken: these key the random numbers of requests without a seed.
-        self._num_ids = self._num_requests = 0
+        self._maker = RequestMaker(
+            seed=config.seed, max_model_len=plan.max_model_len, eos_token_ids=self._eos_token_ids
+        )
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_output_tokens = 0
@@ -213,13 +214,16 @@ class Engine:
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         salt = _salt_bytes(cache_salt)
-        request_id = self._checked_request_id(request_id)
+        request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
-        self._num_requests += 1
-        requests = self._requests(
-            request_id, token_ids.packed, params, salt, prompt_logprobs_start, read_along
+        requests = self._maker.make(
+            request_id,
+            token_ids.packed,
+            params,
+            lambda: self.manager.new_sequence(salt),
+            prompt_logprobs_start=prompt_logprobs_start,
+            read_along=read_along,
         )
-        requests[0].forks = requests[1:]
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
         self._in_doubt = False
@@ -227,11 +231,7 @@ class Engine:
 
     def new_request_id(self) -> str:
         """Return a running number that is no unfinished request's id."""
-        while True:
-            self._num_ids += 1
-            request_id = str(self._num_ids - 1)
-            if request_id not in self.outputs:
-                return request_id
+        return self._maker.new_id(self.outputs)
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks; unknown or finished ids are ignored.
@@ -311,54 +311,6 @@ class Engine:
         for request in unfinished:
             request.blocks = self.manager.new_sequence(request.blocks.salt)
         self.scheduler.reset(unfinished)
-
-    def _checked_request_id(self, request_id: str | None) -> str:
-        if request_id is None:
-            return self.new_request_id()
-        if not isinstance(request_id, str) or not request_id:
-            raise InvalidArgumentError(f"request_id must be a string that is not empty, got {request_id!r}")
-        if request_id in self.outputs:
-            raise InvalidArgumentError(
-                f"request_id must be unique among unfinished requests, {request_id!r} is still running"
-            )
-        return request_id
-
-    def _requests(
-        self,
-        request_id: str,
-        token_ids: "array[int]",
-        params: SamplingParams,
-        salt: bytes,
-        prompt_logprobs_start: int | None,
-        read_along: bool,
-    ) -> list[Request]:
-        if prompt_logprobs_start is None and params.prompt_logprobs is not None:
-            prompt_logprobs_start = 1
-        seed = params.seed if params.seed is not None else mix_seed(self.config.seed, self._num_requests)
-        metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
-        max_num_tokens = self.plan.max_model_len
-        if params.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stop_token_ids |= self._eos_token_ids
-        return [
-            Request(
-                request_id=request_id,
-                index=index,
-                token_ids=token_ids[:],
-                num_prompt_tokens=len(token_ids),
-                params=params,
-                max_num_tokens=max_num_tokens,
-                seed=mix_seed(seed, index),
-                stop_token_ids=stop_token_ids,
-                blocks=self.manager.new_sequence(salt),
-                metrics=metrics,
-                is_read_along=read_along,
-                prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
-            )
-            for index in range(params.n)
-        ]
 
     def _launch(self, step: SchedulerOutput) -> None:
         launched_at = time.perf_counter()

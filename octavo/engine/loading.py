@@ -7,9 +7,9 @@ from octavo.attention import KVCache
 from octavo.attention.choice import choose_impl
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib
+from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step_result import StepRunner
-from octavo.engine.working_memory import rank_share
 from octavo.errors import ConfigError
 from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
 

@@ -24,7 +24,7 @@ def test_a_cpu_refuses(tiny: MakeLLM, options: dict[str, object]) -> None:
 
 def test_a_decoder_of_the_other_kind_is_refused(tiny: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny(device="cpu").engine
-    monkeypatch.setattr("octavo.engine.memory._check_deterministic", lambda *arguments: None)
+    monkeypatch.setattr("octavo.engine.memory.plan._check_deterministic", lambda *arguments: None)
     config = EngineConfig(
         model=engine.config.model, load_format="dummy", device="cpu", num_blocks=4, deterministic=True
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.engine.working_memory import GRAPH_BYTES
+from octavo.engine.memory.working import GRAPH_BYTES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

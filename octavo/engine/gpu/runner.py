@@ -24,13 +24,13 @@ from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
 from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sampling_graphs import SamplingGraphs
+from octavo.engine.memory.working import rare_bytes
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
 from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
 from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
-from octavo.engine.working_memory import rare_bytes
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 

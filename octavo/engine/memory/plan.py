@@ -10,7 +10,7 @@ import torch
 from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
-from octavo.engine.working_memory import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
+from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
 from octavo.parallel import TensorParallel

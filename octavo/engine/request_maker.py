@@ -1,0 +1,104 @@
+"""From what a user asks for to Requests: ids, seeds, limits, stop tokens."""
+
+import time
+from array import array
+from collections.abc import Callable, Container
+
+from octavo.engine.request import Request
+from octavo.engine.sampling.sampler import mix_seed
+from octavo.errors import InvalidArgumentError
+from octavo.kv import SequenceBlocks
+from octavo.outputs import RequestMetrics
+from octavo.sampling_params import SamplingParams
+
+
+class RequestMaker:
+    """Makes the requests of one engine, and numbers them."""
+
+    def __init__(self, *, seed: int, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+        """Keep what all requests are made with.
+
+        Args:
+            seed: of requests that bring none; their number tells them apart.
+            max_model_len: longest prompt + output, tokens.
+            eos_token_ids: ids that end a text.
+        """
+        self._seed = seed
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+        self._num_ids = self._num_requests = 0
+
+    def new_id(self, live: Container[str]) -> str:
+        """Return a running number that is no live request's id."""
+        while True:
+            self._num_ids += 1
+            request_id = str(self._num_ids - 1)
+            if request_id not in live:
+                return request_id
+
+    def checked_id(self, request_id: str | None, live: Container[str]) -> str:
+        """Return a user's id, or a new one for None.
+
+        Raises:
+            InvalidArgumentError: it is no string, empty, or a live request's.
+        """
+        if request_id is None:
+            return self.new_id(live)
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidArgumentError(f"request_id must be a string that is not empty, got {request_id!r}")
+        if request_id in live:
+            raise InvalidArgumentError(
+                f"request_id must be unique among unfinished requests, {request_id!r} is still running"
+            )
+        return request_id
+
+    def make(
+        self,
+        request_id: str,
+        token_ids: "array[int]",
+        params: SamplingParams,
+        new_blocks: Callable[[], SequenceBlocks],
+        *,
+        prompt_logprobs_start: int | None,
+        read_along: bool,
+    ) -> list[Request]:
+        """Make the params.n requests of a prompt; the first leads, the others are its forks.
+
+        Args:
+            request_id: of all of them.
+            token_ids: the prompt.
+            params: how to continue it.
+            new_blocks: makes an empty sequence.
+            prompt_logprobs_start: see Engine.add_request.
+            read_along: likewise.
+        """
+        self._num_requests += 1
+        if prompt_logprobs_start is None and params.prompt_logprobs is not None:
+            prompt_logprobs_start = 1
+        seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
+        metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
+        max_num_tokens = self._max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
+        stop_token_ids = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        requests = [
+            Request(
+                request_id=request_id,
+                index=index,
+                token_ids=token_ids[:],
+                num_prompt_tokens=len(token_ids),
+                params=params,
+                max_num_tokens=max_num_tokens,
+                seed=mix_seed(seed, index),
+                stop_token_ids=stop_token_ids,
+                blocks=new_blocks(),
+                metrics=metrics,
+                is_read_along=read_along,
+                prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
+            )
+            for index in range(params.n)
+        ]
+        requests[0].forks = requests[1:]
+        return requests
