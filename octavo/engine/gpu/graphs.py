@@ -55,11 +55,6 @@ class StepGraphs(ABC, Generic[Variant]):
         self._pool = pool
         self._captured: dict[Variant, torch.cuda.CUDAGraph] = {}
 
-    @property
-    def num_captured(self) -> int:
-        """Variants that have a graph."""
-        return len(self._captured)
-
     @abstractmethod
     def variants(self) -> Iterable[Variant]:
         """List all variants that a step may need, the largest first: it sizes the pool."""
