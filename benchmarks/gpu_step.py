@@ -1,24 +1,30 @@
-"""Where the time of one decode step goes on an NVIDIA GPU, at several batch sizes.
+"""Where the time of one step goes on an NVIDIA GPU, at several batch sizes.
+
+Steps decode; with --prompts, each also reads a new prompt of that many tokens.
 
 Prints, per step: wall time; the host's own work, which is all but waiting for the device; the time in which
 at least one kernel runs, from a profile of further steps; the share of the wall time in which none runs;
 kernel launches; calls that wait for the whole device or stream (there must be none); the bound, which is
-weights and KV cache read once at the measured copy bandwidth. The last line is JSON.
+weights and KV cache read once at the measured copy bandwidth, or the step's operations at the measured rate
+of large GEMMs if that takes longer. The last line is JSON.
 
-    python benchmarks/gpu_step.py [--model 0.6b] [--batches 1,16,64,256] [--context 512] [--save MACHINE]
+    python benchmarks/gpu_step.py [--model 0.6b] [--batches 1,16,64,256] [--context 512] [--prompts 0,2048]
+                                  [--save MACHINE]
 """
 
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from support.common import make_parser, publish, table
-from support.gpu_bound import SHAPES, step_bytes
+from support.gpu_bound import SHAPES, step_bytes, step_operations
 from support.gpu_model import load
-from support.gpu_timing import copy_bandwidth
+from support.gpu_timing import copy_bandwidth, matrix_flops
 
 from octavo import LLM, SamplingParams
 from octavo.engine.scheduler import SchedulerOutput
@@ -33,19 +39,23 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prompts", default="0", help="tokens of the prompt that each step reads")
     parser.add_argument("--kernels", type=int, default=0, help="list the N kernels that take most time")
     arguments = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth, flops = copy_bandwidth(), matrix_flops()
     llm = load(arguments.model)
     results = []
-    for batch in map(int, arguments.batches.split(",")):
-        result, kernels = measure(llm, batch, arguments.context)
-        num_bytes = step_bytes(arguments.model, arguments.context * batch)
-        results.append({**result, "bound_us": num_bytes / bandwidth * 1e6})
+    for batch, prompt in product(*(map(int, x.split(",")) for x in (arguments.batches, arguments.prompts))):
+        result, kernels = measure(llm, batch, arguments.context, prompt)
+        seconds = step_bytes(arguments.model, arguments.context * batch) / bandwidth
+        if prompt:
+            seconds = max(seconds, step_operations(arguments.model, batch, arguments.context, prompt) / flops)
+        results.append({**result, "bound_us": seconds * 1e6})
         for name, (count, us) in kernels.most_common(arguments.kernels):
-            print(f"  batch {batch}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
+            print(f"  batch {batch}, prompt {prompt}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
     header = [
         "batch",
+        "prompt",
         "wall us",
         "host us",
         "kernels us",
@@ -57,7 +67,7 @@ def main() -> None:
     ]
     rows = [
         [
-            *(r["batch"], *(f"{r[key]:.0f}" for key in ("wall_us", "host_us", "gpu_us"))),
+            *(r["batch"], r["prompt"], *(f"{r[key]:.0f}" for key in ("wall_us", "host_us", "gpu_us"))),
             f"{max(0.0, 1 - r['gpu_us'] / r['wall_us']):.0%}",
             *(f"{r['launches']:.0f}", r["syncs"], f"{r['bound_us']:.0f}"),
             f"{r['bound_us'] / r['wall_us']:.0%}",
@@ -82,8 +92,8 @@ class Kernels(dict[str, tuple[float, float]]):
         return sorted(self.items(), key=lambda item: -item[1][1])[:num]
 
 
-def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kernels]:
-    """Figures of a decode step in the middle of a run, and its kernels."""
+def measure(llm: LLM, batch: int, context: int, prompt: int) -> tuple[dict[str, float], Kernels]:
+    """Figures of a step in the middle of a run, and its kernels."""
     params = SamplingParams(temperature=0.6, max_tokens=128, ignore_eos=True, detokenize=False)
     for row in range(batch):
         llm.engine.add_request([(row * 7 + i) % 10000 for i in range(context)], params)
@@ -92,16 +102,18 @@ def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kerne
     walls, hosts = [], []
     for _ in range(80):
         waits.clear()
+        _add_prompt(llm, prompt)
         start = time.perf_counter()
         llm.engine.step()
         walls.append(time.perf_counter() - start)
         hosts.append(walls[-1] - sum(waits))
-    gpu_us, kernels, syncs = _profile(llm)
+    gpu_us, kernels, syncs = _profile(llm, prompt)
     while llm.engine.has_unfinished_requests:
         llm.engine.step()
     del llm.engine.runner.launch
     figures = {
         "batch": batch,
+        "prompt": prompt,
         "wall_us": statistics.median(walls[-40:]) * 1e6,
         "host_us": statistics.median(hosts[-40:]) * 1e6,
         "gpu_us": gpu_us,
@@ -109,6 +121,13 @@ def measure(llm: LLM, batch: int, context: int) -> tuple[dict[str, float], Kerne
         "syncs": syncs,
     }
     return figures, kernels
+
+
+def _add_prompt(llm: LLM, length: int) -> None:
+    """Add a request that ends with its first token, with a prompt that no other one begins like."""
+    if length:
+        prompt = np.random.randint(10000, size=length).tolist()
+        llm.engine.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False))
 
 
 def _time_waits(llm: LLM, waits: list[float]) -> None:
@@ -130,11 +149,12 @@ def _time_waits(llm: LLM, waits: list[float]) -> None:
     runner.launch = timed_launch
 
 
-def _profile(llm: LLM) -> tuple[float, Kernels, int]:
+def _profile(llm: LLM, prompt: int) -> tuple[float, Kernels, int]:
     """Microseconds in which some kernel runs, the kernels, and synchronising calls, per step."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(_NUM_PROFILED):
+            _add_prompt(llm, prompt)
             llm.engine.step()
     intervals, counts, times, syncs = [], Counter(), Counter(), 0
     for event in profile.events() or ():

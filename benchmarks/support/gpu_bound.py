@@ -65,3 +65,11 @@ def num_weights(size: str) -> tuple[int, int]:
 def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2) -> int:
     """Bytes that a decode step must read: all weights, and the keys and values of `num_kv_tokens` tokens."""
     return 2 * sum(num_weights(size)) + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
+
+
+def step_operations(size: str, num_decoding: int, context: int, prompt: int) -> float:
+    """Operations of a step that reads a prompt while sequences of `context` tokens decode."""
+    _, layers, heads, _ = SHAPES[size]
+    weights, head = num_weights(size)
+    products = 2 * weights * (prompt + num_decoding) + 2 * head * (num_decoding + 1)
+    return products + 4 * layers * heads * 128 * (prompt**2 / 2 + num_decoding * context)
