@@ -1,5 +1,6 @@
 """The engine's own loop: requests that arrive over time, and the first use of each sampling option."""
 
+import math
 import statistics
 import time
 from collections import deque
@@ -43,13 +44,18 @@ def serve(engine: Engine, arrivals: Sequence[Arrival]) -> Trace:
             trace.added[number] = time.perf_counter() - begun
             output = engine.add_request(arrival.prompt, _params(max_tokens=arrival.max_tokens))
             live.append((output, trace.token_times[number]))
-        if engine.has_unfinished_requests:
+        until_due = begun + due[0][1].time_s - time.perf_counter() if due else math.inf
+        spare_s = engine.spare_s
+        if spare_s > 0:
+            # Whoever is due meanwhile joins the next step.
+            time.sleep(max(0.0, min(spare_s, until_due)))
+        elif engine.has_unfinished_requests:
             engine.step()
             then = time.perf_counter() - begun
             trace.steps.append(then - now)
             live = [entry for entry in live if _note(*entry, then)]
         else:
-            time.sleep(max(0.0, begun + due[0][1].time_s - time.perf_counter()))
+            time.sleep(max(0.0, until_due))
     for times, arrival in zip(trace.token_times, arrivals, strict=True):
         assert len(times) == arrival.max_tokens
     return trace

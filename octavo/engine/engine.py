@@ -28,6 +28,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.pace import Pace
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.request import Request
 from octavo.engine.request_maker import RequestMaker
@@ -35,7 +36,6 @@ from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
-from octavo.engine.step_time import StepTime
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
@@ -156,9 +156,8 @@ class Engine:
         self.outputs = OutputProcessor(self.tokenizer)
         # Steps launched whose results are not processed, oldest first.
         self._in_flight: deque[_Launched] = deque()
-        self._step_time = None if config.max_step_ms is None else StepTime(config.max_step_ms)
+        self._pace = Pace(config.max_step_ms)
         self._garbage = StepGarbage()
-        self._idle_at = 0.0
         self._in_doubt = False
         self._maker = RequestMaker(
             seed=config.seed, max_model_len=plan.max_model_len, eos_token_ids=self._eos_token_ids
@@ -252,15 +251,27 @@ class Engine:
     def step(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
+        begun_at = time.perf_counter()
         with self._garbage.paused():
-            step = self.scheduler.schedule(self._step_time)
+            step = self.scheduler.schedule(self._pace.step_time)
             for request in step.finished:
                 self._close(request)
             if step.scheduled:
                 self._launch(step)
+            self._pace.note_launch(time.perf_counter() - begun_at)
             self._garbage.collect()
             self._process_all_but(1 if step.scheduled and self.runner.runs_ahead else 0)
         self._in_doubt = False
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds until the next step should be launched: the device is busy, and requests that are added
+        until then join that step. 0: now. See pace.py.
+        """
+        if len(self._in_flight) != 1 or self._in_doubt:
+            return 0.0
+        step, _, launched_at = self._in_flight[0]
+        return self._pace.spare_s(step.work, launched_at) if step.is_read_along else 0.0
 
     def settle(self) -> None:
         """Start over if the last call was broken off; see this file's first lines.
@@ -333,10 +344,7 @@ class Engine:
             except Exception as error:
                 self._fail_step(step, error)
             else:
-                # The device began it when it was launched, or when the one before was done.
-                begun_at, self._idle_at = max(launched_at, self._idle_at), time.perf_counter()
-                if self._step_time is not None:
-                    self._step_time.learn(step.work, self._idle_at - begun_at)
+                self._pace.note_end(step.work if step.is_read_along else None, launched_at)
                 self._process(step, result)
 
     def _process(self, step: SchedulerOutput, result: StepResult) -> None:

@@ -8,7 +8,8 @@ catch up with its tokens; each step deals out one token budget:
     3. waiting requests, in order of arrival
 
 so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
-they come, prompts may get less than the budget: every token waits for them. Source: the
+they come, prompts may get less than the budget: every token waits for them. And long prompts that are read
+along come one after the other: together, all of them would wait for the last one. Source: the
 computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
 (Agrawal et al., 2024).
 """
@@ -22,6 +23,9 @@ from typing import NamedTuple
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.step_time import StepTime, StepWork
 from octavo.kv import KVCacheManager
+
+FIRST_COME_TOKENS = 2048
+"""Prompts that are read along share a step if they fit into so many tokens: with more, no GPU is faster."""
 
 
 class ScheduledRequest(NamedTuple):
@@ -60,12 +64,14 @@ class SchedulerOutput:
         block_copies: (source, destination) blocks to copy before the step (copy-on-write).
         finished: requests that ended because the KV cache cannot hold one more token of them.
         num_decoding: how many of `scheduled`, the first ones, decode; the others compute prompts.
+        is_read_along: somebody reads tokens of it as they come.
     """
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     num_decoding: int = 0
+    is_read_along: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -119,7 +125,7 @@ class Scheduler:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            step_time: says how many tokens of prompts fit into a step that decodes for somebody who reads
+            step_time: may say how many tokens of prompts fit into a step that decodes for somebody who reads
                 along; None: as many as the budget allows.
         """
         output = SchedulerOutput()
@@ -132,6 +138,7 @@ class Scheduler:
         budget = self._schedule_catching_up(output, budget)
         if self.num_preemptions == num_preemptions and not output.finished:
             self._admit(output, budget)
+        output.is_read_along = any(item.request.is_read_along for item in output.scheduled)
         output.block_copies, self._pending_copies = self._pending_copies, []
         return output
 
@@ -221,7 +228,8 @@ class Scheduler:
         for request in self.running:
             if budget == 0:
                 break
-            if request.num_tokens_to_compute > 1:
+            num_left = request.num_tokens_to_compute
+            if num_left > 1 and _may_join(request, num_left, output, budget):
                 budget -= self._schedule_known(request, output, budget)
         return budget
 
@@ -239,17 +247,20 @@ class Scheduler:
             if request.num_pending_tokens > 0:
                 deferred.append(request)
                 continue
-            if not self._start(request):
+            if not self._start(request, output, budget):
                 deferred.append(request)
                 break
             budget -= self._schedule_known(request, output, budget)
         self.waiting.extendleft(reversed(deferred))
 
-    def _start(self, request: Request) -> bool:
+    def _start(self, request: Request, output: SchedulerOutput, budget: int) -> bool:
         """Attach cached blocks, allocate the rest of the known tokens and run; False = not now."""
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
-        if not manager.allocate(request.blocks, request.num_tokens):
+        num_left = request.num_tokens - num_cached
+        if not _may_join(request, num_left, output, budget) or not manager.allocate(
+            request.blocks, request.num_tokens
+        ):
             manager.free(request.blocks)
             return False
         if request.metrics.first_scheduled_s is None:
@@ -308,3 +319,11 @@ class Scheduler:
             freed = set(request.blocks.block_ids)
             self._pending_copies = [copy for copy in self._pending_copies if copy[1] not in freed]
         self.manager.free(request.blocks)
+
+
+def _may_join(request: Request, num_left: int, output: SchedulerOutput, budget: int) -> bool:
+    """Return whether a prompt with so many tokens left may be computed in a step that has other prompts."""
+    if not request.is_read_along:
+        return True
+    num_tokens = sum(item.num_new_tokens for item in output.scheduled[output.num_decoding :])
+    return num_tokens == 0 or (num_left <= budget and num_tokens + num_left <= FIRST_COME_TOKENS)

@@ -74,21 +74,25 @@ class SharedEngine:
                 self._holder = 0
 
     def run_until(self, find: Callable[[], Found]) -> Found:
-        """Run steps until `find`, which is called between them, returns something true; returns that."""
+        """Run steps until `find`, which is called between them, returns something true; returns that.
 
-        def step() -> Found:
+        Between steps other threads may add requests, for as long as the engine can spare.
+        """
+
+        def step() -> tuple[Found, float]:
             found = find()
-            if not found:
-                if not self.engine.has_unfinished_requests:
-                    raise EngineError("the engine has nothing to do, and a caller still waits")
-                self.engine.step()
-                found = find()
-            return found
+            if found:
+                return found, 0.0
+            if not self.engine.has_unfinished_requests:
+                raise EngineError("the engine has nothing to do, and a caller still waits")
+            self.engine.step()
+            found = find()
+            return found, 0.0 if found else self.engine.spare_s
 
         while True:
-            found = self.call(step)
-            if self._waiting:
-                time.sleep(_COURTESY_S)
+            found, spare_s = self.call(step)
+            if spare_s or self._waiting:
+                time.sleep(max(spare_s, _COURTESY_S))
             if found:
                 return found
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may take, so that requests that are read token by token do not wait long.
+"""How long a step takes, and how many prompt tokens it may take so that nobody waits long for a token.
 
 A step's seconds are modelled as a sum over what it does, and the weights are learned from the steps that ran:
 
@@ -41,27 +41,37 @@ class StepWork(NamedTuple):
 
 
 class StepTime:
-    """Learns how long steps take, and says how many prompt tokens fit into a limit."""
+    """Learns how long steps take.
 
-    def __init__(self, max_step_ms: float) -> None:
-        """Keep the limit."""
-        self._limit = max_step_ms / 1000
+    Attributes:
+        error_s: the typical error of a guess, in seconds.
+    """
+
+    def __init__(self, max_step_ms: float | None) -> None:
+        """Keep the limit for max_prompt_tokens; None: there is none."""
+        self.error_s = 0.0
+        self._limit = None if max_step_ms is None else max_step_ms / 1000
         self._weights = np.zeros(len(_SCALES))
         self._uncertainty = _UNKNOWN * np.eye(len(_SCALES))
-        self._error = 0.0
         self._num_steps = 0
 
+    def seconds(self, work: StepWork) -> float | None:
+        """Return how long a step probably takes; None: nobody knows yet."""
+        if self._num_steps < _FEWEST_STEPS:
+            return None
+        return float(self._weights @ (np.array([1, *work]) / _SCALES)) * _SECONDS
+
     def max_prompt_tokens(self, num_decode_keys: int, num_keys_before: int) -> int | None:
-        """Return how many prompt tokens fit into the next step; None: nobody knows yet.
+        """Return how many prompt tokens fit into the next step; None: there is no limit, or not yet.
 
         Args:
             num_decode_keys: tokens in the cache, over the sequences that will decode.
             num_keys_before: tokens in the cache of the prompt that comes next.
         """
-        if self._num_steps < _FEWEST_STEPS:
+        if self._limit is None or self._num_steps < _FEWEST_STEPS:
             return None
         launch, decode, prompt, attention = np.maximum(self._weights, 0.0) * _SECONDS / _SCALES
-        left = self._limit - self._error - launch - decode * num_decode_keys
+        left = self._limit - self.error_s - launch - decode * num_decode_keys
         # n tokens see the keys before them and half of each other: b n + a n n / 2 = what is left.
         per_token, per_pair = prompt + attention * num_keys_before, attention / 2
         if left <= 0 or per_token <= 0:
@@ -82,4 +92,4 @@ class StepTime:
             self._uncertainty = uncertainty
         self._num_steps += 1
         if self._num_steps > _FEWEST_STEPS:
-            self._error += 0.05 * (abs(error) * _SECONDS - self._error)
+            self.error_s += 0.05 * (abs(float(error)) * _SECONDS - self.error_s)

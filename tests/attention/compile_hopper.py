@@ -94,14 +94,14 @@ def compile_nodes(tile, gather):
     """Of nodes, or of prompts if nothing is gathered."""
     arguments = [
         *(queries("*fp32" if gather else "*bf16"), gather, CACHE, matrix(tile.keys), matrix(tile.keys)),
-        *(PLACES, SCORE, "*i32", "i32", shape_of(tile), tile.keys, tile.num_stages, tile.rows == 64),
+        *(PLACES, SCORE, "*i32", "*i32", shape_of(tile), tile.keys, tile.num_stages, tile.rows == 64),
     ]
     options = {"num_warps": 4, "maxnreg": tile.max_registers, "launch_pdl": gather is not None}
     return compile_kernel(hopper_prefill._attend_kernel, arguments, **options)
 
 
 def main() -> None:
-    gather = Gather("*i32", "*i32", "i32", "*i32")
+    gather = Gather("*i32", "*i32", "i32")
     figures = {
         "decode": compile_decode(DECODE_SHAPE),
         "leaves": compile_decode(LEAF_SHAPE),

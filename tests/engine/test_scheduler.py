@@ -432,6 +432,44 @@ def test_prompts_get_the_whole_budget_where_nobody_reads_along() -> None:
     assert engine.step().work.num_prompt_tokens == 40
 
 
+def test_long_prompts_that_are_read_along_come_one_after_the_other() -> None:
+    """Each that fits into what is left joins; the others keep their turn."""
+    engine = FakeEngine(600, 16, 8, budget=8192)
+    for number, length in enumerate((1500, 500, 100, 900, 900, 3000)):
+        engine.add(str(number), [number] * length, 3)
+    steps = [[item.num_new_tokens for item in engine.step().scheduled] for _ in range(3)]
+    assert steps == [[1500, 500], [1, 1, 100, 900, 900], [1, 1, 1, 1, 1, 3000]]
+    engine.run()
+    for request in engine.requests:
+        assert request.token_ids == expected_tokens(list(request.token_ids[: request.num_prompt_tokens]), 3)
+
+
+def test_a_prompt_whose_beginning_is_cached_counts_without_it() -> None:
+    engine = FakeEngine(600, 16, 8, budget=8192)
+    engine.add("first", [7] * 1600, 3)
+    engine.add("long", [7] * 1600 + [8] * 400, 3)
+    engine.add("other", [9] * 400, 3)
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1600, 400]
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 1, 400]
+
+
+def test_a_second_prompt_is_not_begun_with_what_a_limit_leaves() -> None:
+    engine = FakeEngine(600, 16, 8, budget=8192, max_prompt_tokens=500)
+    engine.add("reader", [1] * 10, 50)
+    engine.step()
+    for number in (2, 3, 4):
+        engine.add(str(number), [number] * 300, 3)
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 300]
+
+
+def test_prompts_that_nobody_reads_along_share_a_step() -> None:
+    engine = FakeEngine(600, 16, 8, budget=8192)
+    for number in range(5):
+        (request,) = engine.add(str(number), [number] * 1500, 3)
+        request.is_read_along = False
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1500] * 5
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("max_prompt_tokens", [1, 3, 17])
 def test_a_limit_changes_no_token(ahead: int, max_prompt_tokens: int) -> None:

@@ -42,5 +42,8 @@ def test_a_limit_changes_chunks_and_no_token(tiny: Callable[..., LLM], max_step_
     tokens, chunks = chunks_beside_a_stream(tiny(max_step_ms=max_step_ms, **OPTIONS))
     assert tokens == expected
     assert max(whole) == 79, "one of the budget decodes"
-    assert max(chunks) == (64 if max_step_ms < 1 else 79), "64 tokens go on whatever the limit is"
+    if max_step_ms < 1:
+        assert max(chunks) == 64, "so many go on whatever the limit is"
+    else:
+        assert max(chunks) >= 78, "two decode"
     assert sum(chunks) == sum(whole) == 300

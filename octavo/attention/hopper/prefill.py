@@ -22,8 +22,8 @@ KEYS is 128 for prompts (64 if blocks are not a multiple of 128) and 64 for node
 a unit has 64 rows: one warpgroup and the fetching warp, 2 stages, `free` barriers with count 1. The other
 half of the SM is then for the leaves, which decode.py attends.
 
-Units are those of triton/prefill.py, or the fat ones of a forest. A forest's query tokens are gathered, and
-the device knows their number. The kernel for nodes may start while the kernel before it still runs.
+Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
+query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.
 
 Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
 """
@@ -63,7 +63,7 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
     wide = call.layer.k.shape[1] % PROMPT_SHAPE.keys == 0
-    _attend(call, None, work.units, PROMPT_SHAPE if wide else NODE_SHAPE)
+    _attend(call, None, work.units, work.count, PROMPT_SHAPE if wide else NODE_SHAPE)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -74,35 +74,42 @@ def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None
     next kernel start, which therefore may read queries and keys without waiting.
     """
     tile = forest.fat_tile(decodes=decodes)
-    gather = Gather(forest.tokens, forest.partial_ids, call.q.shape[0], forest.num_fat_units)
-    _attend(call, gather, forest.fat_units, tile, keys_are_old=decodes)
+    gather = Gather(forest.tokens, forest.partial_ids, call.q.shape[0])
+    _attend(call, gather, forest.fat_units, forest.num_fat_units, tile, keys_are_old=decodes)
 
 
 def _attend(
-    call: Call, gather: Gather | None, units: Tensor, tile: TileShape, *, keys_are_old: bool = True
+    call: Call,
+    gather: Gather | None,
+    units: Tensor,
+    count: Tensor,
+    tile: TileShape,
+    *,
+    keys_are_old: bool = True,
 ) -> None:
-    """Launch the kernel; the block size must be a multiple of the tile's keys."""
+    """Launch the kernel on the first units, as many as `count` [1] says.
+
+    The block size must be a multiple of the tile's keys.
+    """
     # The fetching warp gives most of its registers to the warpgroups.
     launch(
         _attend_kernel,
         (num_multiprocessors(call.q.device),),
         *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
-        *(units, units.shape[0], call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
+        *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
         maxnreg=tile.max_registers,
         launch_pdl=gather is not None,
     )
 
 
-@gluon.jit(do_not_specialize=["num_units"])
+@gluon.jit
 def _attend_kernel(
-    queries, gather, cache, k_matrix, v_matrix, places, score, units, num_units, shape,
+    queries, gather, cache, k_matrix, v_matrix, places, score, units, count, shape,
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
-    if gather is not None:
-        num_units = gl.load(gather.num_units)
-    num_items = num_units * shape.kv_heads
+    num_items = gl.load(count) * shape.kv_heads
     work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
     pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, STAGES, NUM_USERS)

@@ -31,13 +31,12 @@ HALF = gl.constexpr(64)
 class Gather(NamedTuple):
     """Scattered query tokens: entry i is row tokens[i] of q, and its partial result is row partial_ids[i].
 
-    Rows of q from num_rows on do not exist. num_units points to the number of units.
+    Rows of q from num_rows on do not exist.
     """
 
     tokens: Any
     partial_ids: Any
     num_rows: Any
-    num_units: Any
 
 
 class Item(NamedTuple):

@@ -52,6 +52,7 @@ class FatWork:
     Attributes:
         shape: how the kernel is tiled.
         units: [U, 8] int32 records; the last ones may be empty.
+        count: [1] int32, how many are not.
         num_parts: programs that share the keys of a unit.
         partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
         partial_lse: [parts, T, H] float32, in units of log 2.
@@ -60,6 +61,7 @@ class FatWork:
 
     shape: TileShape
     units: Tensor
+    count: Tensor
     num_parts: int
     partial_out: Tensor
     partial_lse: Tensor
@@ -165,7 +167,7 @@ def _thin_work(
     num_heads, num_kv_heads, head_dim = heads
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
     group = num_heads // num_kv_heads
-    units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
+    units, _ = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     launch(
@@ -196,7 +198,7 @@ def _fat_work(
     device = metadata.seq_lens.device
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
-    units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
+    units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
     num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     # Counted by tokens: a captured step has room for many sequences, most of them empty.
     num_busy = num_tokens // tile_tokens + 1
@@ -207,6 +209,7 @@ def _fat_work(
     return FatWork(
         shape=shape,
         units=units,
+        count=count,
         num_parts=num_parts,
         partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
         partial_lse=torch.empty(partial_shape[:3], dtype=torch.float32, device=device),
@@ -223,10 +226,11 @@ def _invariant_work(
     """
     tile_tokens = shape.rows // group
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
-    units = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, _Visibility(window))
+    see = _Visibility(window)
+    units, count = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, see)
     units[:, 5:7].zero_()
     nothing = torch.empty(0, dtype=torch.float32, device=units.device)
-    return FatWork(shape, units, 1, nothing, nothing, row_invariant=True)
+    return FatWork(shape, units, count, 1, nothing, nothing, row_invariant=True)
 
 
 def _list_units(
@@ -236,15 +240,20 @@ def _list_units(
     above_tokens: int,
     max_tokens: int,
     see: _Visibility,
-) -> Tensor:
-    """List the units of sequences with above_tokens < query length <= max_tokens: [num_units, 8] int32."""
-    num_sequences = metadata.seq_lens.shape[0]
-    units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=metadata.seq_lens.device)
+) -> tuple[Tensor, Tensor]:
+    """List the units of sequences with above_tokens < query length <= max_tokens.
+
+    Returns:
+        ([num_units, 8] records, [1] how many are used), int32.
+    """
+    num_sequences, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
+    units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=device)
+    count = torch.empty(1, dtype=torch.int32, device=device)
     launch(
         list_units_kernel,
         (num_sequences,),
-        *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
+        *(units, count, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
         *(num_sequences, num_units, above_tokens, max_tokens, see.window or 0),
         *(tile_tokens, power_of_two(tile_tokens), power_of_two(num_sequences)),
     )
-    return units
+    return units, count

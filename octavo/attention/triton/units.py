@@ -10,18 +10,21 @@ import triton
 import triton.language as tl
 
 RECORD = tl.constexpr(8)
+# Unused records marked at a time.
+CLEARED = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window"])
 def list_units_kernel(
-    units, cu_seqlens_q, seq_lens, positions, leaf_begin,
+    units, count, cu_seqlens_q, seq_lens, positions, leaf_begin,
     num_sequences, num_units, above_tokens, max_tokens, window,
     TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     """Program s lists the units of sequence s. By the causal mask, its last unit has the most work.
 
-    Even sequences list their last unit first, odd ones their first: work rises and falls without jumps, so
-    programs that take units in turn get equal shares.
+    The last sequence with units lists its last unit first, the one before it its first, and so on in turn:
+    work rises and falls without jumps and is least at the end, so programs that take units in turn get equal
+    shares. The first units of the list are used, `count` of them.
     """
     s = tl.program_id(0)
     sequence = tl.arange(0, PADDED_SEQUENCES)
@@ -30,13 +33,14 @@ def list_units_kernel(
     wanted = (lens > above_tokens) & (lens <= max_tokens)
     counts = tl.where(wanted, (lens + TILE_TOKENS - 1) // TILE_TOKENS, 0)
     first = tl.sum(tl.where(sequence < s, counts, 0))
-    count = tl.sum(tl.where(sequence == s, counts, 0))
+    num_mine = tl.sum(tl.where(sequence == s, counts, 0))
+    num_later = tl.sum((wanted & (sequence > s)).to(tl.int32))
     begin, end, seq_len = tl.load(cu_seqlens_q + s), tl.load(cu_seqlens_q + s + 1), tl.load(seq_lens + s)
     at = tl.arange(0, PADDED_TOKENS)
-    for index in range(0, count):
+    for index in range(0, num_mine):
         tile = index
-        if s % 2 == 0:
-            tile = count - 1 - index
+        if num_later % 2 == 0:
+            tile = num_mine - 1 - index
         token = begin + tile * TILE_TOKENS
         num_tokens = tl.minimum(TILE_TOKENS, end - token)
         mine = at < num_tokens
@@ -60,8 +64,10 @@ def list_units_kernel(
         tl.store(record + 5, full_begin)
         tl.store(record + 6, full_end)
     if s == num_sequences - 1:
-        for index in range(first + count, num_units):
-            tl.store(units + index * RECORD + 2, 0)
+        tl.store(count, first + num_mine)
+        for index in range(first + num_mine, num_units, CLEARED):
+            unused = index + tl.arange(0, CLEARED)
+            tl.store(units + unused * RECORD + 2, 0, unused < num_units)
 
 
 @triton.jit

@@ -15,11 +15,11 @@ def sequence_sizes(max_num_seqs: int) -> list[int]:
 
 
 def token_sizes(max_num_tokens: int) -> list[int]:
-    """Return rising numbers of tokens: quarters of powers of two up to 1,024, then eighths."""
+    """Return rising numbers of tokens: quarters of powers of two up to 1,024, then tiles of a GEMM apart."""
     sizes = [16, 32, 48, 64]
     while sizes[-1] < max_num_tokens:
         power = sizes[-1]
-        step = power // (4 if power < 1024 else 8)
+        step = power // 4 if power < 1024 else 128 if power < 4096 else 256
         sizes += range(power + step, 2 * power + 1, step)
     return [*(size for size in sizes if size < max_num_tokens), max_num_tokens]
 
