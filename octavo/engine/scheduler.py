@@ -8,9 +8,9 @@ catch up with its tokens; each step deals out one token budget:
     3. waiting requests, in order of arrival
 
 so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
-they come, prompts may get less than the budget: every token waits for them. And long prompts that are read
-along come one after the other: together, all of them would wait for the last one. Source: the
-computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
+they come, prompts may get less than the budget: every token waits for them. Without such a limit, long
+prompts that are read along come one after the other: together, all would wait for the last one.
+Source: the computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
 (Agrawal et al., 2024).
 """
 
@@ -24,7 +24,7 @@ from octavo.engine.request import Request, RequestStatus
 from octavo.engine.step_time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 
-FIRST_COME_TOKENS = 2048
+FIRST_COME_TOKENS = 4096
 """Prompts that are read along share a step if they fit into so many tokens: with more, no GPU is faster."""
 
 
@@ -65,6 +65,7 @@ class SchedulerOutput:
         finished: requests that ended because the KV cache cannot hold one more token of them.
         num_decoding: how many of `scheduled`, the first ones, decode; the others compute prompts.
         is_read_along: somebody reads tokens of it as they come.
+        is_limited: prompts got as many tokens as the limit of a step's time allows.
     """
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
@@ -72,6 +73,7 @@ class SchedulerOutput:
     finished: list[Request] = field(default_factory=list)
     num_decoding: int = 0
     is_read_along: bool = False
+    is_limited: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -134,7 +136,8 @@ class Scheduler:
         output.num_decoding = len(output.scheduled)
         if step_time is not None and any(item.request.is_read_along for item in output.scheduled):
             most = step_time.max_prompt_tokens(output.work.num_decode_keys, self._num_keys_before())
-            budget = budget if most is None else min(budget, most)
+            if most is not None:
+                budget, output.is_limited = min(budget, most), True
         budget = self._schedule_catching_up(output, budget)
         if self.num_preemptions == num_preemptions and not output.finished:
             self._admit(output, budget)
@@ -323,7 +326,7 @@ class Scheduler:
 
 def _may_join(request: Request, num_left: int, output: SchedulerOutput, budget: int) -> bool:
     """Return whether a prompt with so many tokens left may be computed in a step that has other prompts."""
-    if not request.is_read_along:
+    if output.is_limited or not request.is_read_along:
         return True
     num_tokens = sum(item.num_new_tokens for item in output.scheduled[output.num_decoding :])
     return num_tokens == 0 or (num_left <= budget and num_tokens + num_left <= FIRST_COME_TOKENS)

@@ -434,32 +434,32 @@ def test_prompts_get_the_whole_budget_where_nobody_reads_along() -> None:
 
 def test_long_prompts_that_are_read_along_come_one_after_the_other() -> None:
     """Each that fits into what is left joins; the others keep their turn."""
-    engine = FakeEngine(600, 16, 8, budget=8192)
-    for number, length in enumerate((1500, 500, 100, 900, 900, 3000)):
+    engine = FakeEngine(900, 16, 8, budget=8192)
+    for number, length in enumerate((3000, 1000, 200, 1800, 1800, 5000)):
         engine.add(str(number), [number] * length, 3)
     steps = [[item.num_new_tokens for item in engine.step().scheduled] for _ in range(3)]
-    assert steps == [[1500, 500], [1, 1, 100, 900, 900], [1, 1, 1, 1, 1, 3000]]
+    assert steps == [[3000, 1000], [1, 1, 200, 1800, 1800], [1, 1, 1, 1, 1, 5000]]
     engine.run()
     for request in engine.requests:
         assert request.token_ids == expected_tokens(list(request.token_ids[: request.num_prompt_tokens]), 3)
 
 
 def test_a_prompt_whose_beginning_is_cached_counts_without_it() -> None:
-    engine = FakeEngine(600, 16, 8, budget=8192)
-    engine.add("first", [7] * 1600, 3)
-    engine.add("long", [7] * 1600 + [8] * 400, 3)
-    engine.add("other", [9] * 400, 3)
-    assert [item.num_new_tokens for item in engine.step().scheduled] == [1600, 400]
-    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 1, 400]
+    engine = FakeEngine(900, 16, 8, budget=8192)
+    engine.add("first", [7] * 3200, 3)
+    engine.add("long", [7] * 3200 + [8] * 800, 3)
+    engine.add("other", [9] * 800, 3)
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [3200, 800]
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 1, 800]
 
 
-def test_a_second_prompt_is_not_begun_with_what_a_limit_leaves() -> None:
+def test_where_a_steps_time_is_limited_a_prompt_begins_with_what_is_left() -> None:
     engine = FakeEngine(600, 16, 8, budget=8192, max_prompt_tokens=500)
     engine.add("reader", [1] * 10, 50)
     engine.step()
     for number in (2, 3, 4):
         engine.add(str(number), [number] * 300, 3)
-    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 300]
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 300, 200]
 
 
 def test_prompts_that_nobody_reads_along_share_a_step() -> None:

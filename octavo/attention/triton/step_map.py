@@ -20,6 +20,8 @@ from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_ke
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
+# One warp merges the pieces of a thin unit, at more than a microsecond each.
+_MOST_PIECES = 16
 # Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
 
@@ -174,6 +176,8 @@ def _thin_work(
         schedule_kernel,
         (num_programs,),
         *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
+        # Alone, a sequence needs all programs to be read fast.
+        _MOST_PIECES if num_units > 1 else num_programs,
     )
     partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
     return ThinWork(

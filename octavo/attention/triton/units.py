@@ -78,9 +78,13 @@ def num_key_tiles(kv_begin, kv_end, KEYS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_units"])
 def schedule_kernel(
-    units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr
-):
-    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit."""
+    units, schedule, num_units, num_kv_heads: tl.constexpr, KEYS: tl.constexpr, PADDED_UNITS: tl.constexpr,
+    MOST_PIECES: tl.constexpr,
+):  # fmt: skip
+    """Cut the key tiles of all (unit, kv head), in order, into equal runs; find each run's first unit.
+
+    No (unit, kv head) is cut into more than about MOST_PIECES pieces: one program merges them all.
+    """
     unit = tl.arange(0, PADDED_UNITS)
     exists = unit < num_units
     record = units + unit * RECORD
@@ -90,7 +94,8 @@ def schedule_kernel(
     work_end = tl.cumsum(work)
     total = tl.sum(work)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    tiles_per_program = (total + num_programs - 1) // num_programs
+    fewest_tiles = (tl.max(tl.where(exists, tiles, 0)) + MOST_PIECES - 1) // MOST_PIECES
+    tiles_per_program = tl.maximum((total + num_programs - 1) // num_programs, fewest_tiles)
     done_before = (work_end <= program * tiles_per_program) & (unit < num_units)
     tl.store(schedule + 2 + program, tl.sum(done_before.to(tl.int32)))
     if program == 0:
