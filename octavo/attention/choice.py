@@ -22,6 +22,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.hopper import shapes as hopper
 from octavo.attention.triton.shapes import TileShape, node_shape, padded_head_dim, thin_shape
 from octavo.errors import ConfigError, suggest
+from octavo.gpu.device import num_multiprocessors
 
 if TYPE_CHECKING:
     from octavo.attention.cache import LayerCache
@@ -161,6 +162,18 @@ def node_tiles(
         return hopper.NODE_SHAPE, hopper.BESIDE_SHAPE, False
     tile = node_shape(group, padded_head_dim(head_dim), torch.float16 if dtype == FLOAT8 else dtype)
     return tile, tile, True
+
+
+def whole_unit_programs(
+    device: torch.device, head_dim: int, dtype: torch.dtype, block_size: int, tile: TileShape
+) -> int:
+    """Return from how many programs on a unit is not cut into parts, which the portable kernel would attend.
+
+    Hopper's kernel, which takes whole units, is so much faster that a quarter of the SMs will do.
+    """
+    num_resident = num_multiprocessors(device) * tile.programs_per_multiprocessor
+    reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
+    return num_resident if reason is not None else num_resident // 4
 
 
 def attend_thin(call: "Call", metadata: "AttentionMetadata", work: "ThinWork", *, early: bool) -> None:

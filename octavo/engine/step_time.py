@@ -2,7 +2,8 @@
 
 A step's seconds are modelled as a sum over what it does, and the weights are learned from the steps that ran:
 
-    seconds = launch + a * keys read for decoding + b * prompt tokens + c * prompt tokens * keys before them
+    seconds = launch + m (if there are prompts) + a * keys read for decoding
+              + b * prompt tokens + c * prompt tokens * keys before them
 
 by recursive least squares, which forgets: clocks, batches and contexts change. Source: Haykin, "Adaptive
 Filter Theory", chapter on RLS.
@@ -21,8 +22,8 @@ _FEWEST_STEPS = 8
 _FORGET = 0.995
 # Of the weights before anything is known, in units of a typical step: large, so that the first steps decide.
 _UNKNOWN = 1e4
-# Typical sizes, which make the weights alike: keys, tokens, tokens times keys, and seconds.
-_SCALES = np.array([1.0, 1e5, 1e3, 1e6])
+# Typical sizes, which make the weights alike: of each term, and seconds.
+_SCALES = np.array([1.0, 1.0, 1e5, 1e3, 1e6])
 _SECONDS = 1e-2
 
 
@@ -59,7 +60,7 @@ class StepTime:
         """Return how long a step probably takes; None: nobody knows yet."""
         if self._num_steps < _FEWEST_STEPS:
             return None
-        return float(self._weights @ (np.array([1, *work]) / _SCALES)) * _SECONDS
+        return float(self._weights @ _features(work)) * _SECONDS
 
     def max_prompt_tokens(self, num_decode_keys: int, num_keys_before: int) -> int | None:
         """Return how many prompt tokens fit into the next step; None: there is no limit, or not yet.
@@ -70,8 +71,8 @@ class StepTime:
         """
         if self._limit is None or self._num_steps < _FEWEST_STEPS:
             return None
-        launch, decode, prompt, attention = np.maximum(self._weights, 0.0) * _SECONDS / _SCALES
-        left = self._limit - self.error_s - launch - decode * num_decode_keys
+        launch, mixed, decode, prompt, attention = np.maximum(self._weights, 0.0) * _SECONDS / _SCALES
+        left = self._limit - self.error_s - launch - mixed - decode * num_decode_keys
         # n tokens see the keys before them and half of each other: b n + a n n / 2 = what is left.
         per_token, per_pair = prompt + attention * num_keys_before, attention / 2
         if left <= 0 or per_token <= 0:
@@ -81,7 +82,7 @@ class StepTime:
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """Take note of a step that took some seconds."""
-        features = np.array([1, *work]) / _SCALES
+        features = _features(work)
         gain = self._uncertainty @ features
         gain /= _FORGET + features @ gain
         error = seconds / _SECONDS - self._weights @ features
@@ -93,3 +94,7 @@ class StepTime:
         self._num_steps += 1
         if self._num_steps > _FEWEST_STEPS:
             self.error_s += 0.05 * (abs(float(error)) * _SECONDS - self.error_s)
+
+
+def _features(work: StepWork) -> np.ndarray:
+    return np.array([1, work.num_prompt_tokens > 0, *work]) / _SCALES

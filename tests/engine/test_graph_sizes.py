@@ -9,19 +9,19 @@ from octavo.engine.gpu.sizes import next_size, sequence_sizes, token_sizes
 
 @pytest.mark.parametrize("limit", [1, 7, 16, 100, 1024, 8192, 10000, 16384])
 def test_padding_of_tokens_is_bounded(limit: int) -> None:
-    """At most 15 tokens or a quarter below 1,024, a GEMM's tile of 128 rows above, two from 4,096 on."""
+    """At most 15 tokens, half of them up to 256, a GEMM's tile of 128 rows above, four from 4,096 on."""
     sizes = token_sizes(limit)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == limit
     for number in range(1, limit + 1):
         size = next_size(sizes, number)
         assert number <= size <= limit
-        most = max(15, number // 4) if number <= 1024 else 127 if number <= 4096 else 255
+        most = max(15, number // 2) if number <= 256 else 127 if number <= 4096 else 511
         assert size - number <= most
 
 
 def test_there_are_few_sizes() -> None:
-    assert len(token_sizes(8192)) <= 60
+    assert len(token_sizes(8192)) <= 48
     assert len(sequence_sizes(512)) <= 20
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.attention.choice import decode_tile
+from octavo.attention.choice import decode_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
@@ -150,6 +150,7 @@ def plan_step(
     )
     fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
     max_thin_tokens = thin.rows // group
+    most = whole_unit_programs(metadata.seq_lens.device, head_dim, cache_dtype, block_size, fat)
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
     if forest is not None:
@@ -157,7 +158,7 @@ def plan_step(
     see = _Visibility(window, None if forest is None else forest.leaf_begin)
     return StepMap(
         thin=_thin_work(thin, metadata, heads, see),
-        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, see) if has_fat else None,
+        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, most, see) if has_fat else None,
         window=window,
         forest=forest,
     )
@@ -196,17 +197,20 @@ def _fat_work(
     heads: tuple[int, int, int],
     num_tokens: int,
     max_thin_tokens: int,
+    most_programs: int,
     see: _Visibility,
 ) -> FatWork:
+    """most_programs: see choice.whole_unit_programs."""
     num_heads, num_kv_heads, head_dim = heads
     device = metadata.seq_lens.device
     tile_tokens = shape.rows * num_kv_heads // num_heads
-    num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
+    # A captured step has room for many sequences, but not for as many with more tokens than thin ones have.
+    most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
+    num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     # Counted by tokens: a captured step has room for many sequences, most of them empty.
     num_busy = num_tokens // tile_tokens + 1
-    most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
+    most_parts = min(most_programs // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
     # A power of two, because each value is compiled separately.
     num_parts = 1 << max(0, most_parts.bit_length() - 1)
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)

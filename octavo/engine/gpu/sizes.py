@@ -15,12 +15,11 @@ def sequence_sizes(max_num_seqs: int) -> list[int]:
 
 
 def token_sizes(max_num_tokens: int) -> list[int]:
-    """Return rising numbers of tokens: quarters of powers of two up to 1,024, then tiles of a GEMM apart."""
-    sizes = [16, 32, 48, 64]
-    while sizes[-1] < max_num_tokens:
-        power = sizes[-1]
-        step = power // 4 if power < 1024 else 128 if power < 4096 else 256
-        sizes += range(power + step, 2 * power + 1, step)
+    """Return rising numbers of tokens; from 1,024 to 4,096, where most prompts end, a GEMM's tile apart."""
+    steps = [(64, 16), (128, 32), (256, 64), (512, 64), (1024, 128), (4096, 128), (max_num_tokens, 512)]
+    sizes = [16]
+    for limit, step in steps:
+        sizes += range(sizes[-1] + step, limit + 1, step)
     return [*(size for size in sizes if size < max_num_tokens), max_num_tokens]
 
 
