@@ -247,7 +247,7 @@ def test_attends_in_one_call(impl, monkeypatch):
 def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     # The interpreter alone has no float8; triton_cases gives it some.
-    for module in ("forest_attention", "interface"):
+    for module in ("forest_attention", "choice"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
     rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
     case, scales = make_float8_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
