@@ -24,6 +24,7 @@ from octavo.gpu.launch import launch
 
 # Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
+_MOST_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ def plan_step(
     thin = thin or decode_tile(
         metadata.seq_lens.device,
         group,
-        head_dim,
+        max(head_dim, value_dim),
         cache_dtype,
         block_size if value_dim == head_dim else 1,
         num_sequences=metadata.seq_lens.shape[0],
@@ -250,7 +251,7 @@ def count_parts(
     """Return how many programs share the keys of each of num_items (unit, kv head)s; see plan_step."""
     if num_splits > 0:
         # More parts than tiles would be empty.
-        return min(num_splits, max(1, -(-max_seq_len // shape.keys)))
+        return min(num_splits, max(1, -(-max_seq_len // shape.keys)), _MOST_PARTS)
     num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     most_parts = min(num_resident // num_items, -(-max_seq_len // _MIN_SPLIT_KEYS))
     # A power of two, because each value is compiled separately.

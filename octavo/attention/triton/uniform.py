@@ -62,7 +62,7 @@ def plan_uniform(
     thin = decode_tile(
         seq_lens.device,
         group,
-        head_dim,
+        max(head_dim, value_dim),
         cache_dtype,
         block_size if value_dim == head_dim else 1,
         num_sequences=num_sequences,
