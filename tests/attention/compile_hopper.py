@@ -47,10 +47,9 @@ def compile_kernel(kernel, arguments, source_of=GluonASTSource, **options):
             items = [describe(item, (*path, i)) for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, str):
-            if source_of is not GluonASTSource:
+            if source_of is not GluonASTSource and value != "fp32":
                 # As Triton finds it in the arguments that most callers give.
-                if value != "fp32":
-                    facts[path] = [["tt.divisibility", 16]]
+                facts[path] = [["tt.divisibility", 16]]
             return value
         constants[path] = value
         return "constexpr"

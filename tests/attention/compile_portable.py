@@ -1,7 +1,7 @@
 """Compiles variants of the Triton kernels that only calls from outside of an engine use, without a GPU.
 
-Triton's interpreter does not check types, so a kernel that it runs may not compile. Prints their registers and
-memory as JSON.
+Triton's interpreter does not check types, so a kernel that it runs may not compile. Prints their registers
+and memory as JSON.
 """
 
 import json
