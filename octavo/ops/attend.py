@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention_with_lse
+from octavo.attention.float8 import FLOAT8
 from octavo.ops import debug, reference
 from octavo.ops.call import Call, Keys, Queries, Scores
 
@@ -18,7 +20,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
             out of range.
     """
     q, keys = call.queries.q, call.keys
-    is_cpu = q.device.type == "cpu"
+    is_cpu = _is_on_host(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)
     if is_cpu and _only_reference(call):
@@ -29,6 +31,9 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     if is_cpu and call.queries.used is not None:
         return _attend_used(call)
     queries, scores = _positive(call.queries, call.scores)
+    value_dim, keys = keys.v.shape[3], keys if is_cpu else _even(keys)
+    if keys.k.shape[3] != queries.q.shape[2]:
+        queries = queries.replaced(functional.pad(queries.q, (0, 1)))
     out, lse = paged_attention_with_lse(
         queries.q,
         _layer(keys),
@@ -40,9 +45,15 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         alibi_slopes=scores.alibi_slopes,
         num_splits=call.num_splits,
     )
+    out = out[..., :value_dim]
     if queries.used is not None:
         out, lse = _hide_unused(out, lse, queries)
     return reference.add_sinks(out, lse, scores.sinks)
+
+
+def _is_on_host(q: Tensor) -> bool:
+    """Say whether the call may look at its lengths without waiting for a GPU."""
+    return q.device.type == "cpu"
 
 
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
@@ -51,7 +62,7 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     queries, (out, lse) = call.queries, _nothing(call)
     assert queries.used is not None
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
-    bounds = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+    bounds = functional.pad(lens.cumsum(0), (1, 0))
     token = torch.arange(int(bounds[-1])) + (begin - bounds[:-1]).repeat_interleave(lens)
     positions, max_len = queries.positions[token], int(lens.max())
     used = Queries(queries.q[token], bounds.int(), positions, None, max_len, 0)
@@ -91,9 +102,22 @@ def _metadata(call: Call) -> AttentionMetadata:
 
 
 def _layer(keys: Keys) -> LayerCache:
-    """Return the cache with both scales or neither."""
-    k_scale, v_scale = keys.k_scale, keys.v_scale
-    return LayerCache(keys.k, keys.v, k_scale, v_scale)
+    return LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+
+
+def _even(keys: Keys) -> Keys:
+    """Return a float8 cache with even head dims and strides, which Triton's kernels read in pairs: a copy, if
+    it has not.
+    """
+    if keys.k.dtype != FLOAT8:
+        return keys
+    return replace(keys, k=_even_cache(keys.k), v=_even_cache(keys.v))
+
+
+def _even_cache(cache: Tensor) -> Tensor:
+    if cache.shape[3] % 2:
+        return functional.pad(cache.view(torch.uint8), (0, 1)).view(FLOAT8)
+    return cache.contiguous() if any(stride % 2 for stride in cache.stride()[:3]) else cache
 
 
 def _positive(queries: Queries, scores: Scores) -> tuple[Queries, Scores]:
