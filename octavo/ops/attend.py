@@ -9,7 +9,7 @@ from torch.nn import functional
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention_with_lse
 from octavo.attention.float8 import FLOAT8
 from octavo.ops import debug, reference
-from octavo.ops.call import Call, Keys, Queries, Scores
+from octavo.ops.call import Call, Keys, Queries, Scores, contiguous
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,9 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a length or block id is
             out of range.
     """
-    q, keys = call.queries.q, call.keys
+    keys = replace(call.keys, k=contiguous(call.keys.k), v=contiguous(call.keys.v))
+    call = replace(call, queries=call.queries.replaced(contiguous(call.queries.q)), keys=keys)
+    q = call.queries.q
     is_cpu = _is_on_host(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)

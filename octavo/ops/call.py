@@ -14,6 +14,11 @@ def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
     return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
 
 
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return the tensor with a contiguous last dimension, a copy where it is not."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """How scores are made. The query at position p sees the keys p - left <= j <= p + right.
