@@ -15,8 +15,12 @@ def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor with a contiguous last dimension, a copy where it is not."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    """Return the tensor with stride 1 in its last dimension, a copy where that needs one."""
+    if tensor.stride(-1) == 1:
+        return tensor
+    if tensor.shape[-1] == 1:
+        return tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))
+    return tensor.contiguous()
 
 
 @dataclass(frozen=True, slots=True)
