@@ -1,12 +1,14 @@
 """Attention of one call: by the kernels of octavo.attention, or by the reference where they have no form."""
 
+import functools
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.attention import AttentionMetadata, LayerCache, paged_attention_with_lse
+from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, LayerCache, paged_attention_with_lse
 from octavo.attention.float8 import FLOAT8
 from octavo.ops import debug, reference
 from octavo.ops.call import Call, Keys, Queries, Scores, contiguous
@@ -25,13 +27,13 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     is_cpu = _is_on_host(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)
-    if is_cpu and _only_reference(call):
-        debug.check_call(call)
+    if is_cpu and call.queries.used is not None:
+        return _attend_used(call)
+    plan = _host_plan(call) if is_cpu else call.plan
+    if plan is None and is_cpu:
         return reference.attend(call)
     if not is_cpu and debug.is_on():
         debug.check_call(call)
-    if is_cpu and call.queries.used is not None:
-        return _attend_used(call)
     queries, scores = _positive(call.queries, call.scores)
     value_dim, keys = keys.v.shape[3], keys if is_cpu else _even(keys)
     if keys.k.shape[3] != queries.q.shape[2]:
@@ -39,7 +41,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     out, lse = paged_attention_with_lse(
         queries.q,
         _layer(keys),
-        _metadata(call),
+        _metadata(call, plan),
         scale=scores.scale,
         window=None if scores.left is None else scores.left + 1,
         right=scores.right,
@@ -66,7 +68,7 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
     bounds = functional.pad(lens.cumsum(0), (1, 0))
     token = torch.arange(int(bounds[-1])) + (begin - bounds[:-1]).repeat_interleave(lens)
-    positions, max_len = queries.positions[token], int(lens.max())
+    positions, max_len = queries.positions[token], int(lens.max()) if lens.shape[0] else 0
     used = Queries(queries.q[token], bounds.int(), positions, None, max_len, 0)
     out[token], lse[token] = attend(replace(call, queries=used))
     return out, lse
@@ -80,14 +82,37 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     return reference.add_sinks(out, lse, call.scores.sinks)
 
 
-def _only_reference(call: Call) -> bool:
-    """Say whether a CPU call has more queries than keys somewhere, which a batch of steps cannot have."""
-    queries, seq_lens = call.queries, call.keys.seq_lens
-    query_lens = queries.cu_seqlens[1:] - queries.cu_seqlens[:-1]
-    return bool((seq_lens < query_lens).any())
+def _host_plan(call: Call) -> ForestPlan | None:
+    """Return a plan for kernels on the host; None: only the reference has queries before all keys.
+
+    Raises:
+        InvalidArgumentError: a length does not fit the cache.
+    """
+    keys, plan = call.keys, call.plan
+    seq_lens, bounds = keys.seq_lens.numpy(), call.queries.cu_seqlens.numpy()
+    if seq_lens.min(initial=0) < 0 or seq_lens.max(initial=0) > keys.capacity:
+        debug.check_call(call)
+    if isinstance(plan, ForestPlan):
+        return plan
+    if (seq_lens < bounds[1:] - bounds[:-1]).any():
+        debug.check_call(call)
+        return None
+    begin = None if keys.begin is None else keys.begin.numpy().tobytes()
+    return _flat_plan(seq_lens.tobytes(), bounds.tobytes(), begin, call.scores.right)
 
 
-def _metadata(call: Call) -> AttentionMetadata:
+@functools.lru_cache(maxsize=16)
+def _flat_plan(seq_lens: bytes, cu_seqlens: bytes, begin: bytes | None, right: int | None) -> ForestPlan:
+    """Return a plan that shares nothing; all layers of a step ask for the same one. Arguments are int32."""
+    return ForestPlan.flat(
+        np.frombuffer(seq_lens, np.int32),
+        np.frombuffer(cu_seqlens, np.int32),
+        right=right,
+        kv_begin=None if begin is None else np.frombuffer(begin, np.int32),
+    )
+
+
+def _metadata(call: Call, plan: ForestPlan | DeviceForest | None) -> AttentionMetadata:
     queries, keys = call.queries, call.keys
     return AttentionMetadata(
         cu_seqlens_q=queries.cu_seqlens,
@@ -98,7 +123,7 @@ def _metadata(call: Call) -> AttentionMetadata:
         block_table=keys.block_table,
         max_query_len=queries.max_len,
         max_seq_len=keys.capacity,
-        work=call.plan,
+        work=plan,
         kv_begin=keys.begin,
     )
 
