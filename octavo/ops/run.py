@@ -238,9 +238,9 @@ def _rotary(q: Tensor, news: News, cached_lens: Tensor, *, advance: bool) -> Rot
         check_device(name, table, q)
         if not table.is_floating_point():
             raise InvalidArgumentError(f"{name} must hold floats; got {table.dtype}")
-    if 2 * cos.shape[1] > q.shape[-1]:
+    if not 0 < 2 * cos.shape[1] <= q.shape[-1]:
         raise InvalidArgumentError(
-            f"the rotary dim, 2 * {cos.shape[1]}, must not exceed the head dim {q.shape[-1]}"
+            f"the rotary dim, 2 * {cos.shape[1]}, must be 2 to the head dim {q.shape[-1]}"
         )
     if seqlens is None:
         seqlens = cached_lens

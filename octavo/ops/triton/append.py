@@ -123,8 +123,8 @@ def _append_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    if part < QUERY_PARTS:
-        if token < q.num_tokens:
+    if QUERY_PARTS > 0:  # noqa: SIM102 (known when compiled: without rotation there is nothing to compile)
+        if (part < QUERY_PARTS) & (token < q.num_tokens):
             row, index = _find_row(q, token, num_sequences)
             position = tl.load(angles.offsets + row)
             if ADVANCE:
@@ -134,13 +134,13 @@ def _append_kernel(
             d = tl.arange(0, PADDED_DIM)
             at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
             tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
-    elif token < k.num_tokens:
+    if (part >= QUERY_PARTS) & (token < k.num_tokens):
         row, index = _find_row(k, token, num_sequences)
         position = tl.load(places.cached_lens + row) + index
-        is_new = True
+        fits = (position >= 0) & (position < places.capacity)
         if k.cu_seqlens is not None:
-            is_new = token < tl.load(k.cu_seqlens + num_sequences)
-        if is_new & (position >= 0) & (position < places.capacity):
+            fits = fits & (token < tl.load(k.cu_seqlens + num_sequences))
+        if fits:
             column = position // places.block_size
             block = tl.load(places.table + row.to(tl.int64) * places.table_row + column).to(tl.int64)
             offset = (position % places.block_size).to(tl.int64)
