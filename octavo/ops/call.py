@@ -1,0 +1,140 @@
+"""The one internal form of every call of octavo.ops: ragged queries over a paged cache."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from octavo.attention import DeviceForest, ForestPlan
+
+
+def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
+    """Return the sequence of each token; tokens after the last sequence count as its own."""
+    row = torch.searchsorted(cu_seqlens[1:], token, right=True)
+    return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return the tensor with stride 1 in its last dimension, a copy where that needs one."""
+    if tensor.stride(-1) == 1:
+        return tensor
+    if tensor.shape[-1] == 1:
+        return tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))
+    return tensor.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores are made. The query at position p sees the keys p - left <= j <= p + right.
+
+    Attributes:
+        scale: factor of q.k.
+        left: keys before the query's own position that it sees; None: all.
+        right: keys after it that it sees; 0 is a causal mask; None: all.
+        softcap: scores become softcap * tanh(score / softcap); 0: off.
+        alibi_slopes: [H] or [S, H] float32; adds -slope * |p - j| after the cap.
+        sinks: [H] float32 scores of a key without a value, which every query sees; None: none.
+    """
+
+    scale: float
+    left: int | None
+    right: int | None
+    softcap: float
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A paged cache and what each of S sequences sees of it.
+
+    Attributes:
+        k: [N, B, KH, D] keys; a dense cache has one block per sequence, ragged keys are one block.
+        v: [N, B, KH, Dv] values.
+        block_table: [S, W] int32.
+        seq_lens: [S] int32, one past each sequence's last key.
+        begin: [S] int32, each sequence's first key; None: 0.
+        k_scale: [S, KH] float32, what 1.0 in a float8 cache stands for; None: 1. Holds the scale of q too.
+        v_scale: the same for values.
+    """
+
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    begin: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row of the block table holds."""
+        return self.block_table.shape[1] * self.k.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Ragged queries, T tokens of S sequences.
+
+    Attributes:
+        q: [T, H, D].
+        cu_seqlens: [S + 1] int32, cumulative query lengths; None: all have one length and all count.
+        positions: [T] int32; a sequence's last token is at its last key. None: the same.
+        used: [S] int32, the first tokens of each sequence that count; the others get 0; None: all.
+        max_len: most tokens of a sequence, known to the host.
+        length: tokens of every sequence; 0: they differ.
+    """
+
+    q: Tensor
+    cu_seqlens: Tensor | None
+    positions: Tensor | None
+    used: Tensor | None
+    max_len: int
+    length: int
+
+    def replaced(self, q: Tensor) -> "Queries":
+        """Return these queries with other numbers, such as rotated ones."""
+        return replace(self, q=q)
+
+    def ragged(self, seq_lens: Tensor) -> "RaggedQueries":
+        """Return these queries with cu_seqlens and positions; seq_lens [S] int32 is where each ends."""
+        if self.cu_seqlens is not None and self.positions is not None:
+            return RaggedQueries(self.q, self.cu_seqlens, self.positions, self.used, self.max_len)
+        num_sequences = seq_lens.shape[0]
+        cu_seqlens = uniform_bounds(num_sequences, self.length, seq_lens.device)
+        step = torch.arange(self.length, dtype=torch.int32, device=seq_lens.device)
+        lens = self.length if self.used is None else self.used
+        positions = ((seq_lens - lens).unsqueeze(1) + step).flatten()
+        return RaggedQueries(self.q, cu_seqlens, positions, self.used, self.max_len)
+
+
+def uniform_bounds(num_sequences: int, length: int, device: torch.device) -> Tensor:
+    """Return the cumulative lengths [S + 1] int32 of sequences of one length."""
+    return torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * length
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedQueries:
+    """Queries with nothing left out: cu_seqlens [S + 1] and positions [T] int32; see Queries."""
+
+    q: Tensor
+    cu_seqlens: Tensor
+    positions: Tensor
+    used: Tensor | None
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of attention.
+
+    Attributes:
+        num_splits: parts in which keys are read; 0: chosen, 1: not split.
+        plan: what the sequences share; None: nothing is known.
+    """
+
+    queries: Queries
+    keys: Keys
+    scores: Scores
+    num_splits: int
+    plan: ForestPlan | DeviceForest | None
