@@ -126,15 +126,15 @@ def _attend_ragged(
 
 def _read_rows(mask: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first key of each row and the one behind its last, both [B] int32."""
-    if mask.shape == (0, 2) and mask.dtype == torch.int32:
+    if mask.shape == (0, 1, 1, 2) and mask.dtype == torch.int32:
         raise InvalidArgumentError(
             "several sequences are packed in one row: pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
             "max_length_k with the call"
         )
-    if mask.shape != (num_rows, 2) or mask.dtype != torch.int32:
+    if mask.shape != (num_rows, 1, 1, 2) or mask.dtype != torch.int32:
         raise InvalidArgumentError(
             f"attention_mask {list(mask.shape)} of {mask.dtype} is not of octavo's own making; pass a padding mask "
             "[batch, tokens] to the model, or load it with attn_implementation='sdpa'"
         )
-    begin, end = mask.unbind(1)
+    begin, end = mask[:, 0, 0].unbind(1)
     return begin.contiguous(), end.contiguous()

@@ -51,8 +51,9 @@ def octavo_mask(
         others: dtype, config and hints for other masks; none changes who sees whom.
 
     Returns:
-        None if every key counts; int32 [B, 2], the first key of each row and the one behind its last; or
-        int32 [0, 2] for packed sequences, whose lengths must come with the call.
+        None if every key counts; int32 [B, 1, 1, 2], the first key of each row and the one behind its last; or
+        int32 [0, 1, 1, 2] for packed sequences, whose lengths must come with the call. Four dimensions, because
+        transformers makes a mask of anything with two once more.
 
     Raises:
         InvalidArgumentError: a pattern that is not causal, bidirectional or a sliding window, or a padding mask
@@ -60,7 +61,7 @@ def octavo_mask(
     """
     names = {getattr(part, "__qualname__", repr(part)) for part in _parts(mask_function)}
     if names & _PACKED:
-        return torch.empty(0, 2, dtype=torch.int32, device=device)
+        return torch.empty(0, 1, 1, 2, dtype=torch.int32, device=device)
     if unknown := sorted(names - _CAUSAL - _BIDIRECTIONAL):
         raise InvalidArgumentError(
             f"this model asks for the attention mask {', '.join(unknown)}; octavo's attention knows causal, "
@@ -117,6 +118,6 @@ def _run(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
 
 
 def _rows(begin: torch.Tensor, end: int | torch.Tensor) -> torch.Tensor:
-    """[B, 2] int32 of begin and end."""
+    """[B, 1, 1, 2] int32 of begin and end."""
     ends = end.expand_as(begin) if isinstance(end, torch.Tensor) else torch.full_like(begin, end)
-    return torch.stack([begin, ends.to(torch.int32)], dim=1)
+    return torch.stack([begin, ends.to(torch.int32)], dim=1)[:, None, None]
