@@ -1,10 +1,11 @@
 """Tiny random models of transformers, and prompts for them."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 _SIZE: dict[str, Any] = {
     "hidden_size": 32,
@@ -59,10 +60,13 @@ def greedy(model: Any, **options: Any) -> list[list[int]]:
 
 
 def greedy_batch(model: Any, **options: Any) -> list[list[int]]:
-    """The tokens of `generate_batch` for the prompts."""
+    """The tokens of `generate_batch` for the prompts; options are those of its pool of blocks."""
     prompts = [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
     config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=-1)
-    results = model.generate_batch(prompts, generation_config=config, progress_bar=False, **options)
+    pool = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64, **options)
+    results = model.generate_batch(
+        prompts, generation_config=config, continuous_batching_config=pool, progress_bar=False
+    )
     outputs = sorted(results.values(), key=lambda output: prompts.index(list(output.prompt_ids)))
     assert [output.error for output in outputs] == [None] * len(prompts)
     return [list(output.generated_tokens) for output in outputs]
@@ -73,6 +77,7 @@ def count_calls(monkeypatch: Any, module: Any, names: tuple[str, ...]) -> dict[s
     counts = dict.fromkeys(names, 0)
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)  # transformers reads its signature
         def call(*args: Any, **kwargs: Any) -> Any:
             counts[name] += 1
             return function(*args, **kwargs)
