@@ -97,9 +97,13 @@ def octavo_attention(
 def _refuse(dropout: float, output_attentions: bool | None, others: dict[str, object]) -> None:
     """Refuse what the operators would not honour."""
     if dropout:
-        raise InvalidArgumentError(f"octavo's attention is for inference: dropout={dropout}; call model.eval()")
+        raise InvalidArgumentError(
+            f"octavo's attention is for inference: got dropout={dropout}; call model.eval()"
+        )
     if output_attentions:
-        raise InvalidArgumentError("octavo's attention stores no probabilities: output_attentions must be False")
+        raise InvalidArgumentError(
+            "octavo's attention stores no probabilities: output_attentions must be False"
+        )
     for name, given in others.items():
         if given is not None and name not in _NOT_OURS:
             raise InvalidArgumentError(
@@ -114,12 +118,19 @@ def _attend_ragged(
     """Attend over several sequences in one row: q [1, T, H, D], k and v [1, Tk, KH, D]."""
     if any(length is None for length in lengths) or q.shape[0] != 1:
         raise InvalidArgumentError(
-            f"packed sequences need one row and cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k; got "
-            f"{q.shape[0]} rows and {['missing' if length is None else 'given' for length in lengths]}"
+            f"packed sequences need one row and cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k; "
+            f"got {q.shape[0]} rows and {['missing' if length is None else 'given' for length in lengths]}"
         )
     starts_q, starts_k, max_q, max_k = lengths
     out = flash_attn_varlen_func(
-        q[0], k[0], v[0], starts_q.to(torch.int32), starts_k.to(torch.int32), int(max_q), int(max_k), **options
+        q[0],
+        k[0],
+        v[0],
+        starts_q.to(torch.int32),
+        starts_k.to(torch.int32),
+        int(max_q),
+        int(max_k),
+        **options,
     )
     return out[None]
 
@@ -133,8 +144,8 @@ def _read_rows(mask: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.T
         )
     if mask.shape != (num_rows, 1, 1, 2) or mask.dtype != torch.int32:
         raise InvalidArgumentError(
-            f"attention_mask {list(mask.shape)} of {mask.dtype} is not of octavo's own making; pass a padding mask "
-            "[batch, tokens] to the model, or load it with attn_implementation='sdpa'"
+            f"attention_mask {list(mask.shape)} of {mask.dtype} is not of octavo's own making; pass a padding "
+            "mask [batch, tokens] to the model, or load it with attn_implementation='sdpa'"
         )
     begin, end = mask[:, 0, 0].unbind(1)
     return begin.contiguous(), end.contiguous()

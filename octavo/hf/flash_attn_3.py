@@ -181,7 +181,8 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q,
-        rotary_seqlens=rotary_seqlens,
+        # FlashAttention-3 takes it without tables, too, where there is nothing to rotate.
+        rotary_seqlens=rotary_seqlens if rotary_cos is not None else None,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,

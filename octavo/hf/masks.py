@@ -1,7 +1,7 @@
 """A mask as Octavo's kernels need it: which run of keys each row may see.
 
-transformers describes a mask as a function of (batch, head, query, key) plus a padding mask. Kernels that never
-build a mask read two numbers for each row instead:
+transformers describes a mask as a function of (batch, head, query, key) plus a padding mask. Kernels that
+never build a mask read two numbers for each row instead:
 
     key      0    1    2    3    4    5    6    7
     mask     0    0    0    1    1    1    1    1     left padding, all of it before `begin`
@@ -51,13 +51,13 @@ def octavo_mask(
         others: dtype, config and hints for other masks; none changes who sees whom.
 
     Returns:
-        None if every key counts; int32 [B, 1, 1, 2], the first key of each row and the one behind its last; or
-        int32 [0, 1, 1, 2] for packed sequences, whose lengths must come with the call. Four dimensions, because
-        transformers makes a mask of anything with two once more.
+        None if every key counts; int32 [B, 1, 1, 2], the first key of each row and the one behind its last;
+        or int32 [0, 1, 1, 2] for packed sequences, whose lengths must come with the call. Four dimensions,
+        because transformers makes a mask of anything with two once more.
 
     Raises:
-        InvalidArgumentError: a pattern that is not causal, bidirectional or a sliding window, or a padding mask
-            with padding between tokens.
+        InvalidArgumentError: a pattern that is not causal, bidirectional or a sliding window, or a padding
+            mask with padding between tokens.
     """
     names = {getattr(part, "__qualname__", repr(part)) for part in _parts(mask_function)}
     if names & _PACKED:
@@ -68,7 +68,7 @@ def octavo_mask(
             "bidirectional and sliding-window masks: load the model with attn_implementation='sdpa'"
         )
     causal = not names & _BIDIRECTIONAL
-    # One behind the last key that was written: positions count from the sequence's start, keys from kv_offset.
+    # One behind the last key that was written: positions count from the sequence's start, keys from kv_offset
     end = q_offset + q_length - kv_offset if causal else kv_length
     whole = not isinstance(end, torch.Tensor) and end == kv_length
     if attention_mask is None:
@@ -81,7 +81,7 @@ def octavo_mask(
         return _rows(begin, end)
     if _WINDOW in names and bool((last != kv_length).any()):
         raise InvalidArgumentError(
-            "a bidirectional sliding window needs its padding on the left: positions are counted from the last key"
+            "a bidirectional sliding window needs its padding on the left: positions count from the last key"
         )
     return _rows(begin, last)
 
@@ -111,8 +111,8 @@ def _run(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
     if broken:
         row = int(holes.nonzero()[0])
         raise InvalidArgumentError(
-            f"row {row} of attention_mask {list(visible.shape)} has padding between tokens; octavo's attention "
-            "reads one run of keys: pad on the left (tokenizer.padding_side = 'left')"
+            f"row {row} of attention_mask {list(visible.shape)} has padding between tokens; octavo's "
+            "attention reads one run of keys: pad on the left (tokenizer.padding_side = 'left')"
         )
     return begin, length - tail, padded
 

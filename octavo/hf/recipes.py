@@ -1,7 +1,6 @@
 """How a version of transformers is taught a new attention function, and how a model is set to it."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ def register() -> str:
     """Make Octavo's attention known to transformers; `attach` does this too.
 
     Returns:
-        The name to put into `model.config._attn_implementation_internal`. With transformers 5.17 it is "octavo",
-        which `from_pretrained(..., attn_implementation="octavo")` takes as well.
+        The name to put into `model.config._attn_implementation_internal`. With transformers 5.17 it is
+        "octavo", which `from_pretrained(..., attn_implementation="octavo")` takes as well.
 
     Raises:
         InvalidArgumentError: transformers is missing, or its paged cache is of neither known kind.
@@ -52,17 +51,19 @@ def attach(model: Any) -> Any:
     `model.set_attn_implementation("sdpa")` sets it back.
 
     Raises:
-        InvalidArgumentError: the model does not work with functions that are given no mask, or transformers is of
-            an unknown kind.
+        InvalidArgumentError: the model does not work with functions that are given no mask, or transformers
+            is of an unknown kind.
     """
     name = register()
     if not model._supports_flash_attn:
         raise InvalidArgumentError(
-            f"{type(model).__name__} does not support attention without a mask tensor (transformers runs no flash "
-            "attention on it either)"
+            f"{type(model).__name__} does not support attention without a mask tensor (transformers runs no "
+            "flash attention on it either)"
         )
     # set_attn_implementation would look on the hub for a kernel with "flash" in its name.
-    for config in {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values():
+    for config in {
+        id(part.config): part.config for part in model.modules() if hasattr(part, "config")
+    }.values():
         config._attn_implementation_internal = name
     return model
 
@@ -117,6 +118,6 @@ def _refuse_block_table(block_table: object) -> None:
     """transformers hands out block tables to flash_attention_2 and 3 alone."""
     if block_table is not None:
         raise InvalidArgumentError(
-            "block tables come to flash_attention_2 only: octavo.hf.stand_in_for_flash_attn() before transformers "
-            "is imported, then attn_implementation='flash_attention_2'"
+            "block tables come to flash_attention_2 only: octavo.hf.stand_in_for_flash_attn() before "
+            "transformers is imported, then attn_implementation='flash_attention_2'"
         )

@@ -33,7 +33,7 @@ def apply_rotary_emb(
     half = cos.shape[-1]
     if 2 * half > x.shape[-1] or cos.shape != sin.shape:
         raise InvalidArgumentError(
-            f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [positions, R / 2] with R <= {x.shape[-1]}"
+            f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [positions, R / 2], R <= {x.shape[-1]}"
         )
     positions = _positions(x, seqlen_offsets, cu_seqlens)
     cosine, sine = (table[positions].float().unsqueeze(-2) for table in (cos, sin))
@@ -46,13 +46,15 @@ def apply_rotary_emb(
     return out
 
 
-def _positions(
-    x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None
-) -> torch.Tensor:
+def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """The position of every token: [B, S] or [T] int64."""
     if cu_seqlens is None:
         steps = torch.arange(x.shape[1], device=x.device)
-        return steps + (offsets.long()[:, None] if isinstance(offsets, torch.Tensor) else torch.full((x.shape[0], 1), offsets, device=x.device))
+        return steps + (
+            offsets.long()[:, None]
+            if isinstance(offsets, torch.Tensor)
+            else torch.full((x.shape[0], 1), offsets, device=x.device)
+        )
     steps = torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(cu_seqlens.long(), steps, right=True) - 1
     first = offsets.long()[sequence] if isinstance(offsets, torch.Tensor) else offsets

@@ -1,7 +1,7 @@
 """Modules that answer to flash-attention's names, for code that imports flash_attn.
 
-transformers hands block tables to nothing but its flash_attention_2 and 3, which import these packages. The modules
-exist in this process only, from the call on; nothing is installed, and a real package is never hidden.
+transformers hands block tables to nothing but its flash_attention_2 and 3, which import these packages. The
+modules exist in this process only, from the call on; nothing is installed, and a real package is never hidden.
 """
 
 import importlib.metadata
@@ -39,10 +39,12 @@ def stand_in_for_flash_attn(version: int = 2) -> None:
     if any(isinstance(finder, _Finder) and finder.package == package for finder in sys.meta_path):
         return
     if package in sys.modules or importlib.util.find_spec(package) is not None:
-        raise InvalidArgumentError(f"{package} is installed: Octavo does not hide it; uninstall {distribution} first")
+        raise InvalidArgumentError(
+            f"{package} is installed: Octavo does not hide it; uninstall {distribution} first"
+        )
     if "transformers.utils.import_utils" in sys.modules:
         raise InvalidArgumentError(
-            "transformers is imported already and has looked for flash_attn: call stand_in_for_flash_attn() first"
+            "transformers is imported already and has looked for flash_attn: call this before that import"
         )
     modules = _flash_attn_2() if version == 2 else {package: flash_attn_3.public_names()}
     for name, contents in modules.items():
@@ -70,7 +72,10 @@ def _flash_attn_2() -> dict[str, dict[str, Callable]]:
         "flash_attn.flash_attn_interface": functions,
         "flash_attn.bert_padding": {name: getattr(padding, name) for name in padding.__all__},
         "flash_attn.layers": {},
-        "flash_attn.layers.rotary": {"apply_rotary_emb": apply_rotary_emb, "apply_rotary_emb_func": apply_rotary_emb},
+        "flash_attn.layers.rotary": {
+            "apply_rotary_emb": apply_rotary_emb,
+            "apply_rotary_emb_func": apply_rotary_emb,
+        },
     }
 
 

@@ -1,8 +1,10 @@
 """Run in a process of its own: transformers' flash_attention_2 on Octavo's modules, on a CPU.
 
-transformers looks for flash_attn where there is a GPU only, and reads pages in place there only: both checks are
-answered for it, and for the model's device. All that follows is transformers' own code.
+transformers looks for flash_attn where there is a GPU only, and reads pages in place there only: both checks
+are answered for it, and for the model's device. All that follows is transformers' own code.
 """
+
+# ruff: noqa: E402 - the order of imports is what is tested
 
 import warnings
 
@@ -33,7 +35,9 @@ with patch.context() as gpu:
 from tiny_models import count_calls, greedy, greedy_batch, make_model
 from transformers.generation.continuous_batching import initialization
 
-calls = count_calls(patch, flash_attn, ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"))
+calls = count_calls(
+    patch, flash_attn, ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+)
 model, _ = make_model("llama")
 theirs = greedy(model)
 patch.setattr(type(model), "_flash_attn_can_dispatch", lambda *args, **kwargs: True)

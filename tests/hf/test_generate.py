@@ -7,9 +7,10 @@ import torch
 
 pytest.importorskip("transformers")
 
+from tiny_models import FAMILIES, count_calls, greedy, greedy_batch, make_model, make_prompts
+
 import octavo.hf
 import octavo.hf.attention
-from tiny_models import FAMILIES, count_calls, greedy, greedy_batch, make_model, make_prompts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -93,7 +94,9 @@ def test_an_encoder_sees_both_ways(side: str, calls: dict[str, int]) -> None:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    config = BertConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101)
+    config = BertConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101
+    )
     model: Any = BertModel(config, add_pooling_layer=False).eval()
     model.set_attn_implementation("sdpa")
     ids, mask = make_prompts() if side == "left" else (x.flip(1) for x in make_prompts())

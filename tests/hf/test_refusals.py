@@ -7,12 +7,13 @@ import torch
 
 pytest.importorskip("transformers")
 
+from tiny_models import make_model, make_prompts
+from transformers import masking_utils
+
 import octavo.hf
 from octavo.errors import InvalidArgumentError
 from octavo.hf.attention import octavo_attention
 from octavo.hf.masks import octavo_mask
-from tiny_models import make_model, make_prompts
-from transformers import masking_utils
 
 
 def call(**arguments: Any) -> None:
@@ -46,7 +47,9 @@ def test_arguments_that_concern_no_attention_pass() -> None:
 
 def test_padding_between_tokens() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1]], dtype=torch.bool)
-    with pytest.raises(InvalidArgumentError, match=r"row 1 of attention_mask \[2, 4\] has padding between tokens"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"row 1 of attention_mask \[2, 4\] has padding between tokens"
+    ):
         octavo_mask(2, 4, 4, mask_function=masking_utils.causal_mask_function, attention_mask=mask)
 
 
@@ -82,7 +85,9 @@ def test_packed_sequences_without_their_lengths() -> None:
 def test_a_model_that_needs_a_mask_tensor() -> None:
     model, _ = make_model("llama")
     model._supports_flash_attn = False
-    with pytest.raises(InvalidArgumentError, match="LlamaForCausalLM does not support attention without a mask"):
+    with pytest.raises(
+        InvalidArgumentError, match="LlamaForCausalLM does not support attention without a mask"
+    ):
         octavo.hf.attach(model)
     assert model.config._attn_implementation == "sdpa"
 

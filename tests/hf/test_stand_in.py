@@ -29,7 +29,9 @@ def run(code: str, *, expected: int = 0, paths: tuple[Path, ...] = (HERE,)) -> s
 
 def test_transformers_reads_pages_in_place_through_flash_attention_2() -> None:
     pytest.importorskip("transformers")
-    lines = run(f"exec(compile(open({str(HERE / 'run_stand_in.py')!r}).read(), 'run_stand_in.py', 'exec'))").split("\n")
+    lines = run(
+        f"exec(compile(open({str(HERE / 'run_stand_in.py')!r}).read(), 'run_stand_in.py', 'exec'))"
+    ).split("\n")
     counts = dict(line.split() for line in lines if line.split(" ")[0] in ("padded", "paged"))
     assert int(counts["padded"]) == 2 * 12  # two layers, twelve steps
     assert int(counts["paged"]) >= 2 * 11  # all steps but the first

@@ -23,13 +23,17 @@ _SIZE: dict[str, Any] = {
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "sdpa", {}),
     "mistral": ("Mistral", "sdpa", {"sliding_window": 6}),
-    "gemma2": ("Gemma2", "eager", {"sliding_window": 6, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}),
+    "gemma2": (
+        "Gemma2",
+        "eager",
+        {"sliding_window": 6, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0},
+    ),
     "gpt_oss": ("GptOss", "eager", {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 
 def make_model(family: str) -> tuple[Any, str]:
-    """A float32 model whose weights are large enough for its tokens to differ, and the name of what to compare with."""
+    """A float32 model whose weights are large enough for its tokens to differ, and what to compare it with."""
     import transformers
 
     name, peer, fields = FAMILIES[family]

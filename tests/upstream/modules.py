@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from suites import Suite
 
 import octavo.hf
 from octavo import ops
 from octavo.errors import InvalidArgumentError
-from suites import Suite
 
 
 def install() -> None:
@@ -32,7 +32,9 @@ def install() -> None:
         "vllm.utils": {},
         "vllm.utils.torch_utils": {"set_random_seed": _seed},
         "vllm.vllm_flash_attn": {
-            "fa_version_unsupported_reason": lambda version: f"Octavo stands in for 2 and 3, not for {version}",
+            "fa_version_unsupported_reason": lambda version: (
+                f"Octavo stands in for 2 and 3, not for {version}"
+            ),
             "flash_attn_varlen_func": ops.flash_attn_varlen_func,
             "is_fa_version_supported": lambda version: version in (2, 3),
         },
@@ -64,7 +66,7 @@ def load(suite: Suite, checkout: Path, device: str) -> Any:
     module.__dict__.update(__file__=str(path), zero_gradients=_zero_gradients)
     # padding.py and test_util.py lie beside hopper's tests; another folder's must not be found first.
     sys.path.insert(0, str(path.parent))
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - a test file, run as one
     return getattr(module, suite.function)
 
 

@@ -2,8 +2,8 @@
 
     python tests/upstream/run.py --flash-attention ../flash-attention --vllm ../vllm --jobs 8
 
-Each case is the upstream function called with one point of its parametrisation. Cases are drawn with a fixed seed
-until enough have run: what upstream skips, and what tests/upstream/suites.py leaves out, is counted beside them.
+Each case is the upstream function called with one point of its parametrisation. Cases are drawn with a fixed
+seed until enough have run: what upstream skips, and what suites.py leaves out, is counted beside them.
 Needs torch with a GPU, pytest and einops; `--device cpu` tries the runner itself without a GPU.
 """
 
@@ -29,10 +29,16 @@ HERE = Path(__file__).parent
 
 def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flash-attention", type=Path, help="checkout of github.com/Dao-AILab/flash-attention")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--flash-attention", type=Path, help="checkout of github.com/Dao-AILab/flash-attention"
+    )
     parser.add_argument("--vllm", type=Path, help="checkout of github.com/vllm-project/vllm")
-    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all of the given checkouts")
+    parser.add_argument(
+        "--suite", action="append", choices=SUITES, help="default: all of the given checkouts"
+    )
     parser.add_argument("--cases", type=int, default=5000, help="cases that run, for each suite")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
@@ -71,7 +77,7 @@ def draw_cases(function: Any, name: str, options: argparse.Namespace) -> Iterato
     random.Random(f"{options.seed}/{name}").shuffle(indices)
     for index in indices[options.part :: options.jobs]:
         case = make_case(axes, index)
-        if eval(options.where, {}, case):  # noqa: S307
+        if eval(options.where, {}, case):  # noqa: S307 - given by who runs it
             yield case
 
 
@@ -130,7 +136,8 @@ def run_parts(names: list[str], options: argparse.Namespace) -> list[dict[str, d
             )
             for part, path in enumerate(paths)
         ]
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise SystemExit("a process ended without a report")
         return [json.loads(path.read_text()) for path in paths]
 
@@ -150,7 +157,7 @@ def print_summary(names: list[str], parts: list[dict[str, dict[str, Any]]]) -> i
         for case, why in failures[:20]:
             print(f"  FAILED {case}\n    {why}")
         failed += len(failures)
-        if not counts["passed"] + counts["excepted"] + counts["collected"]:
+        if not counts.total() - counts["skipped"]:
             print("  FAILED: no case ran")
             failed += 1
     return failed
@@ -161,7 +168,9 @@ def main() -> int:
     options = read_arguments()
     given = {name for name in ("flash-attention", "vllm") if getattr(options, name.replace("-", "_"))}
     names = options.suite or [name for name, suite in SUITES.items() if suite.checkout in given]
-    missing = sorted({SUITES[name].checkout for name in names} - given) or ([] if names else ["flash-attention"])
+    missing = sorted({SUITES[name].checkout for name in names} - given) or (
+        [] if names else ["flash-attention"]
+    )
     if missing:
         raise SystemExit(f"no checkout given: --{missing[0]} PATH")
     if options.part is None:

@@ -1,4 +1,4 @@
-"""Which of other projects' tests Octavo runs, what is changed in their text, and what is left out, with reasons."""
+"""Which of other projects' tests Octavo runs, what is changed in their text, what is left out, and why."""
 
 import os
 from collections.abc import Callable
@@ -55,7 +55,11 @@ def _splits(case: Case) -> str:
 
 def _bounds(case: Case) -> str | None:
     """Lengths are on the device: reading them would make every call wait."""
-    return None if os.environ.get("OCTAVO_DEBUG") == "1" else "lengths past a block table raise under OCTAVO_DEBUG=1"
+    return (
+        None
+        if os.environ.get("OCTAVO_DEBUG") == "1"
+        else "lengths past a block table raise under OCTAVO_DEBUG=1"
+    )
 
 
 SUITES = {
