@@ -1,6 +1,9 @@
 """The attention function that transformers calls: its arguments, our operators."""
 
+from typing import Any, cast
+
 import torch
+from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.ops import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -75,7 +78,7 @@ def octavo_attention(
     window = (-1, -1)
     if sliding_window is not None:
         window = (sliding_window - 1, 0 if causal else sliding_window - 1)
-    options = {
+    options: dict[str, Any] = {
         "softmax_scale": scaling,
         "causal": causal,
         "window_size": window,
@@ -88,10 +91,10 @@ def octavo_attention(
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
         return _attend_ragged(q, k, v, lengths, options), None
     if attention_mask is None:
-        return flash_attn_func(q, k, v, **options), None
+        return cast(Tensor, flash_attn_func(q, k, v, **options)), None
     begin, end = _read_rows(attention_mask, q.shape[0])
     out = flash_attn_with_kvcache(q, k, v, cache_seqlens=end, cache_leftpad=begin, **options)
-    return out, None
+    return cast(Tensor, out), None
 
 
 def _refuse(dropout: float, output_attentions: bool | None, others: dict[str, object]) -> None:
@@ -113,7 +116,7 @@ def _refuse(dropout: float, output_attentions: bool | None, others: dict[str, ob
 
 
 def _attend_ragged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple, options: dict[str, object]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple, options: dict[str, Any]
 ) -> torch.Tensor:
     """Attend over several sequences in one row: q [1, T, H, D], k and v [1, Tk, KH, D]."""
     if any(length is None for length in lengths) or q.shape[0] != 1:
@@ -132,7 +135,7 @@ def _attend_ragged(
         int(max_k),
         **options,
     )
-    return out[None]
+    return cast(Tensor, out)[None]
 
 
 def _read_rows(mask: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,8 +147,8 @@ def _read_rows(mask: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.T
         )
     if mask.shape != (num_rows, 1, 1, 2) or mask.dtype != torch.int32:
         raise InvalidArgumentError(
-            f"attention_mask {list(mask.shape)} of {mask.dtype} is not of octavo's own making; pass a padding "
-            "mask [batch, tokens] to the model, or load it with attn_implementation='sdpa'"
+            f"attention_mask {list(mask.shape)} of {mask.dtype} is not of octavo's own making; pass a "
+            "padding mask [batch, tokens] to the model, or load it with attn_implementation='sdpa'"
         )
     begin, end = mask[:, 0, 0].unbind(1)
     return begin.contiguous(), end.contiguous()

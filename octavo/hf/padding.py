@@ -29,8 +29,8 @@ def unpad_input(
         unused_mask: [B, S], true for tokens that are kept without counting; None: none.
 
     Returns:
-        The T tokens [T, ...]; their indices [T] int64 in the flattened rows; cumulative lengths [B + 1] int32;
-        the longest length; and how many tokens of each row count [B] int32.
+        The T tokens [T, ...]; their indices [T] int64 in the flattened rows; cumulative lengths [B + 1]
+        int32; the longest length; and how many tokens of each row count [B] int32.
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)

@@ -28,7 +28,8 @@ def register() -> str:
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
     except ImportError as error:
         raise InvalidArgumentError(f"octavo.hf needs transformers 5.17 or later: {error}") from error
-    arguments = inspect.signature(PagedAttentionCache.update).parameters
+    cache: Any = PagedAttentionCache  # its decorator hides the class from type checkers
+    arguments = inspect.signature(cache.update).parameters
     if "kwargs" in arguments:
         AttentionInterface.register(_FLASH_NAME, _attend_and_update)
         AttentionMaskInterface.register(_FLASH_NAME, octavo_mask)

@@ -1,7 +1,7 @@
 """Modules that answer to flash-attention's names, for code that imports flash_attn.
 
 transformers hands block tables to nothing but its flash_attention_2 and 3, which import these packages. The
-modules exist in this process only, from the call on; nothing is installed, and a real package is never hidden.
+modules exist in this process only, from the call on; nothing is installed, and no real package is hidden.
 """
 
 import importlib.metadata
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from octavo.errors import InvalidArgumentError
 from octavo.hf import flash_attn_3, padding
@@ -105,7 +106,7 @@ class _Metadata(importlib.metadata.Distribution):
         """The contents of a file of metadata; None if there is none."""
         return self._texts.get(filename)
 
-    def locate_file(self, path: object) -> "importlib.metadata.SimplePath":
+    def locate_file(self, path: object) -> Any:
         """No file of this distribution exists."""
         raise FileNotFoundError(path)
 

@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def make_model(family: str) -> tuple[Any, str]:
-    """A float32 model whose weights are large enough for its tokens to differ, and what to compare it with."""
+    """A float32 model whose weights are large enough for its tokens to differ, and what to compare with."""
     import transformers
 
     name, peer, fields = FAMILIES[family]
