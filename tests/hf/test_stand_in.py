@@ -37,6 +37,16 @@ def test_transformers_reads_pages_in_place_through_flash_attention_2() -> None:
     assert int(counts["paged"]) >= 2 * 11  # all steps but the first
 
 
+@pytest.mark.gpu
+def test_transformers_pages_through_octavo_on_a_gpu() -> None:
+    pytest.importorskip("transformers")
+    path = HERE / "run_gpu.py"
+    lines = run(f"exec(compile(open({str(path)!r}).read(), 'run_gpu.py', 'exec'))").split("\n")
+    counts = dict(line.split() for line in lines if line.split(" ")[0] in ("attached", "paged"))
+    assert int(counts["paged"]) >= 2 * 11  # all steps but the first
+    assert counts["attached"].startswith("octavo")
+
+
 def test_metadata_names_the_release() -> None:
     out = run(
         "import octavo.hf; octavo.hf.stand_in_for_flash_attn(); octavo.hf.stand_in_for_flash_attn(3)\n"

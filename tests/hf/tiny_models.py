@@ -57,7 +57,7 @@ def make_prompts() -> tuple[torch.Tensor, torch.Tensor]:
 
 def greedy(model: Any, **options: Any) -> list[list[int]]:
     """The tokens of `generate` for the prompts."""
-    ids, mask = make_prompts()
+    ids, mask = (x.to(model.device) for x in make_prompts())
     config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
     out = model.generate(ids, attention_mask=mask, generation_config=config, **options)
     return out[:, ids.shape[1] :].tolist()
