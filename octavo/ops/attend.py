@@ -28,9 +28,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a length or block id is
             out of range.
     """
-    keys = replace(call.keys, k=contiguous(call.keys.k), v=contiguous(call.keys.v))
-    call = replace(call, queries=call.queries.replaced(contiguous(call.queries.q)), keys=keys)
-    q = call.queries.q
+    call = _contiguous(call)
+    q, keys = call.queries.q, call.keys
     is_cpu = _is_on_host(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)
@@ -43,7 +42,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     value_dim, keys = keys.v.shape[3], keys if is_cpu else _even(keys)
     if keys.k.shape[3] != queries.q.shape[2]:
         queries = queries.replaced(functional.pad(queries.q, (0, 1)))
-    call = replace(call, queries=queries, keys=keys)
+    if queries is not call.queries or keys is not call.keys:
+        call = replace(call, queries=queries, keys=keys)
     window = None if scores.left is None else scores.left + 1
     options = ScoreOptions(scale, window, scores.softcap, scores.alibi_slopes, scores.right)
     if not is_cpu and queries.cu_seqlens is None and queries.used is None and call.plan is None:
@@ -51,6 +51,15 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     else:
         out, lse = _attend_ragged(call, options, is_cpu=is_cpu)
     return reference.add_sinks(out[..., :value_dim], lse, scores.sinks)
+
+
+def _contiguous(call: Call) -> Call:
+    """Return the call with contiguous last dimensions, which kernels read; copies where they are not."""
+    q, keys = call.queries.q, call.keys
+    if q.stride(-1) == keys.k.stride(-1) == keys.v.stride(-1) == 1:
+        return call
+    keys = replace(keys, k=contiguous(keys.k), v=contiguous(keys.v))
+    return replace(call, queries=call.queries.replaced(contiguous(q)), keys=keys)
 
 
 def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:

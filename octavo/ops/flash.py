@@ -11,7 +11,7 @@ from octavo.ops.arguments import Window
 from octavo.ops.checks import check_device, check_dtype, check_forward_only, check_shape, refuse
 from octavo.ops.run import Lengths, News, Options, Places, Plan, run_cached, run_ragged
 
-Attended = Tensor | tuple[Tensor, ...]
+Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 
 
 def flash_attn_func(
@@ -76,8 +76,9 @@ def flash_attn_qkvpacked_func(
 ) -> Attended:
     """flash_attn_func of qkv [B, S, 3, H, D]."""
     check_shape("qkv", qkv, "[B, S, 3, H, D]", [None, None, 3, None, None])
+    q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        *(*qkv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
 
@@ -96,8 +97,9 @@ def flash_attn_kvpacked_func(
 ) -> Attended:
     """flash_attn_func of q [B, Sq, H, D] and kv [B, Sk, 2, KH, D]."""
     check_shape("kv", kv, "[B, Sk, 2, KH, D]", [None, None, 2, None, None])
+    k, v = kv.unbind(2)
     return flash_attn_func(
-        *(q, *kv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
 
@@ -196,8 +198,9 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Attended:
     """flash_attn_varlen_func of qkv [T, 3, H, D]."""
     check_shape("qkv", qkv, "[T, 3, H, D]", [None, 3, None, None])
+    q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale),
+        *(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale),
         *(causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
     )
 
@@ -220,8 +223,9 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Attended:
     """flash_attn_varlen_func of q [T, H, D] and kv [Tk, 2, KH, D]."""
     check_shape("kv", kv, "[Tk, 2, KH, D]", [None, 2, None, None])
+    k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        *(q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p),
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p),
         *(softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
     )
 

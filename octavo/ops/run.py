@@ -1,6 +1,6 @@
 """What the public functions do: normalise, append, attend, and shape the results."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from octavo.ops.arguments import (
     read_table,
     read_window,
 )
-from octavo.ops.call import Keys
+from octavo.ops.call import Keys, Scores
 from octavo.ops.checks import check_device, check_dtype, check_keys, check_shape, integers
 from octavo.ops.custom_ops import append, attend
 
@@ -92,10 +92,7 @@ def run_cached(
 ) -> tuple[Tensor, Tensor]:
     """Append to a paged or dense cache and attend; see flash_attn_with_kvcache. Returns (out, lse)."""
     num, cu_seqlens_q = count_sequences(q, lengths.cu_seqlens_q)
-    layout = "[B, S, KH, D]" if places.block_table is None else "[num_blocks, block size, KH, D]"
-    for name, cache in zip(names, (k_cache, v_cache), strict=True):
-        check_shape(name, cache, layout, [None] * 4)
-    check_keys(names, q, k_cache, v_cache)
+    _check_caches(names, q, k_cache, v_cache, is_paged=places.block_table is not None)
     window = read_window(options.window_size, causal=options.causal)
     table = read_table(q, names[0], k_cache, num, places.block_table, places.cache_batch_idx)
     capacity = table.shape[1] * k_cache.shape[1]
@@ -106,23 +103,32 @@ def run_cached(
     scores = _scores(q, num, window, options)
     scale, k_scale, v_scale = _scales(q, k_cache, num, options)
     new = _new_keys(q, k_cache, v_cache, news, places, seq_lens, table, (k_scale, v_scale))
-    q = _readable(q)
+    rotary = _rotary(q, news, seq_lens, advance=window != (None, None))
     if new is not None:
-        news_advance = any(side is not None for side in window)
-        rotary = _rotary(q, news, seq_lens, advance=news_advance)
         more = new.length if new.cu_seqlens is None else new.cu_seqlens[1:] - new.cu_seqlens[:-1]
         seq_lens = seq_lens + more
     queries = read_queries(
-        *(q, seq_lens),
+        *(_readable(q), seq_lens),
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=lengths.max_seqlen_q,
         seqused_q=lengths.seqused_q,
     )
-    if new is not None:
-        queries = queries.replaced(append(queries, new, k_cache, v_cache, rotary))
     keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
-    out, lse = attend(make_call(queries, keys, scores, options.num_splits, options.plan))
+    call = make_call(queries, keys, scores, options.num_splits, options.plan)
+    if new is not None:
+        # Everything was checked: a refused call writes nothing.
+        call = replace(call, queries=queries.replaced(append(queries, new, k_cache, v_cache, rotary)))
+    out, lse = attend(call)
     return _shaped(out, lse, num, is_ragged=cu_seqlens_q is not None)
+
+
+def _check_caches(
+    names: tuple[str, str], q: Tensor, k_cache: Tensor, v_cache: Tensor, *, is_paged: bool
+) -> None:
+    layout = "[num_blocks, block size, KH, D]" if is_paged else "[B, S, KH, D]"
+    for name, cache in zip(names, (k_cache, v_cache), strict=True):
+        check_shape(name, cache, layout, [None] * 4)
+    check_keys(names, q, k_cache, v_cache)
 
 
 def run_ragged(
@@ -248,7 +254,7 @@ def _readable(q: Tensor) -> Tensor:
     return q.to(torch.bfloat16) if q.dtype == FLOAT8 else q
 
 
-def _scores(q: Tensor, num: int, window: tuple[int | None, int | None], options: Options):
+def _scores(q: Tensor, num: int, window: tuple[int | None, int | None], options: Options) -> Scores:
     return read_scores(
         *(q, num, window),
         softmax_scale=options.softmax_scale,
@@ -258,7 +264,9 @@ def _scores(q: Tensor, num: int, window: tuple[int | None, int | None], options:
     )
 
 
-def _scales(q: Tensor, k: Tensor, num: int, options: Options):
+def _scales(
+    q: Tensor, k: Tensor, num: int, options: Options
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return read_scales(q, k, num, options.q_descale, options.k_descale, options.v_descale)
 
 

@@ -29,8 +29,12 @@ QUARTER_REGISTERS, DEALT_REGISTERS = 65536 // 4, 256
 @pytest.fixture(scope="module")
 def figures():
     """{kernel: {registers, stack, shared}} as compiled."""
+    return figures_of("compile_hopper.py")
+
+
+def figures_of(script):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("compile_hopper.py")
+    script = Path(__file__).with_name(script)
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False
     )
@@ -78,3 +82,12 @@ def test_leaves_find_room_beside_one_program_of_nodes(figures, leaves, tile):
 
 def warp_registers(used):
     return -(-used["registers"] * 32 // DEALT_REGISTERS) * DEALT_REGISTERS
+
+
+def test_portable_variants_compile():
+    """Triton's interpreter, by which they are tested, knows no types; spilled registers would be slow."""
+    figures = figures_of("compile_portable.py")
+    assert len(figures) == 23
+    for name, used in figures.items():
+        # Three loops of 128 rows a program, two programs an SM: what they keep between loops may spill.
+        assert used["stack"] <= (256 if name.startswith("prefill") else 0), name

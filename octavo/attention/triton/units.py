@@ -34,7 +34,9 @@ def list_units_kernel(
     counts = tl.where(wanted, (lens + TILE_TOKENS - 1) // TILE_TOKENS, 0)
     first = tl.sum(tl.where(sequence < s, counts, 0))
     count = tl.sum(tl.where(sequence == s, counts, 0))
-    begin, end, seq_len = tl.load(cu_seqlens_q + s), tl.load(cu_seqlens_q + s + 1), tl.load(seq_lens + s)
+    begin = tl.load(cu_seqlens_q + s).to(tl.int32)
+    end = tl.load(cu_seqlens_q + s + 1).to(tl.int32)
+    seq_len = tl.load(seq_lens + s).to(tl.int32)
     at = tl.arange(0, PADDED_TOKENS)
     for index in range(0, count):
         tile = index

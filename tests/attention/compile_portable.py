@@ -1,0 +1,124 @@
+"""Compiles variants of the Triton kernels that only calls from outside of an engine use, without a GPU.
+
+Triton's interpreter does not check types, so a kernel that it runs may not compile. Prints their registers
+and memory as JSON.
+"""
+
+import json
+import sys
+from itertools import product
+
+import torch
+import triton.language as tl
+from compile_hopper import compile_kernel
+from triton.compiler import ASTSource
+
+from octavo.attention.triton import decode, prefill, store, uniform, units
+from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
+from octavo.attention.triton.shapes import ONE_BLOCK, fat_shape, padded_head_dim, thin_shape
+
+GROUP, KV_HEADS = 4, 8
+CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
+PAIRS = CACHE._replace(k="*i16", v="*i16")
+QUERIES = Queries("*bf16", "i32", "i32", "*i32", "*bf16", "*fp32")
+PLAIN = Score("fp32", 0, 0.0, None, None, None)
+
+
+def shape_of(tile, *, dims=(128, 128), block_size=16, **flags):
+    head_dim, value_dim = dims
+    values = {
+        "group": GROUP,
+        "kv_heads": KV_HEADS,
+        "head_dim": head_dim,
+        "padded_dim": padded_head_dim(head_dim),
+        "block_size": block_size,
+        "rows": tile.rows,
+        "keys": tile.keys,
+        "value_dim": value_dim,
+        "padded_value_dim": padded_head_dim(value_dim),
+        **flags,
+    }
+    return Shape(*(tl.constexpr(values.get(name, False)) for name in Shape._fields))
+
+
+def compile_by_name(kernel, arguments, tile=None):
+    options = {} if tile is None else {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    if tile is not None and tile.max_registers is not None:
+        options["maxnreg"] = tile.max_registers
+    values = [arguments.pop(name, None) for name in kernel.arg_names]
+    assert not arguments, f"no arguments of {kernel}: {arguments}"
+    return compile_kernel(kernel, values, ASTSource, **options)
+
+
+def compile_attention(score=PLAIN, *, cache=CACHE, parts=1, **shape):
+    """The decode kernel and the prefill kernel."""
+    dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
+    dim = padded_head_dim(max(shape.get("dims", (128, 128))))
+    thin = thin_shape(GROUP, dim, dtype)
+    fat = fat_shape(GROUP, dim, torch.float16 if cache is PAIRS else dtype)
+    partials = {"units": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "num_rows": "i32"}
+    common = {"queries": QUERIES, "cache": cache, "score": score, **partials}
+    runs = {"schedule": "*i32", "arrivals": "*i32", "cu_seqlens_q": "*i32", "num_sequences": "i32"}
+    thin_arguments = {**common, **runs, "shape": shape_of(thin, **shape), "MERGED_ROWS": 4, "EARLY": False}
+    fat_arguments = {**common, "shape": shape_of(fat, **shape), "NUM_PARTS": parts}
+    return {
+        "decode": compile_by_name(decode._attend_thin_kernel, thin_arguments, thin),
+        "prefill": compile_by_name(prefill._attend_fat_kernel, fat_arguments, fat),
+    }
+
+
+def compile_list(integers):
+    sizes = dict.fromkeys(
+        ("num_sequences", "num_units", "above_tokens", "max_tokens", "window", "shift"), "i32"
+    )
+    tensors = dict.fromkeys(("units", "positions", "first_keys", "shifted"), "*i32")
+    tiles = {"TILE_TOKENS": 8, "PADDED_TOKENS": 8, "PADDED_SEQUENCES": 64}
+    lengths = {"cu_seqlens_q": integers, "seq_lens": integers}
+    return compile_by_name(units.list_units_kernel, {**sizes, **tensors, **tiles, **lengths})
+
+
+def compile_plan(integers, *, thin, begins):
+    sizes = dict.fromkeys(("num_sequences", "query_len", "num_tiles", "shift", "window"), "i32")
+    tensors = dict.fromkeys(("cu_seqlens_q", "positions", "units", "schedule", "arrivals"), "*i32")
+    tiles = {"KV_HEADS": 8, "TILE_TOKENS": 8, "KEYS": 32, "PADDED_SEQUENCES": 1024, "ABREAST": 256}
+    lengths = {"seq_lens": integers, "first_keys": "*i32" if begins else None, "THIN": thin}
+    return compile_by_name(uniform._plan_kernel, {**sizes, **tensors, **tiles, **lengths})
+
+
+def compile_store():
+    rows, blocks = store.Rows("*bf16", "i32", "i32"), store.Blocks("*bf16", *["i32"] * 3)
+    sizes = {
+        "NUM_HEADS": 8,
+        "HEAD_DIM": 59,
+        "VALUE_DIM": 40,
+        "BLOCK_SIZE": 1025,
+        "HEADS": 8,
+        "PADDED_DIM": 64,
+    }
+    tensors = {"k": rows, "v": rows, "k_cache": blocks, "v_cache": blocks, "slot_mapping": "*i64"}
+    return compile_by_name(store._store_kernel, {**tensors, **sizes})
+
+
+def main() -> None:
+    by_sequence = PLAIN._replace(slopes="*fp32", slopes_row="i32", shift="i32")
+    scaled = PLAIN._replace(k_scale="*fp32", v_scale="*fp32", scales_row="i32")
+    windowed = PLAIN._replace(window="i32")
+    kinds = {
+        "one block": compile_attention(block_size=ONE_BLOCK, begins=True),
+        "window": compile_attention(windowed, windowed=True, begins=True, parts=3),
+        "value dim": compile_attention(dims=(192, 128)),
+        "wide values": compile_attention(dims=(1, 256), block_size=7),
+        "slopes": compile_attention(by_sequence, biased=True, begins=True),
+        "scales": compile_attention(scaled, cache=PAIRS, dims=(128, 64), scaled=True, packed=True),
+    }
+    figures = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
+    figures["store"] = compile_store()
+    for integers, begins in product(("*i32", "*i64"), (False, True)):
+        figures[f"list {integers}"] = compile_list(integers)
+        for thin in (False, True):
+            figures[f"plan {integers} {begins} {thin}"] = compile_plan(integers, thin=thin, begins=begins)
+    json.dump(figures, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The specification of octavo.ops against the dense oracle, and what importing the package costs."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from kvcache_cases import kvcache_case
+from ops_cases import Maker, dense_case, varlen_case
+from test_ops_matrix import check
+
+from octavo.ops import reference, run
+
+
+@pytest.mark.parametrize("kind", [kvcache_case, varlen_case, dense_case])
+@pytest.mark.parametrize("seed", range(700_000, 700_012))
+def test_the_specification_agrees_with_the_oracle(monkeypatch, kind, seed):
+    monkeypatch.setattr(run, "attend", reference.attend)
+    check(kind(Maker(seed, "cpu", (torch.float32, torch.float64))))
+
+
+def test_import_needs_neither_triton_nor_the_engine():
+    code = (
+        "import sys, octavo.ops;"
+        "wanted = {'triton', 'octavo.engine', 'octavo.models', 'octavo.layers', 'transformers', 'octavo.kv'};"
+        "sys.exit(' '.join(wanted & set(sys.modules)) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE).stderr == b""
