@@ -1,4 +1,4 @@
-"""Run in a process of its own, with a GPU: transformers pages through Octavo, by both ways in. Nothing is patched."""
+"""Run in a process of its own, with a GPU: transformers pages through Octavo, unpatched."""
 
 # ruff: noqa: E402 - the order of imports is what is tested
 
