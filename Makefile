@@ -9,7 +9,10 @@ GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
 COMPUTE_SANITIZER ?= compute-sanitizer
 gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 
-.PHONY: demo test lint bench gpu-test gpu-sanitize clean
+# The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
+HF_OLD := build/transformers-5.17.0
+
+.PHONY: demo test lint bench hf-test upstream-test gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -22,6 +25,22 @@ lint: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/run_all.py
+
+hf-test: $(HF_OLD)/installed .venv/installed-dev
+	$(BIN)/python -m pytest tests/hf
+	PYTHONPATH=$(HF_OLD):$$PYTHONPATH $(BIN)/python -m pytest tests/hf
+
+# transformers 5.17 needs huggingface-hub 1, and that needs httpx; all else is in .venv.
+$(HF_OLD)/installed: Makefile | .venv/installed-dev
+	$(BIN)/python -m pip install --quiet --no-deps --target $(HF_OLD) --upgrade \
+		transformers==5.17.0 'huggingface-hub<2' httpx httpcore idna
+	@touch $@
+
+# Other projects' tests on our operators, from checkouts beside this one; needs a GPU and einops.
+upstream-test: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+upstream-test:
+	$(PYTHON) tests/upstream/run.py $(if $(FLASH_ATTENTION),--flash-attention $(FLASH_ATTENTION)) \
+		$(if $(VLLM),--vllm $(VLLM)) --jobs $(GPU_JOBS) $(UPSTREAM_OPTIONS)
 
 gpu-test:
 	$(GPU_PYTEST) $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal) -m gpu tests

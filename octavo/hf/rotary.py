@@ -1,0 +1,61 @@
+"""flash_attn.layers.rotary: rotary embedding by tables of cosines and sines."""
+
+import torch
+
+from octavo.errors import InvalidArgumentError
+
+
+def apply_rotary_emb(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> torch.Tensor:
+    """Rotate the first R dims of every head by its position's angle; float32 inside.
+
+    Args:
+        x: [B, S, H, D], or [T, H, D] with cu_seqlens.
+        cos: [positions, R / 2].
+        sin: [positions, R / 2].
+        interleaved: Pairs are (0, 1), (2, 3), ...; else (0, R / 2), (1, R / 2 + 1), ...
+        inplace: Write into x.
+        seqlen_offsets: Position of each sequence's first token: a number or [B] int.
+        cu_seqlens: [B + 1] int32, where each sequence begins in x.
+        max_seqlen: Longest sequence; not needed here.
+
+    Returns:
+        The shape and dtype of x; x itself if inplace.
+    """
+    half = cos.shape[-1]
+    if 2 * half > x.shape[-1] or cos.shape != sin.shape:
+        raise InvalidArgumentError(
+            f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [positions, R / 2], R <= {x.shape[-1]}"
+        )
+    positions = _positions(x, seqlen_offsets, cu_seqlens)
+    cosine, sine = (table[positions].float().unsqueeze(-2) for table in (cos, sin))
+    rotated = x[..., : 2 * half].float()
+    pairs = rotated.unflatten(-1, (half, 2)).unbind(-1) if interleaved else rotated.chunk(2, -1)
+    turned = pairs[0] * cosine - pairs[1] * sine, pairs[0] * sine + pairs[1] * cosine
+    joined = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    out = x if inplace else x.clone()
+    out[..., : 2 * half] = joined.to(x.dtype)
+    return out
+
+
+def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """The position of every token: [B, S] or [T] int64."""
+    if cu_seqlens is None:
+        steps = torch.arange(x.shape[1], device=x.device)
+        return steps + (
+            offsets.long()[:, None]
+            if isinstance(offsets, torch.Tensor)
+            else torch.full((x.shape[0], 1), offsets, device=x.device)
+        )
+    steps = torch.arange(x.shape[0], device=x.device)
+    sequence = torch.searchsorted(cu_seqlens.long(), steps, right=True) - 1
+    first = offsets.long()[sequence] if isinstance(offsets, torch.Tensor) else offsets
+    return steps - cu_seqlens.long()[sequence] + first
