@@ -19,10 +19,12 @@ class Extension:
     Attributes:
         start: position of the first of them; the tokens before it are in the cache.
         slots: [n] int64 cache slots, one per token.
+        token_ids: [n] the tokens.
     """
 
     start: int
     slots: np.ndarray
+    token_ids: list[int]
 
     @property
     def positions(self) -> np.ndarray:
@@ -210,7 +212,9 @@ class PagedSequences:
 
     def _extension(self, entry: _Entry, start: int) -> Extension:
         block_ids, stop = entry.blocks.block_ids, len(entry.token_ids)
-        return Extension(start, slot_mapping(block_ids, start, stop, self.manager.block_size))
+        return Extension(
+            start, slot_mapping(block_ids, start, stop, self.manager.block_size), entry.token_ids[start:]
+        )
 
     def _entry(self, sequence_id: Hashable) -> _Entry:
         if sequence_id not in self._entries:

@@ -137,6 +137,7 @@ class ModelledSequences:
     def write(self, name: int, extension: Extension) -> None:
         tokens = self.expected[name]
         assert extension.positions.tolist() == list(range(extension.start, len(tokens)))
+        assert extension.token_ids == tokens[extension.start :]
         self.require_alone(name, extension.slots // self.size)
         for position, slot in zip(extension.positions.tolist(), extension.slots.tolist(), strict=True):
             self.cells[slot] = tuple(tokens[: position + 1])

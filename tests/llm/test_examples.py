@@ -1,0 +1,140 @@
+"""The examples that compute something: their tokens against the engine's and against full recomputation."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo import LLM, SamplingParams
+from octavo.attention import KVCache
+from octavo.kv import PagedSequences
+
+FOLDER = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(FOLDER))
+
+import beam_search  # noqa: E402
+import own_scheduler  # noqa: E402
+from paged_decoder import PagedDecoder  # noqa: E402
+
+PROMPT = "Long ago, in a small town by the sea,"
+
+
+@pytest.fixture(scope="module")
+def network() -> PagedDecoder:
+    return PagedDecoder(num_blocks=1, block_size=1)
+
+
+@pytest.fixture
+def model(network: PagedDecoder) -> Iterator[PagedDecoder]:
+    model = with_blocks(network, 96, 3)
+    yield model
+    model.sequences.manager.check_invariants()
+
+
+def with_blocks(network: PagedDecoder, num_blocks: int, block_size: int, **options: bool) -> PagedDecoder:
+    """Return the same network with a cache of its own."""
+    model, config = copy.copy(network), network.network.config
+    model.cache = KVCache.allocate(
+        num_layers=config.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
+    # What was never stored must never be read.
+    model.cache.data.fill_(float("nan"))
+    model.sequences = PagedSequences(num_blocks, block_size, bytes_per_block=8, **options)
+    return model
+
+
+class Recomputing:
+    """The same calls as a PagedDecoder, but sequences are lists and every step computes them from token 0."""
+
+    def __init__(self, network: PagedDecoder) -> None:
+        self.network = network
+        self.lists: dict[object, list[int]] = {}
+        self.sequences = self.cache = self
+
+    def alloc(self, name: object, tokens: list[int]) -> None:
+        self.lists[name] = list(tokens)
+
+    def update(self, name: object, tokens: list[int]) -> None:
+        self.lists[name] += tokens
+
+    def fork(self, parent: object, child: object) -> None:
+        self.lists[child] = list(self.lists[parent])
+
+    def truncate(self, name: object, num_tokens: int) -> None:
+        del self.lists[name][num_tokens:]
+
+    def free(self, name: object) -> None:
+        del self.lists[name]
+
+    def copy_blocks(self, copies: None) -> None:
+        pass
+
+    def stats(self) -> object:
+        return PagedSequences(1, 1).stats()
+
+    def run(self, names: dict[object, None]) -> Tensor:
+        model = with_blocks(self.network, 96, 16, enable_prefix_caching=False)
+        return model.run({name: model.sequences.alloc(name, self.lists[name]) for name in names})
+
+
+def recomputed_beams(
+    network: PagedDecoder, prompt: list[int], width: int, num_tokens: int
+) -> list[list[int]]:
+    """Beam search over lists: every candidate of every beam, sorted."""
+    beams = [(0.0, list[int]())]
+    for _ in range(num_tokens):
+        model = with_blocks(network, 96, 16, enable_prefix_caching=False)
+        batch = {i: model.sequences.alloc(i, prompt + tokens) for i, (_, tokens) in enumerate(beams)}
+        logprobs = torch.log_softmax(model.run(batch), dim=-1).tolist()
+        beams = sorted(
+            (
+                (score + logprob, [*tokens, token])
+                for (score, tokens), row in zip(beams, logprobs, strict=True)
+                for token, logprob in enumerate(row)
+            ),
+            reverse=True,
+        )[:width]
+    return [tokens for _, tokens in beams]
+
+
+def test_beams_are_those_of_a_search_without_a_cache(model: PagedDecoder) -> None:
+    prompt = model.tokenizer.encode(PROMPT)
+    beams = beam_search.beam_search(model, prompt, width=4, num_tokens=7)
+    assert [list(beam.tokens) for beam in beams] == recomputed_beams(model, prompt, 4, 7)
+    stats = model.sequences.stats()
+    assert stats.num_shared >= len(prompt) // 3
+    assert stats.num_referenced < stats.num_table_entries
+    for beam in beams:
+        model.sequences.free(beam.name)
+    assert model.sequences.stats().num_referenced == 0
+
+
+@pytest.mark.parametrize("length", [4, 7])
+def test_a_tree_takes_the_branches_of_one_without_a_cache(model: PagedDecoder, length: int) -> None:
+    prompt = model.tokenizer.encode(PROMPT)
+    found = beam_search.best_of_n_tree(model, prompt, n=3, rounds=3, length=length)
+    assert len(found) == 2 * (length // 2) + length
+    recomputing = Recomputing(model)
+    assert beam_search.best_of_n_tree(recomputing, prompt, n=3, rounds=3, length=length) == found  # pyright: ignore
+    assert model.sequences.stats().num_referenced == 0
+
+
+def test_preempted_jobs_generate_what_the_engine_does(network: PagedDecoder, smollm2: LLM) -> None:
+    model = with_blocks(network, 14, 4)
+    prompts = [model.tokenizer.encode(text) for text in ("The sun is", PROMPT, "Water boils at", "One, two,")]
+    jobs = [own_scheduler.Job(str(i), prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
+    scheduler = own_scheduler.Scheduler(model, jobs, max_running=3)
+    scheduler.run()
+    assert scheduler.num_preemptions > 0
+    outputs = smollm2.generate(prompts, SamplingParams(temperature=0, max_tokens=14, ignore_eos=True))
+    assert [job.output for job in jobs] == [list(output.outputs[0].token_ids) for output in outputs]
+    assert model.sequences.stats().num_referenced == 0
+    model.sequences.manager.check_invariants()
