@@ -1,0 +1,95 @@
+"""The one internal form of every call of octavo.ops: ragged queries over a paged cache."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from octavo.attention import DeviceForest, ForestPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores are made. The query at position p sees the keys p - left <= j <= p + right.
+
+    Attributes:
+        scale: factor of q.k.
+        left: keys before the query's own position that it sees; None: all.
+        right: keys after it that it sees; 0 is a causal mask; None: all.
+        softcap: scores become softcap * tanh(score / softcap); 0: off.
+        alibi_slopes: [H] or [S, H] float32; adds -slope * |p - j| after the cap.
+        sinks: [H] float32 scores of a key without a value, which every query sees; None: none.
+    """
+
+    scale: float
+    left: int | None
+    right: int | None
+    softcap: float
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A paged cache and what each of S sequences sees of it.
+
+    Attributes:
+        k: [N, B, KH, D] keys; a dense cache has one block per sequence, ragged keys are one block.
+        v: [N, B, KH, Dv] values.
+        block_table: [S, W] int32.
+        seq_lens: [S] int32, one past each sequence's last key.
+        begin: [S] int32, each sequence's first key; None: 0.
+        k_scale: [S, KH] float32, what 1.0 in a float8 cache stands for; None: 1. Holds the scale of q too.
+        v_scale: the same for values.
+    """
+
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    begin: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row of the block table holds."""
+        return self.block_table.shape[1] * self.k.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Ragged queries, T tokens of S sequences.
+
+    Attributes:
+        q: [T, H, D].
+        cu_seqlens: [S + 1] int32, cumulative query lengths.
+        positions: [T] int32; a sequence's last token is at its last key.
+        used: [S] int32, the first tokens of each sequence that count; the others get 0; None: all.
+        max_len: most tokens of a sequence, known to the host.
+    """
+
+    q: Tensor
+    cu_seqlens: Tensor
+    positions: Tensor
+    used: Tensor | None
+    max_len: int
+
+    def replaced(self, q: Tensor) -> "Queries":
+        """Return these queries with other numbers, such as rotated ones."""
+        return replace(self, q=q)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of attention.
+
+    Attributes:
+        num_splits: parts in which keys are read; 0: chosen, 1: not split.
+        plan: what the sequences share; None: nothing is known.
+    """
+
+    queries: Queries
+    keys: Keys
+    scores: Scores
+    num_splits: int
+    plan: ForestPlan | DeviceForest | None
