@@ -85,7 +85,7 @@ class Recomputing:
         return PagedSequences(1, 1).stats()
 
     def run(self, names: dict[object, None]) -> Tensor:
-        model = with_blocks(self.network, 96, 16, enable_prefix_caching=False)
+        model = with_blocks(self.network, 16, 16, enable_prefix_caching=False)
         return model.run({name: model.sequences.alloc(name, self.lists[name]) for name in names})
 
 
@@ -95,7 +95,7 @@ def recomputed_beams(
     """Beam search over lists: every candidate of every beam, sorted."""
     beams = [(0.0, list[int]())]
     for _ in range(num_tokens):
-        model = with_blocks(network, 96, 16, enable_prefix_caching=False)
+        model = with_blocks(network, 16, 16, enable_prefix_caching=False)
         batch = {i: model.sequences.alloc(i, prompt + tokens) for i, (_, tokens) in enumerate(beams)}
         logprobs = torch.log_softmax(model.run(batch), dim=-1).tolist()
         beams = sorted(
