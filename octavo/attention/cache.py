@@ -20,10 +20,10 @@ class LayerCache:
 
     Attributes:
         k: [N, B, KH, D] keys, any strides, last dimension contiguous.
-        v: [N, B, KH, D] values, like k.
+        v: [N, B, KH, Dv] values, like k; their head dim may be another one than that of keys.
         k_scale: [KH] contiguous float32: in a float8 (float8_e4m3fn) cache, the key that 1.0 stands for;
-            None: 1.
-        v_scale: [KH], the same for values; set both or neither.
+            None: 1. To attend, it may be [S, KH]: one for each sequence.
+        v_scale: like k_scale, the same for values; set both or neither.
     """
 
     k: Tensor

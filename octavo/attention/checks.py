@@ -20,14 +20,19 @@ _FLOAT8_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Check the arguments of store_kv."""
     _check_cache(cache)
-    expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *cache.k.shape[2:])
-    for name, tensor in (("k", k), ("v", v)):
+    for name, tensor, stored in (("k", k, cache.k), ("v", v, cache.v)):
+        expected = (slot_mapping.shape[0] if slot_mapping.dim() == 1 else "T", *stored.shape[2:])
         if tuple(tensor.shape) != expected:
             raise InvalidArgumentError(
                 f"{name} must be [T, KH, D] = {list(expected)} to fit slot_mapping and cache; "
                 f"got {list(tensor.shape)}"
             )
         _check_like(name, tensor, cache.k)
+    if cache.k_scale is not None and cache.k_scale.dim() == 2:
+        raise InvalidArgumentError(
+            "k_scale and v_scale must be [KH] to store: a token's sequence is not known here; "
+            f"got {list(cache.k_scale.shape)}"
+        )
     if slot_mapping.dtype not in (torch.int32, torch.int64):
         raise InvalidArgumentError(f"slot_mapping must be int32 or int64; got {slot_mapping.dtype}")
     _check_device("slot_mapping", slot_mapping, cache.k)
@@ -43,14 +48,22 @@ def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, o
             f"got {list(q.shape)}"
         )
     _check_like("q", q, cache.k)
+    num_sequences = metadata.block_table.shape[0]
     slopes = options.alibi_slopes
     if slopes is not None:
-        if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
+        per_head = q.shape[1:2]
+        if slopes.shape not in (per_head, (num_sequences, *per_head)) or slopes.dtype != torch.float32:
             raise InvalidArgumentError(
-                f"alibi_slopes must be [{q.shape[1]}] float32, one per query head; "
+                f"alibi_slopes must be [{q.shape[1]}] float32, one per query head, or "
+                f"[{num_sequences}, {q.shape[1]}] with those of each sequence; "
                 f"got {list(slopes.shape)} {slopes.dtype}"
             )
         _check_device("alibi_slopes", slopes, q)
+    for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
+        if scale is not None and scale.dim() == 2 and scale.shape[0] != num_sequences:
+            raise InvalidArgumentError(
+                f"{name} must have a row for each of the {num_sequences} sequences; got {list(scale.shape)}"
+            )
     _check_metadata(q, cache.k.shape[1], metadata)
 
 
@@ -76,6 +89,22 @@ def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadat
             f"sequences, but q has {num_query_tokens} tokens and block_table {num_sequences} rows"
         )
     check_capacity(plan.max_kv_len, block_size, metadata.block_table)
+
+
+def check_right(plan: ForestPlan, right: int | None) -> None:
+    """Check that a plan lists the keys that tokens see after their positions."""
+    if plan.right is not None and (right is None or right > plan.right):
+        raise InvalidArgumentError(
+            f"the plan is for right={plan.right}, this call has right={right}; make one with right={right}"
+        )
+
+
+def check_num_splits(num_splits: int) -> None:
+    """Check the number of parts that keys are read in."""
+    if not isinstance(num_splits, int) or isinstance(num_splits, bool) or num_splits < 0:
+        raise InvalidArgumentError(
+            f"num_splits must be 0 (automatic) or the number of parts, an int; got {num_splits!r}"
+        )
 
 
 def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
@@ -117,15 +146,15 @@ def _check_cache(cache: LayerCache) -> None:
             f"the cache must be a LayerCache, such as KVCache.layer(index) gives; got {type(cache).__name__}"
         )
     k_cache, v_cache = cache.k, cache.v
-    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
+    if k_cache.dim() != 4 or k_cache.shape[:3] != v_cache.shape[:3] or k_cache.dtype != v_cache.dtype:
         raise InvalidArgumentError(
-            f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype; got "
+            f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype, but for D; got "
             f"{list(k_cache.shape)} {k_cache.dtype} and {list(v_cache.shape)} {v_cache.dtype}"
         )
-    if 0 in k_cache.shape[1:]:
+    if v_cache.dim() != 4 or 0 in (*k_cache.shape[1:], *v_cache.shape[3:]):
         raise InvalidArgumentError(
             f"a cache's blocks must have at least one token, kv head and dimension each; got [N, B, KH, D] = "
-            f"{list(k_cache.shape)}"
+            f"{list(k_cache.shape)} and {list(v_cache.shape)}"
         )
     if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise InvalidArgumentError("the last dimension of k_cache and v_cache must be contiguous (stride 1)")
@@ -140,12 +169,18 @@ def _check_scales(cache: LayerCache) -> None:
     for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
         if scale is None:
             raise InvalidArgumentError(f"{name} is missing; give both scales or neither")
-        if scale.shape != (num_kv_heads,) or scale.dtype != torch.float32 or not scale.is_contiguous():
+        is_shaped = scale.dim() in (1, 2) and scale.shape[-1] == num_kv_heads
+        if not is_shaped or scale.dtype != torch.float32 or not scale.is_contiguous():
             raise InvalidArgumentError(
-                f"{name} must be contiguous [{num_kv_heads}] float32, one per kv head; "
-                f"got {list(scale.shape)} {scale.dtype}"
+                f"{name} must be contiguous [{num_kv_heads}] float32, one per kv head, or "
+                f"[S, {num_kv_heads}]; got {list(scale.shape)} {scale.dtype}"
             )
         _check_device(name, scale, cache.k)
+    if cache.k_scale is not None and cache.v_scale is not None and cache.k_scale.shape != cache.v_scale.shape:
+        raise InvalidArgumentError(
+            f"k_scale and v_scale must have one shape; got {list(cache.k_scale.shape)} and "
+            f"{list(cache.v_scale.shape)}"
+        )
 
 
 def _check_like(name: str, tensor: Tensor, cache: Tensor) -> None:

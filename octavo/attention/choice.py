@@ -45,9 +45,7 @@ class Implementation:
     """The two functions that each implementation has."""
 
     store_kv: Callable[[Tensor, Tensor, "LayerCache", Tensor], None]
-    paged_attention_with_lse: Callable[
-        [Tensor, "LayerCache", "AttentionMetadata", "ScoreOptions"], tuple[Tensor, Tensor]
-    ]
+    paged_attention_with_lse: Callable[..., tuple[Tensor, Tensor]]
 
 
 @cache
@@ -101,6 +99,27 @@ def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
     if reason is not None:
         raise ConfigError(f'attention impl "{impl}" cannot run: {reason}; use impl="auto" or "torch"')
     return impl
+
+
+def choose_for_call(impl: str, cache: "LayerCache", options: "ScoreOptions | None" = None) -> str:
+    """Return the name of the implementation for a call over a cache; options None: a store.
+
+    "auto" takes PyTorch where the compiled kernels lack something that the call asks for.
+
+    Raises:
+        ConfigError: impl is unknown, or was asked for by name and cannot run.
+    """
+    chosen = choose_impl(impl, cache.k.device.type, cache.k.dtype)
+    if chosen != "c":
+        return chosen
+    from octavo.attention.cpu import kernel
+
+    reason = kernel.call_unsupported_reason(cache, options)
+    if reason is None:
+        return chosen
+    if impl == "auto":
+        return "torch"
+    raise ConfigError(f'attention impl "c" cannot run: {reason}; use impl="auto" or "torch"')
 
 
 def _preferred(device_type: str, dtype: torch.dtype) -> str:

@@ -38,6 +38,18 @@ def read_rows(cache: Tensor, index: Index, dtype: torch.dtype, scale: Tensor | N
     return rows if scale is None else rows * scale.to(dtype).unsqueeze(-1)
 
 
+def scale_of(scale: Tensor | None, sequences: Tensor | int) -> Tensor | None:
+    """Return the scale of a sequence, [KH], or of several [X], [X, 1, KH] to scale [X, keys, KH, D].
+
+    Args:
+        scale: [KH] for all sequences, [S, KH] for each, or None.
+        sequences: rows of the block table.
+    """
+    if scale is None or scale.dim() == 1:
+        return scale
+    return scale[sequences] if isinstance(sequences, int) else scale[sequences].unsqueeze(1)
+
+
 def as_bytes(cache: Tensor) -> Tensor:
     """View a float8 tensor as bytes, because float8 lacks some indexing; return other tensors unchanged."""
     return cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache

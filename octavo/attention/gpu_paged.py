@@ -13,6 +13,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.shapes import ONE_BLOCK
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import can_overlap, triton_unsupported_reason
 
@@ -48,7 +49,12 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
 
 
 def paged_attention_with_lse(
-    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions
+    q: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+    *,
+    num_splits: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Make a task map and attend; see octavo.attention.paged_attention_with_lse. Does not wait for the
     device.
@@ -59,8 +65,9 @@ def paged_attention_with_lse(
         InvalidArgumentError: the scale is not positive.
     """
     if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
-        return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, device=q.device)
-    step_map = plan_step(q, cache, metadata, options.window)
+        out, lse = q.new_zeros(*q.shape[:2], cache.v.shape[3]), q.new_empty(q.shape[:2], dtype=torch.float32)
+        return out, lse.fill_(-torch.inf)
+    step_map = plan_step(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
@@ -71,6 +78,8 @@ def plan_step(
     window: int | None = None,
     *,
     deterministic: bool = False,
+    right: int | None = 0,
+    num_splits: int = 0,
 ) -> "StepMap":
     """Make a step's task map, for every layer with the shapes and dtypes of q and cache; see
     step_map.plan_step.
@@ -87,9 +96,12 @@ def plan_step(
         head_dim=q.shape[2],
         dtype=q.dtype,
         cache_dtype=cache.k.dtype,
-        block_size=cache.k.shape[1],
+        block_size=_block_size(cache, metadata),
         window=window,
         deterministic=deterministic,
+        right=right,
+        num_splits=num_splits,
+        value_dim=cache.v.shape[3],
     )
 
 
@@ -105,15 +117,22 @@ def attend_with_map(
     from octavo.attention.triton import arguments, nodes
 
     _check(cache, options, step_map)
-    results = arguments.empty_results(q)
-    forest, positions = step_map.forest, metadata.positions
+    results = arguments.empty_results(q, cache.v.shape[3])
+    forest = step_map.forest
+    positions = metadata.positions if step_map.positions is None else step_map.positions
+    begins, one_block = metadata.kv_begin is not None, is_one_block(metadata)
     if forest is None:
-        call = arguments.make_call(q, cache, positions, metadata.block_table, options, results)
+        call = arguments.make_call(
+            q, cache, positions, metadata.block_table, options, results, begins=begins, one_block=one_block
+        )
         _attend_units(call, metadata, step_map, early=False)
         return results
+    _check_forest(cache, options)
     node_call = nodes.node_call(q, cache, positions, options, forest)
     leaf_results = (forest.leaf_out[: q.shape[0]], forest.leaf_lse[: q.shape[0]])
-    leaves = arguments.make_call(q, cache, positions, metadata.block_table, options, leaf_results)
+    leaves = arguments.make_call(
+        q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
+    )
     choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
     _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
     if forest.has_thin_units:
@@ -126,22 +145,49 @@ def attend_with_map(
 def _check(cache: LayerCache, options: ScoreOptions, step_map: "StepMap") -> None:
     if not options.scale > 0:
         raise InvalidArgumentError(f"the Triton kernels need a positive scale, got {options.scale}")
-    if options.window != step_map.window:
+    if options.window != step_map.window or options.right != step_map.right:
         raise InvalidArgumentError(
-            f"the task map is for window {step_map.window}, this layer has {options.window}; "
-            f"make one map per window"
+            f"the task map is for window {step_map.window} and right {step_map.right}, this layer has "
+            f"{options.window} and {options.right}; make one map for each"
         )
     if cache.k.dtype == FLOAT8 and any(
         size % 2 for x in (cache.k, cache.v) for size in (x.shape[3], *x.stride()[:3])
     ):
         raise InvalidArgumentError(
             f"the Triton kernels need float8 caches of even head dim and strides, "
-            f"got {cache.k.shape[3]} and {cache.k.stride()}, {cache.v.stride()}"
+            f"got {cache.k.shape[3]} and {cache.k.stride()}, {cache.v.shape[3]} and {cache.v.stride()}"
         )
+
+
+def _check_forest(cache: LayerCache, options: ScoreOptions) -> None:
+    """Check that a layer can read keys for several sequences at once."""
+    if cache.v.shape[3] != cache.k.shape[3]:
+        raise InvalidArgumentError(
+            f"a forest needs keys and values of one head dim, got {cache.k.shape[3]} and {cache.v.shape[3]}"
+        )
+    slopes, scale = options.alibi_slopes, cache.k_scale
+    if (slopes is not None and slopes.dim() == 2) or (scale is not None and scale.dim() == 2):
+        raise InvalidArgumentError(
+            "sequences that share keys need the same alibi_slopes [H], k_scale and v_scale [KH]; "
+            "leave the forest out"
+        )
+
+
+def is_one_block(metadata: AttentionMetadata) -> bool:
+    """Return whether each sequence lies within one block, as in dense and in ragged caches."""
+    return metadata.block_table.shape[1] == 1
+
+
+def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
+    """Return the tokens of a block, as kernels are chosen and compiled for."""
+    return ONE_BLOCK if is_one_block(metadata) else cache.k.shape[1]
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
     """Attend the units of the map; early: see triton.decode.attend_thin."""
+    if not step_map.covers_all:
+        call.queries.out.zero_()
+        call.queries.lse.fill_(-torch.inf)
     if step_map.thin is not None:
         choice.attend_thin(call, metadata, step_map.thin, early=early)
     if step_map.fat is not None:

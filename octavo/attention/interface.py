@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.attention.checks import check_attention, check_store
-from octavo.attention.choice import choose_impl, implementation
+from octavo.attention.checks import check_attention, check_num_splits, check_store
+from octavo.attention.choice import choose_for_call, implementation
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
@@ -15,7 +15,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, i
     Args:
         k: [T, KH, D] keys, last dimension contiguous, for example a view of a fused qkv. Their dtype is that
             of the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16.
-        v: [T, KH, D] values, like k.
+        v: [T, KH, Dv] values, like k.
         cache: one layer's cache, see KVCache.layer; written. A float8 cache with scales stores k / k_scale,
             saturated.
         slot_mapping: [T] int32 or int64, block id * B + offset; -1 writes nothing.
@@ -26,7 +26,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, i
         ConfigError: impl is unknown or cannot run here.
     """
     check_store(k, v, cache, slot_mapping)
-    chosen = implementation(choose_impl(impl, cache.k.device.type, cache.k.dtype))
+    chosen = implementation(choose_for_call(impl, cache))
     chosen.store_kv(k, v, cache, slot_mapping)
 
 
@@ -39,11 +39,22 @@ def paged_attention(
     window: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    right: int | None = 0,
+    num_splits: int = 0,
     impl: str = "auto",
 ) -> Tensor:
     """Return the first result of paged_attention_with_lse: [T, H, D], dtype of q."""
     return paged_attention_with_lse(
-        q, cache, metadata, scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes, impl=impl
+        q,
+        cache,
+        metadata,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        right=right,
+        num_splits=num_splits,
+        impl=impl,
     )[0]
 
 
@@ -56,12 +67,15 @@ def paged_attention_with_lse(
     window: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    right: int | None = 0,
+    num_splits: int = 0,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Attend each query token to its own sequence's keys in the cache.
 
-    The token at position p sees the keys j <= p, j < seq_len and, with a window, j > p - window. Query
-    head h reads kv head h // (H / KH). A batch may mix prefill and decode; any block size and head dim.
+    The token at position p sees the keys kv_begin <= j < seq_len with j <= p + right and, with a window,
+    j > p - window. Query head h reads kv head h // (H / KH). A batch may mix prefill and decode; any block
+    size and head dim.
 
     Args:
         q: [T, H, D] queries, any strides, last dimension contiguous; dtype as for k of store_kv.
@@ -70,11 +84,14 @@ def paged_attention_with_lse(
         scale: factor of q.k, usually 1 / sqrt(D).
         window: a token sees its last `window` keys, including itself; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
-        alibi_slopes: [H] float32; adds -slope * (p - j) to the scores.
+        alibi_slopes: [H], or [S, H] for each sequence, float32; adds -slope * |p - j| to the scores.
+        right: keys after its own position that a token sees; 0: causal, None: all.
+        num_splits: on a GPU, how many parts a query's keys are read in, concurrently; 0: as many as are
+            fastest, 1: one pass. It changes time and rounding only, and CPUs ignore it.
         impl: "auto" or one of available_impls().
 
     Returns:
-        (out [T, H, D] in the dtype of q, lse [T, H] float32: natural log of the sum of exponentials).
+        (out [T, H, Dv] in the dtype of q, lse [T, H] float32: natural log of the sum of exponentials).
         Where a token sees nothing, out is 0 and lse is -inf.
 
     Raises:
@@ -82,7 +99,9 @@ def paged_attention_with_lse(
             table names a block that does not exist.
         ConfigError: impl is unknown or cannot run here.
     """
-    options = ScoreOptions(scale, window, softcap, alibi_slopes)
+    options = ScoreOptions(scale, window, softcap, alibi_slopes, right)
+    check_num_splits(num_splits)
     check_attention(q, cache, metadata, options)
-    chosen = implementation(choose_impl(impl, q.device.type, cache.k.dtype))
-    return chosen.paged_attention_with_lse(q, cache, metadata, options)
+    chosen = choose_for_call(impl, cache, options)
+    on_gpu = {"num_splits": num_splits} if chosen == "triton" else {}
+    return implementation(chosen).paged_attention_with_lse(q, cache, metadata, options, **on_gpu)

@@ -63,6 +63,21 @@ def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
     return Lengths(lens, bounds, query_lens)
 
 
+def check_kv_begin(kv_begin: np.ndarray, lengths: Lengths) -> np.ndarray:
+    """Return the first key of each sequence, [S] int64; see AttentionMetadata.
+
+    Raises:
+        InvalidArgumentError: the shape or dtype does not fit, or a number is negative.
+    """
+    begin = _to_int64("kv_begin", kv_begin)
+    if begin.shape != lengths.seq_lens.shape or begin.min(initial=0) < 0:
+        raise InvalidArgumentError(
+            f"kv_begin must be [{lengths.seq_lens.shape[0]}], one per seq_lens entry, and not negative; "
+            f"got {list(begin.shape)} with minimum {begin.min(initial=0)}"
+        )
+    return begin
+
+
 def _to_int64(name: str, values: np.ndarray) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,8 @@ class AttentionMetadata:
         work: which keys the sequences share: a ForestPlan (host arrays) for the C and PyTorch kernels, a
             DeviceForest (device arrays) for GPU kernels, or None if nothing is shared. It changes the time of
             a step, not its results. Kernels ignore the other kind.
+        kv_begin: [S] int32, the first key of each sequence that its tokens see, for caches padded on the left
+            or sequences that share one block; None: 0. Nothing may be shared then.
         is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0.
             Tokens after its last one are padding.
     """
@@ -51,6 +54,7 @@ class AttentionMetadata:
     max_seq_len: int
     work: ForestPlan | DeviceForest | None = None
     is_fresh: bool = False
+    kv_begin: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the batch.
@@ -75,6 +79,8 @@ class AttentionMetadata:
                 f"got {self.cu_seqlens_q.shape[0]}"
             )
         self.check_lengths()
+        if self.kv_begin is not None or (self.plan is not None and self.plan.kv_begin is not None):
+            self._check_kv_begin()
 
     @property
     def plan(self) -> ForestPlan | None:
@@ -108,6 +114,35 @@ class AttentionMetadata:
             raise InvalidArgumentError(
                 f"cu_seqlens_q must end within the {self.positions.shape[0]} query tokens of positions, "
                 f"got {num_tokens}; it holds the cumulative query lengths"
+            )
+
+    def _check_kv_begin(self) -> None:
+        """Check the first keys, and that the work was made for them."""
+        begin, num_sequences = self.kv_begin, self.seq_lens.shape[0]
+        if begin is None:
+            raise InvalidArgumentError("the plan was made with kv_begin; give it to the metadata too")
+        if begin.shape != (num_sequences,) or begin.dtype != torch.int32:
+            raise InvalidArgumentError(
+                f"kv_begin must be [{num_sequences}] int32, one per seq_lens entry; "
+                f"got {list(begin.shape)} {begin.dtype}"
+            )
+        if begin.device != self.seq_lens.device:
+            raise InvalidArgumentError(
+                f"kv_begin is on {begin.device}, seq_lens on {self.seq_lens.device}; move one"
+            )
+        if begin.is_cpu and num_sequences and int(begin.min()) < 0:
+            raise InvalidArgumentError(f"kv_begin must not be negative, got {int(begin.min())}")
+        if self.work is None:
+            return
+        planned = None if self.plan is None else self.plan.kv_begin
+        if planned is None:
+            raise InvalidArgumentError(
+                "sequences with kv_begin cannot share keys: leave work None, or plan by "
+                "ForestPlan.flat(..., kv_begin=...)"
+            )
+        if begin.is_cpu and not np.array_equal(planned, begin.numpy()):
+            raise InvalidArgumentError(
+                "the plan is of another step: it was made for another kv_begin; make a plan for each step"
             )
 
 

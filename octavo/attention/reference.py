@@ -5,7 +5,7 @@ from torch import Tensor
 
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_slots
-from octavo.attention.float8 import read_rows, write_rows
+from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -30,7 +30,7 @@ def paged_attention_with_lse(
     Computes in float32, or in float64 if q is; see octavo.attention.paged_attention_with_lse.
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    out = q.new_zeros(*q.shape[:2], cache.v.shape[3])
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     metadata.check_lengths()
     bounds = metadata.cu_seqlens_q.tolist()
@@ -39,9 +39,13 @@ def paged_attention_with_lse(
         if tokens.start == tokens.stop:
             continue
         block_ids = _block_ids(metadata.block_table, s, seq_len, cache.k)
-        keys = _gather(cache.k, block_ids, seq_len, dtype, cache.k_scale)
-        values = _gather(cache.v, block_ids, seq_len, dtype, cache.v_scale)
-        out[tokens], lse[tokens] = _attend(q[tokens], keys, values, metadata.positions[tokens], options)
+        keys = _gather(cache.k, block_ids, seq_len, dtype, scale_of(cache.k_scale, s))
+        values = _gather(cache.v, block_ids, seq_len, dtype, scale_of(cache.v_scale, s))
+        first = 0 if metadata.kv_begin is None else int(metadata.kv_begin[s])
+        visible, distance = _see(metadata.positions[tokens], keys.shape[0], first, options)
+        slopes = options.alibi_slopes
+        bias = None if slopes is None else (slopes[s] if slopes.dim() == 2 else slopes, distance.abs())
+        out[tokens], lse[tokens] = _attend(q[tokens], keys, values, visible, bias, options)
     return out, lse
 
 
@@ -61,14 +65,30 @@ def _gather(
     return read_rows(cache, (block_ids,), dtype, scale).flatten(0, 1)[:seq_len]
 
 
-def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, options: ScoreOptions
-) -> tuple[Tensor, Tensor]:
-    """Dense attention of one sequence: q [Q, H, D], keys and values [K, KH, D] -> (out, lse [Q, H])."""
-    distance = positions[:, None] - torch.arange(keys.shape[0], device=q.device)
-    visible = distance >= 0
+def _see(positions: Tensor, num_keys: int, first: int, options: ScoreOptions) -> tuple[Tensor, Tensor]:
+    """Return which query of a sequence sees which key [Q, K], and query minus key position [Q, K]."""
+    key = torch.arange(num_keys, device=positions.device)
+    distance = positions[:, None] - key
+    visible = (key >= first).expand_as(distance).clone()
+    if options.right is not None:
+        visible &= distance >= -options.right
     if options.window is not None:
         visible &= distance < options.window
+    return visible, distance
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    bias: tuple[Tensor, Tensor] | None,
+    options: ScoreOptions,
+) -> tuple[Tensor, Tensor]:
+    """Dense attention of one sequence: q [Q, H, D], keys [K, KH, D], values -> (out [Q, H, Dv], lse [Q, H]).
+
+    bias: (slopes [H], distances [Q, K]), or None.
+    """
     # What no query sees may hold anything, even NaN, which a weight of 0 would not silence.
     unseen = ~visible.any(dim=0)[:, None, None]
     group_size = q.shape[1] // keys.shape[1]
@@ -77,8 +97,9 @@ def _attend(
     scores = torch.einsum("qhd,khd->hqk", q.to(keys.dtype), keys) * options.scale
     if options.softcap > 0:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.to(keys.dtype)[:, None, None] * distance
+    if bias is not None:
+        slopes, distance = bias
+        scores = scores - slopes.to(keys.dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.attention.checks import check_blocks, check_plan, check_slots
-from octavo.attention.float8 import read_rows, write_rows
+from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots
+from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -32,18 +32,22 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     write_rows(cache.v, index, v[tokens], cache.v_scale)
 
 
-def host_plan(num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> ForestPlan:
+def host_plan(
+    num_query_tokens: int, block_size: int, metadata: AttentionMetadata, right: int | None = 0
+) -> ForestPlan:
     """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
     Raises:
         InvalidArgumentError: the sequences do not fit q or the block table.
     """
     if metadata.plan is not None:
+        check_right(metadata.plan, right)
         return metadata.plan
     seq_lens, cu_seqlens_q = metadata.seq_lens.cpu().numpy(), metadata.cu_seqlens_q.cpu().numpy()
     # Checked before planning: a corrupt length would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
-    plan = ForestPlan.flat(seq_lens, cu_seqlens_q)
+    kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
+    plan = ForestPlan.flat(seq_lens, cu_seqlens_q, right=right, kv_begin=kv_begin)
     check_plan(plan, num_query_tokens, block_size, metadata)
     return plan
 
@@ -56,8 +60,8 @@ def paged_attention_with_lse(
     The plan's items are cut into pieces of 64 keys. Pieces with a similar number of query tokens form batched
     products. Each result is folded into its tokens' running softmax, so memory stays bounded.
     """
-    state = _RunningSoftmax(q)
-    plan = host_plan(q.shape[0], cache.k.shape[1], metadata)
+    state = _RunningSoftmax(q, cache.v.shape[3])
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
     _check_segments(plan, metadata.block_table, cache.k)
     for tokens, rows, kv_begin, kv_end in _batches(plan, q, cache.k):
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
@@ -83,14 +87,14 @@ class _RunningSoftmax:
     not grow with the number of pieces.
     """
 
-    def __init__(self, q: Tensor) -> None:
+    def __init__(self, q: Tensor, value_dim: int) -> None:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         num_tokens, num_heads, head_dim = q.shape
         self.out_dtype = q.dtype
         self.q = torch.cat([q, q.new_zeros(1, num_heads, head_dim)]).to(dtype)
         self.maximum = torch.full((num_tokens + 1, num_heads), -torch.inf, dtype=dtype, device=q.device)
         self.total = torch.zeros_like(self.maximum)
-        self.values = torch.zeros_like(self.q, memory_format=torch.contiguous_format)
+        self.values = self.q.new_zeros(num_tokens + 1, num_heads, value_dim)
 
     def raise_maximum(self, tokens: Tensor, scores: Tensor) -> Tensor:
         """Fold scores [X, n, H, keys] into the maxima of tokens [X, n]; return exp(scores - maximum)."""
@@ -106,12 +110,12 @@ class _RunningSoftmax:
         return torch.exp(scores - base[tokens].unsqueeze(-1))
 
     def add(self, tokens: Tensor, weights: Tensor, weighted_values: Tensor) -> None:
-        """Add weights [X, n, H, keys] and their weighted values [X, n, H, D] to tokens [X, n]."""
+        """Add weights [X, n, H, keys] and their weighted values [X, n, H, Dv] to tokens [X, n]."""
         self.total.index_add_(0, tokens.flatten(), weights.sum(dim=-1).flatten(0, 1))
         self.values.index_add_(0, tokens.flatten(), weighted_values.flatten(0, 1))
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return (out [T, H, D], lse [T, H] float32) without the padding row."""
+        """Return (out [T, H, Dv], lse [T, H] float32) without the padding row."""
         total, maximum = self.total[:-1], self.maximum[:-1]
         out = self.values[:-1] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
         lse = torch.where(total == 0, -torch.inf, maximum + torch.log(total))
@@ -185,9 +189,12 @@ def _see(
 ) -> _Pieces:
     """Compute which query token sees which key; pieces in which no key is visible are dropped."""
     keys_at = kv_begin.unsqueeze(1) + torch.arange(_TILE_KEYS, device=tokens.device)
+    num_tokens = metadata.positions.shape[0]
     positions = torch.cat([metadata.positions, metadata.positions.new_full((1,), -1)])[tokens]
     distance = positions.unsqueeze(-1) - keys_at.unsqueeze(1)
-    visible = (distance >= 0) & (keys_at < kv_end.unsqueeze(1)).unsqueeze(1)
+    visible = (tokens < num_tokens).unsqueeze(-1) & (keys_at < kv_end.unsqueeze(1)).unsqueeze(1)
+    if options.right is not None:
+        visible &= distance >= -options.right
     if options.window is not None:
         visible &= distance < options.window
     seen = visible.any(dim=1)
@@ -204,26 +211,30 @@ def _fold(
     _, block_size, num_kv_heads, head_dim = cache.k.shape
     block_ids = block_table[pieces.rows.unsqueeze(1), pieces.keys_at // block_size].long()
     offsets = pieces.keys_at % block_size
-    keys = read_rows(cache.k, (block_ids, offsets), state.q.dtype, cache.k_scale)
-    values = read_rows(cache.v, (block_ids, offsets), state.q.dtype, cache.v_scale)
+    k_scale, v_scale = (scale_of(scale, pieces.rows) for scale in (cache.k_scale, cache.v_scale))
+    keys = read_rows(cache.k, (block_ids, offsets), state.q.dtype, k_scale)
+    values = read_rows(cache.v, (block_ids, offsets), state.q.dtype, v_scale)
     num_pieces, width = pieces.tokens.shape
     # [X, KH, n * G, D]: the query heads of one kv head become rows of one product.
     q = state.q[pieces.tokens].view(num_pieces, width, num_kv_heads, -1, head_dim)
     q = q.transpose(1, 2).reshape(num_pieces, num_kv_heads, -1, head_dim)
     scores = _to_token_major(q @ keys.permute(0, 2, 3, 1) * options.scale, width)
-    scores = _apply_options(scores, pieces.visible, pieces.distance, options)
+    scores = _apply_options(scores, pieces, options)
     weights = state.raise_maximum(pieces.tokens, scores)
     weighted = _to_head_major(weights, num_kv_heads) @ values.transpose(1, 2)
     state.add(pieces.tokens, weights, _to_token_major(weighted, width))
 
 
-def _apply_options(scores: Tensor, visible: Tensor, distance: Tensor, options: ScoreOptions) -> Tensor:
-    """Cap, bias and mask scores [X, n, H, keys] by visible and distance [X, n, keys]."""
+def _apply_options(scores: Tensor, pieces: _Pieces, options: ScoreOptions) -> Tensor:
+    """Cap, bias and mask the scores of pieces, [X, n, H, keys]."""
     if options.softcap > 0:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.to(scores.dtype).unsqueeze(1) * distance.unsqueeze(2)
-    return scores.masked_fill(~visible.unsqueeze(2), -torch.inf)
+        slopes = options.alibi_slopes.to(scores.dtype)
+        if slopes.dim() == 2:
+            slopes = slopes[pieces.rows].unsqueeze(1)
+        scores = scores - slopes.unsqueeze(-1) * pieces.distance.abs().unsqueeze(2)
+    return scores.masked_fill(~pieces.visible.unsqueeze(2), -torch.inf)
 
 
 def _to_token_major(x: Tensor, width: int) -> Tensor:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from octavo.attention.float8 import write_rows
 from octavo.errors import InvalidArgumentError
-from octavo.ops.arguments import rows_of
+from octavo.ops import debug
+from octavo.ops.call import Queries, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class NewKeys:
         k: [Tn, KH, D].
         v: [Tn, KH, Dv].
         cu_seqlens: [S + 1] int32, cumulative numbers of new keys.
+        length: new keys of every sequence; 0: they differ.
         cached_lens: [S] int32, tokens in the cache before: where the first new key goes.
         block_table: [S, W] int32.
         k_scale, v_scale: [S, KH] float32 of a float8 cache; None: 1.
@@ -44,78 +46,102 @@ class NewKeys:
     k: Tensor
     v: Tensor
     cu_seqlens: Tensor
+    length: int
     cached_lens: Tensor
     block_table: Tensor
     k_scale: Tensor | None
     v_scale: Tensor | None
 
 
-def append(
-    q: Tensor,
-    cu_seqlens_q: Tensor,
-    new: NewKeys,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    rotary: Rotary | None,
-) -> Tensor:
+def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
     """Write new keys (rotated) and values to their slots; return the queries (rotated, else q itself).
 
     Args:
-        q: [T, H, D] queries.
-        cu_seqlens_q: [S + 1] int32.
+        queries: T queries.
         new: the keys and values.
         k_cache: [N, B, KH, D], any strides; written.
         v_cache: [N, B, KH, Dv], any strides; written.
         rotary: None: nothing is rotated.
 
     Raises:
-        InvalidArgumentError: (on a CPU) a key has no slot, or a position no row of cos and sin.
+        InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a key has no slot, or a position no
+            row of cos and sin.
     """
-    return append_torch(q, cu_seqlens_q, new, k_cache, v_cache, rotary)
+    if queries.q.device.type == "cpu":
+        return append_torch(queries, new, k_cache, v_cache, rotary)
+    if debug.is_on():
+        check_append(queries, new, k_cache, rotary)
+    from octavo.ops.triton import append as on_gpu
+
+    return on_gpu.append(queries, new, k_cache, v_cache, rotary)
 
 
 def append_torch(
-    q: Tensor,
-    cu_seqlens_q: Tensor,
-    new: NewKeys,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    rotary: Rotary | None,
+    queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
 ) -> Tensor:
-    """See append; in PyTorch, for CPUs: it looks at lengths on the host."""
-    num_new = int(new.cu_seqlens[-1])
-    token = torch.arange(num_new, dtype=torch.int32, device=q.device)
-    row = rows_of(new.cu_seqlens, token)
-    index = token - new.cu_seqlens[row]
-    k = new.k[:num_new]
-    if rotary is not None:
-        k = rotate(k, rotary, rotary.offsets[row] + index)
-    position = (new.cached_lens[row] + index).long()
-    slots = _find_slots(new.block_table, row, position, k_cache.shape)
+    """See append; in PyTorch, for CPUs: it looks at lengths on the host. Nothing is written if it raises."""
+    row, slots, positions, query_positions = check_append(queries, new, k_cache, rotary)
+    num_new = row.shape[0]
+    k = new.k[:num_new] if rotary is None else rotate(new.k[:num_new], rotary, positions)
     write_rows(k_cache, slots, k, None if new.k_scale is None else new.k_scale[row])
     write_rows(v_cache, slots, new.v[:num_new], None if new.v_scale is None else new.v_scale[row])
-    return q if rotary is None else _rotate_queries(q, cu_seqlens_q, rotary)
+    if rotary is None:
+        return queries.q
+    num_used = query_positions.shape[0]
+    return torch.cat([rotate(queries.q[:num_used], rotary, query_positions), queries.q[num_used:]])
 
 
-def _rotate_queries(q: Tensor, cu_seqlens_q: Tensor, rotary: Rotary) -> Tensor:
-    num_used = int(cu_seqlens_q[-1])
-    token = torch.arange(num_used, dtype=torch.int32, device=q.device)
-    row = rows_of(cu_seqlens_q, token)
-    position = rotary.offsets[row]
+def check_append(
+    queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Check where new keys go and which angles are read; waits for a GPU.
+
+    Returns:
+        (sequence [Tn], (block [Tn], offset [Tn]), rotary position [Tn] of each new key, and that of each
+        query [T]; without a rotary embedding these two are empty).
+    """
+    token = torch.arange(_last(new.cu_seqlens, new.k.shape[0], "k"), dtype=torch.int32, device=k_cache.device)
+    row = rows_of(new.cu_seqlens, token)
+    index = token - new.cu_seqlens[row]
+    slots = _find_slots(new.block_table, row, (new.cached_lens[row] + index).long(), k_cache.shape)
+    if rotary is None:
+        return row, slots, token[:0], token[:0]
+    q_token = torch.arange(
+        _last(queries.cu_seqlens, queries.q.shape[0], "q"), dtype=torch.int32, device=k_cache.device
+    )
+    q_row = queries.rows(q_token)
+    q_positions = rotary.offsets[q_row]
     if rotary.queries_advance:
-        position = position + token - cu_seqlens_q[row]
-    return torch.cat([rotate(q[:num_used], rotary, position), q[num_used:]])
+        q_positions = q_positions + q_token - queries.cu_seqlens[q_row]
+    positions = rotary.offsets[row] + index
+    _check_positions(rotary, row, positions)
+    _check_positions(rotary, q_row, q_positions)
+    return row, slots, positions, q_positions
+
+
+def _last(cu_seqlens: Tensor, num_tokens: int, name: str) -> int:
+    """Return the number of tokens in sequences, checked."""
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] > num_tokens or bounds != sorted(bounds):
+        raise InvalidArgumentError(
+            f"cumulative lengths of {name} must rise from 0 to at most its {num_tokens} tokens; got {bounds}"
+        )
+    return bounds[-1]
+
+
+def _check_positions(rotary: Rotary, row: Tensor, position: Tensor) -> None:
+    bad = torch.nonzero((position < 0) | (position >= rotary.cos.shape[0]))
+    if bad.shape[0]:
+        at = bad[0, 0]
+        raise InvalidArgumentError(
+            f"rotary_cos and rotary_sin have {rotary.cos.shape[0]} rows, a token of sequence "
+            f"{int(row[at])} is at position {int(position[at])}; give longer ones"
+        )
 
 
 def rotate(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
     """Rotate x [T, H, D] at position [T] in float32 (float64 for float64); return it in its dtype."""
-    num_positions, half = rotary.cos.shape
-    bad = torch.nonzero((position < 0) | (position >= num_positions))
-    if bad.shape[0]:
-        raise InvalidArgumentError(
-            f"rotary_cos and rotary_sin have {num_positions} rows, a token is at position "
-            f"{int(position[bad[0, 0]])}; give longer ones"
-        )
+    half = rotary.cos.shape[1]
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = (table[position.long()].to(dtype).unsqueeze(1) for table in (rotary.cos, rotary.sin))
     turned, rest = x[..., : 2 * half].to(dtype), x[..., 2 * half :]

@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Call, Keys, Queries, Scores
+from octavo.ops.call import Call, Keys, Queries, Scores, rows_of
 from octavo.ops.checks import check_queries, check_shape, floats, integers
 
 Window = Sequence[int] | Tensor | None
@@ -76,11 +76,10 @@ def read_scales(
         None if scale is None else floats(name, scale, q, "[B, KH]", shape).contiguous()
         for name, scale in named.items()
     )
-    ones = torch.ones(shape, device=q.device) if len(given) < 3 else None
-    k_scale = ones if k_scale is None else k_scale
-    v_scale = ones if v_scale is None else v_scale
-    both = k_scale if q_scale is None or k_scale is None else k_scale * q_scale
-    return both, k_scale, v_scale
+    # Kernels take both scales or neither.
+    k_scale = torch.ones(shape, device=q.device) if k_scale is None else k_scale
+    v_scale = torch.ones(shape, device=q.device) if v_scale is None else v_scale
+    return k_scale if q_scale is None else k_scale * q_scale, k_scale, v_scale
 
 
 def read_queries(
@@ -101,20 +100,13 @@ def read_queries(
         lens = length if seqused_q is None else seqused_q
         first = (seq_lens - lens).unsqueeze(1)
         positions = (first + torch.arange(length, dtype=torch.int32, device=q.device)).flatten()
-        return Queries(q.flatten(0, 1), cu_seqlens_q, positions, seqused_q, length)
+        return Queries(q.flatten(0, 1), cu_seqlens_q, positions, seqused_q, length, length)
     lens = cu_seqlens_q[1:] - cu_seqlens_q[:-1] if seqused_q is None else seqused_q
     token = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
     row = rows_of(cu_seqlens_q, token)
     positions = (seq_lens - lens - cu_seqlens_q[:-1])[row] + token if num_sequences else token
-    return Queries(
-        q, cu_seqlens_q, positions, seqused_q, q.shape[0] if max_seqlen_q is None else max_seqlen_q
-    )
-
-
-def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
-    """Return the sequence of each token; tokens after the last sequence count as its own."""
-    row = torch.searchsorted(cu_seqlens[1:], token, right=True)
-    return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
+    max_len = q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    return Queries(q, cu_seqlens_q, positions, seqused_q, max_len, 0)
 
 
 def count_sequences(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, Tensor | None]:

@@ -2,9 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
+
+
+def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
+    """Return the sequence of each token; tokens after the last sequence count as its own."""
+    row = torch.searchsorted(cu_seqlens[1:], token, right=True)
+    return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Queries:
         positions: [T] int32; a sequence's last token is at its last key.
         used: [S] int32, the first tokens of each sequence that count; the others get 0; None: all.
         max_len: most tokens of a sequence, known to the host.
+        length: tokens of every sequence; 0: they differ.
     """
 
     q: Tensor
@@ -73,10 +81,15 @@ class Queries:
     positions: Tensor
     used: Tensor | None
     max_len: int
+    length: int
 
     def replaced(self, q: Tensor) -> "Queries":
         """Return these queries with other numbers, such as rotated ones."""
         return replace(self, q=q)
+
+    def rows(self, token: Tensor) -> Tensor:
+        """Return the sequence of each token; see rows_of."""
+        return rows_of(self.cu_seqlens, token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def run_cached(
         seqused_q=lengths.seqused_q,
     )
     if new is not None:
-        queries = queries.replaced(append(queries.q, queries.cu_seqlens, new, k_cache, v_cache, rotary))
+        queries = queries.replaced(append(queries, new, k_cache, v_cache, rotary))
     keys = Keys(contiguous(k_cache), contiguous(v_cache), table, seq_lens, begin, scale, v_scale)
     out, lse = attend(make_call(queries, keys, scores, options.num_splits, options.plan))
     return _shaped(out, lse, num, is_ragged=cu_seqlens_q is not None)
@@ -209,12 +209,14 @@ def _new_keys(
         check_device(name, tensor, q)
         if k_cache.dtype != FLOAT8:
             check_dtype(name, tensor, k_cache.dtype)
+    length = 0
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(num + 1, dtype=torch.int32, device=q.device) * k.shape[1]
+        length = k.shape[1]
+        cu_seqlens = torch.arange(num + 1, dtype=torch.int32, device=q.device) * length
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     else:
         cu_seqlens = integers("cu_seqlens_k_new", cu_seqlens, q, "[B + 1]", [num + 1])
-    return NewKeys(contiguous(k), contiguous(v), cu_seqlens, cached_lens, block_table, *scales)
+    return NewKeys(contiguous(k), contiguous(v), cu_seqlens, length, cached_lens, block_table, *scales)
 
 
 def _rotary(q: Tensor, news: News, cached_lens: Tensor, *, advance: bool) -> Rotary | None:

@@ -60,10 +60,12 @@ def make_case(
     heads=4,
     kv_heads=2,
     head_dim=16,
+    value_dim=None,
     block_size=16,
     dtype=torch.float32,
     rows=None,
     seed=0,
+    kv_begin=None,
 ):
     """Fill a NaN cache through store_kv. rows: block ids by sequence (equal = shared); default: disjoint."""
     generator = torch.Generator().manual_seed(seed)
@@ -79,14 +81,21 @@ def make_case(
     cache.data.fill_(torch.nan)
     layer = cache.layer(0)
     k_cache, v_cache = layer.k, layer.v
-    for row, seq_len in zip(table, seq_lens, strict=True):
+    value_dim = head_dim if value_dim is None else value_dim
+    if value_dim != head_dim:
+        v_cache = k_cache.new_full((*k_cache.shape[:3], value_dim), torch.nan)
+        layer = LayerCache(k_cache, v_cache)
+    first_keys = [0] * len(seq_lens) if kv_begin is None else kv_begin
+    for row, seq_len, first in zip(table, seq_lens, first_keys, strict=True):
         slots = (
             row.long()[torch.arange(seq_len) // block_size] * block_size + torch.arange(seq_len) % block_size
         )
         # Shared blocks are written again by each sharer, the first time only.
         fresh = k_cache[slots // block_size, slots % block_size, 0, 0].isnan()
-        k, v = torch.randn(2, seq_len, kv_heads, head_dim, generator=generator).to(dtype)
-        store_kv(k, v, layer, torch.where(fresh, slots, -1), impl="torch")
+        k, v = torch.randn(2, seq_len, kv_heads, max(head_dim, value_dim), generator=generator).to(dtype)
+        # What lies before the first key stays NaN.
+        fresh &= torch.arange(seq_len) >= first
+        store_kv(k[..., :head_dim], v[..., :value_dim], layer, torch.where(fresh, slots, -1), impl="torch")
     positions = [torch.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)]
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     num_tokens = int(cu_seqlens_q[-1])
@@ -98,6 +107,7 @@ def make_case(
         block_table=table,
         max_query_len=max(query_lens, default=0),
         max_seq_len=max(seq_lens, default=0),
+        kv_begin=None if kv_begin is None else torch.tensor(kv_begin, dtype=torch.int32),
     )
     q = torch.randn(num_tokens, heads, head_dim, generator=generator).to(dtype)
     return Case(q, k_cache, v_cache, metadata)
@@ -128,20 +138,23 @@ def _block_table(seq_lens, block_size, rows, generator):
     return table, num_blocks
 
 
-def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=None):
-    """Every (token, head) on its own, in NumPy float64. Returns (out [T, H, D], lse [T, H])."""
+def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, right=0):
+    """Every (token, head) on its own, in NumPy float64. Returns (out [T, H, Dv], lse [T, H])."""
     q = case.q.double().numpy()
     k_cache, v_cache = case.k_cache.double().numpy(), case.v_cache.double().numpy()
     num_heads, head_dim = q.shape[1:]
     scale = head_dim**-0.5 if scale is None else scale
     block_size, num_kv_heads = k_cache.shape[1:3]
-    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    out, lse = np.zeros((*q.shape[:2], v_cache.shape[3])), np.full(q.shape[:2], -np.inf)
     metadata = case.metadata
     for s in range(metadata.seq_lens.shape[0]):
         for token in range(int(metadata.cu_seqlens_q[s]), int(metadata.cu_seqlens_q[s + 1])):
             p = int(metadata.positions[token])
             first = 0 if window is None else max(0, p - window + 1)
-            at = np.arange(first, min(p + 1, int(metadata.seq_lens[s])))
+            if metadata.kv_begin is not None:
+                first = max(first, int(metadata.kv_begin[s]))
+            end = int(metadata.seq_lens[s])
+            at = np.arange(first, end if right is None else min(p + right + 1, end))
             if at.size == 0:
                 continue
             blocks = metadata.block_table[s].numpy()[at // block_size]
@@ -151,7 +164,8 @@ def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=Non
                 if softcap:
                     scores = softcap * np.tanh(scores / softcap)
                 if alibi_slopes is not None:
-                    scores = scores - float(alibi_slopes[head]) * (p - at)
+                    slopes = alibi_slopes[s] if alibi_slopes.dim() == 2 else alibi_slopes
+                    scores = scores - float(slopes[head]) * abs(p - at)
                 weights = np.exp(scores - scores.max())
                 out[token, head] = weights @ v_cache[blocks, at % block_size, kv_head] / weights.sum()
                 lse[token, head] = scores.max() + np.log(weights.sum())

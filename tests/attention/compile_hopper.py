@@ -70,31 +70,42 @@ def matrix(keys):
     return f"tensordesc<bf16[{keys}, {HEAD_DIM}],{layout!r}>"
 
 
-def shape_of(tile):
+def shape_of(tile, *, begins=False):
     sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, tile.rows, tile.keys)
-    return Shape(*(tl.constexpr(value) for value in (*sizes, *[False] * 5)))
+    flags = [False] * 5
+    values = (HEAD_DIM, HEAD_DIM, begins)
+    return Shape(*(tl.constexpr(value) for value in (*sizes, *flags, *values)))
 
 
 def queries(results):
     return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
 
 
-def compile_decode(tile):
+def compile_decode(tile, *, begins=False):
     """Of leaves, which write float32."""
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
         *(queries("*fp32"), CACHE, matrix(tile.keys), matrix(tile.keys), PLACES, SCORE, run),
-        *("*i32", "i32", "i32", shape_of(tile), GROUP, tile.num_stages, False, True),
+        *("*i32", "i32", "i32", shape_of(tile, begins=begins), GROUP, tile.num_stages, False, True),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}
     return compile_kernel(hopper_decode._attend_thin_kernel, arguments, **options)
 
 
-def compile_nodes(tile, gather):
+def compile_nodes(tile, gather, *, begins=False):
     """Of nodes, or of prompts if nothing is gathered."""
     arguments = [
         *(queries("*fp32" if gather else "*bf16"), gather, CACHE, matrix(tile.keys), matrix(tile.keys)),
-        *(PLACES, SCORE, "*i32", "i32", shape_of(tile), tile.keys, tile.num_stages, tile.rows == 64),
+        *(
+            PLACES,
+            SCORE,
+            "*i32",
+            "i32",
+            shape_of(tile, begins=begins),
+            tile.keys,
+            tile.num_stages,
+            tile.rows == 64,
+        ),
     ]
     options = {"num_warps": 4, "maxnreg": tile.max_registers, "launch_pdl": gather is not None}
     return compile_kernel(hopper_prefill._attend_kernel, arguments, **options)
@@ -110,6 +121,8 @@ def main() -> None:
         "nodes": compile_nodes(NODE_SHAPE, gather),
         "prompts": compile_nodes(PROMPT_SHAPE, None),
         "prompts, short blocks": compile_nodes(NODE_SHAPE, None),
+        "decode from a first key": compile_decode(DECODE_SHAPE, begins=True),
+        "prompts from a first key": compile_nodes(PROMPT_SHAPE, None, begins=True),
     }
     json.dump(figures, sys.stdout)
 

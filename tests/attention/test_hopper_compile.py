@@ -48,6 +48,8 @@ def figures():
         ("nodes", NODE_SHAPE),
         ("prompts", PROMPT_SHAPE),
         ("prompts, short blocks", NODE_SHAPE),
+        ("decode from a first key", DECODE_SHAPE),
+        ("prompts from a first key", PROMPT_SHAPE),
     ],
 )
 def test_a_kernel_keeps_its_registers_and_as_many_programs_fit_as_are_meant_to(figures, kernel, tile):

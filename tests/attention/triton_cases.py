@@ -64,6 +64,8 @@ def to_device(case):
     """Move a case to the device, keeping the cache's [N, KH, B, D] memory."""
     metadata = case.metadata
     names = ("cu_seqlens_q", "seq_lens", "positions", "slot_mapping", "block_table")
+    if metadata.kv_begin is not None:
+        names = (*names, "kv_begin")
     metadata = replace(metadata, **{name: getattr(metadata, name).to(DEVICE) for name in names})
     return replace(
         case,
@@ -74,7 +76,7 @@ def to_device(case):
     )
 
 
-def run(case, *, scale=None, k_scale=None, v_scale=None, **options):
+def run(case, *, scale=None, k_scale=None, v_scale=None, num_splits=0, **options):
     """Attend with the Triton kernels; returns (out, lse) on the CPU."""
     moved = to_device(case)
     options = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
@@ -83,7 +85,9 @@ def run(case, *, scale=None, k_scale=None, v_scale=None, **options):
     scales = () if k_scale is None else (k_scale.to(DEVICE), v_scale.to(DEVICE))
     cache = LayerCache(moved.k_cache, moved.v_cache, *scales)
     with poisoned_memory():
-        out, lse = gpu_paged.paged_attention_with_lse(moved.q, cache, moved.metadata, options)
+        out, lse = gpu_paged.paged_attention_with_lse(
+            moved.q, cache, moved.metadata, options, num_splits=num_splits
+        )
     return out.cpu(), lse.cpu()
 
 
@@ -93,11 +97,28 @@ def call_of(moved):
     return make_call(moved.q, moved.cache, *tables, ScoreOptions(0.1), empty_results(moved.q))
 
 
-def check(seq_lens, query_lens, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, **shape):
+def check(
+    seq_lens,
+    query_lens,
+    *,
+    scale=None,
+    window=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    right=0,
+    num_splits=0,
+    **shape,
+):
     """Make a case, run it, and hold it to err(kernel) <= 2 x err(plain torch) + eps against float64."""
     case = make_case(seq_lens, query_lens, **shape)
-    options = {"scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes}
-    assert_close(case, run(case, **options), **options)
+    options = {
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "right": right,
+    }
+    assert_close(case, run(case, **options, num_splits=num_splits), **options)
 
 
 def assert_close(case, results, *, eps=0.0, **options):
@@ -105,7 +126,8 @@ def assert_close(case, results, *, eps=0.0, **options):
     out, lse = results
     operand_eps = max(eps, torch.finfo(case.q.dtype).eps)
     exact_out, exact_lse = dense_oracle(case, **options)
-    plain_out, plain_lse = case.run("reference", **{k: v for k, v in options.items() if v is not None})
+    plain = {name: value for name, value in options.items() if value is not None or name == "right"}
+    plain_out, plain_lse = case.run("reference", **plain)
     assert not out.isnan().any()
     assert not lse.isnan().any()
     assert out.dtype == case.q.dtype

@@ -12,7 +12,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.checks import bad_block, bad_slot
 from octavo.attention.cpu.compile import KernelUnavailableError, load_library
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.options import ScoreOptions
+from octavo.attention.options import ScoreOptions, shift_positions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfMemoryError
@@ -84,6 +84,17 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
+def call_unsupported_reason(cache: LayerCache, options: ScoreOptions | None = None) -> str | None:
+    """Return why the kernels cannot run a call over a cache (options None: a store), or None if they can."""
+    if cache.v.shape[3] != cache.k.shape[3]:
+        return f"values have head dim {cache.v.shape[3]}, keys {cache.k.shape[3]}"
+    if options is None or options.alibi_slopes is None:
+        return None
+    if options.alibi_slopes.dim() == 2:
+        return "it has one ALiBi slope per head, not per sequence"
+    return None if options.right == 0 else "its ALiBi bias is for keys before the query only"
+
+
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot, in place; see octavo.attention.store_kv.
 
@@ -111,7 +122,7 @@ def paged_attention_with_lse(
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
-    plan = host_plan(q.shape[0], cache.k.shape[1], metadata)
+    plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
     structure = plan_struct(plan)
     num_tokens, num_heads, head_dim = q.shape
     out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
@@ -122,7 +133,7 @@ def paged_attention_with_lse(
     partial_lse = torch.empty(plan.num_partials, num_heads)
     # The kernel needs contiguous rows; a table of one column may have any stride.
     table = metadata.block_table if metadata.block_table.stride(1) == 1 else metadata.block_table.contiguous()
-    positions = metadata.positions.contiguous()
+    positions = shift_positions(metadata.positions, options.shift).contiguous()
     alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     num_blocks, block_size, num_kv_heads, _ = cache.k.shape
     call = AttendCall(
@@ -131,7 +142,7 @@ def paged_attention_with_lse(
         *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
         *(*q.stride()[:2], *cache.k.stride()[:3], *cache.v.stride()[:3], table.stride(0)),
         *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-        options.window or 0,
+        options.shifted_window or 0,
         options.scale,
         options.softcap,
     )

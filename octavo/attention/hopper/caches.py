@@ -29,14 +29,16 @@ def unsupported_reason(call: Call) -> str | None:
     strides = k.stride()
     if strides != v.stride() or (k.data_ptr() | v.data_ptr()) % 16 != 0:
         return "keys and values must have the same strides and begin at multiples of 16 bytes"
-    return _layout_unsupported_reason(call.q.device, k.dtype, k.shape, strides)
+    if k.shape[3] != v.shape[3]:
+        return f"keys and values must have one head dim, not {k.shape[3]} and {v.shape[3]}"
+    return _layout_unsupported_reason(call.q.device, k.dtype, k.shape[3], call.block_size, strides)
 
 
 @functools.cache
 def _layout_unsupported_reason(
-    device: torch.device, dtype: torch.dtype, shape: _Sizes, strides: _Sizes
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, strides: _Sizes
 ) -> str | None:
-    reason = shapes.unsupported_reason(device, dtype, head_dim=shape[3], block_size=shape[1])
+    reason = shapes.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
     if reason is not None:
         return reason
     block, token, head, _ = strides
@@ -56,7 +58,11 @@ class _Address(NamedTuple):
 
 
 def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
-    """Describe a call's keys and values to TMA, in tiles of `keys` keys, which divide a block."""
+    """Describe a call's keys and values to TMA, in tiles of `keys` keys, which divide a block.
+
+    Where a sequence lies within one block, tiles begin at any multiple of `keys`. The last one may reach into
+    other memory of the cache, or past its end, where TMA reads 0.
+    """
     k, v = call.layer.k, call.layer.v
     geometry = (k.dtype, k.shape, k.stride(), keys)
     k_matrix, places = _describe(k.data_ptr(), *geometry)

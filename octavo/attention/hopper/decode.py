@@ -121,9 +121,9 @@ def _attend_piece(
     D: gl.constexpr = shape.head_dim
     MMA: gl.constexpr = _MMA
     ROW: gl.constexpr = gl.SliceLayout(0, MMA)
-    MASKED: gl.constexpr = CAUSAL or shape.windowed
+    MASKED: gl.constexpr = CAUSAL or shape.windowed or shape.begins
     record = run.units + now.unit * RECORD
-    kv_end = gl.load(record + 4)
+    kv_begin, kv_end = gl.load(record + 3) if shape.begins else 0, gl.load(record + 4)
     q = _load_queries(queries, record, now.kv_head, shape, ROWS, gl.DotOperandLayout(1, MMA, 2))
     token, valid = _tokens(record, shape, ROWS, ROW)
     position = gl.load(queries.positions + token, mask=valid, other=-1)
@@ -136,16 +136,20 @@ def _attend_piece(
         ahead = fetch(source, run, ahead, order, pipe, shape)
         next_s = _scores(q, pipe, done + i + 1, shape, ROWS)
         if MASKED:
-            s = _mask(s, (now.tile + i) * shape.keys, position, kv_end, score, shape)
+            s = _mask(s, (now.tile + i) * shape.keys, position, kv_begin, kv_end, score, shape)
         weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
         v = _values(pipe, done + i, shape)
+        if shape.begins:
+            v = _clear_before(v, (now.tile + i) * shape.keys, kv_begin, shape)
         values = _add_values(values, v, weights, shrink)
         s = next_s
     ahead = fetch(source, run, ahead, order, pipe, shape)
     start = (now.tile + now.left - 1) * shape.keys
-    s = _mask(s, start, position, kv_end, score, shape)
+    s = _mask(s, start, position, kv_begin, kv_end, score, shape)
     weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
     v = _values(pipe, done + now.left - 1, shape)
+    if shape.begins:
+        v = _clear_before(v, start, kv_begin, shape)
     # Memory that was never written may hold NaN, and 0 * NaN is NaN.
     if kv_end - start < shape.keys:
         key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
@@ -173,6 +177,15 @@ def _values(pipe, number, shape):
 
 
 @gluon.jit
+def _clear_before(v, start, kv_begin, shape):
+    """Zero the values [D, KEYS] of the tile from key `start` on that lie before the unit's first key."""
+    if start < kv_begin:
+        key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(0, v.type.layout))
+        v = gl.where((key >= kv_begin)[None, :], v, 0.0)
+    return v
+
+
+@gluon.jit
 def _add_values(values, v, weights, shrink):
     """Shrink the sum [D, R] and add a tile's values v [D, KEYS], weighted [KEYS, R]."""
     operand = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(1, weights.type.layout, 2))
@@ -180,12 +193,14 @@ def _add_values(values, v, weights, shrink):
 
 
 @gluon.jit
-def _mask(s, start, position, kv_end, score, shape):
+def _mask(s, start, position, kv_begin, kv_end, score, shape):
     """Mask the scores [KEYS, R] of keys that a row does not see; `start` is the tile's first key."""
     key = start + gl.arange(0, shape.keys, layout=gl.SliceLayout(1, s.type.layout))
     visible = (key[:, None] <= position[None, :]) & (key < kv_end)[:, None]
     if shape.windowed:
         visible = visible & (key[:, None] > position[None, :] - score.window)
+    if shape.begins:
+        visible = visible & (key >= kv_begin)[:, None]
     return gl.where(visible, s, float("-inf"))
 
 

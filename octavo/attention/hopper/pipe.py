@@ -121,3 +121,13 @@ def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS:
     held = tile.load(LAYOUT)
     tile.store(gl.where((key < num_seen)[:, None], held, 0.0).to(held.dtype))
     fence_async_shared()
+
+
+@gluon.jit
+def clear_before(tile, num_unseen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Zero the values before the first key, as clear_unseen does those after the last one."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
+    held = tile.load(LAYOUT)
+    tile.store(gl.where((key >= num_unseen)[:, None], held, 0.0).to(held.dtype))
+    fence_async_shared()

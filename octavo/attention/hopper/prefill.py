@@ -62,7 +62,7 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    wide = call.layer.k.shape[1] % PROMPT_SHAPE.keys == 0
+    wide = call.block_size % PROMPT_SHAPE.keys == 0
     _attend(call, None, work.units, PROMPT_SHAPE if wide else NODE_SHAPE)
 
 

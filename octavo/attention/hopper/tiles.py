@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from octavo.attention.hopper.pipe import clear_unseen
+from octavo.attention.hopper.pipe import clear_before, clear_unseen
 from octavo.attention.triton.tiles import LN_2
 
 # Query rows of a warpgroup.
@@ -47,6 +47,7 @@ class Item(NamedTuple):
     position: Any
     score: Any
     first_tile: Any
+    kv_begin: Any
     kv_end: Any
     pipe: Any
     used: Any
@@ -93,7 +94,10 @@ def attend_item(
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
     values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
-    item = Item(q, position, score, first_tile, kv_end, pipe, used, shape)
+    kv_begin = 0
+    if shape.begins:
+        kv_begin = gl.load(record + 3)
+    item = Item(q, position, score, first_tile, kv_begin, kv_end, pipe, used, shape)
     if num_tiles > 0:
         stage = used % pipe.stages
         mbarrier.wait(pipe.k_filled.index(stage), (used // pipe.stages) & 1)
@@ -102,6 +106,10 @@ def attend_item(
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         # There is no sum yet that the first tile's maximum could shrink.
         weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
+        if shape.begins:  # noqa: SIM102  (decided when compiled)
+            if kv_begin % KEYS != 0:
+                mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
+                clear_before(pipe.v.index(stage), kv_begin % KEYS, KEYS, D, 4)
         weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
         last = used + num_tiles - 1
         stage = last % pipe.stages
@@ -122,7 +130,7 @@ def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
     first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
     left = 1
-    if item.shape.windowed:
+    if item.shape.windowed or item.shape.begins:
         left = gl.minimum(num_tiles, gl.maximum(1, gl.cdiv(full_begin, KEYS) - first_tile))
         for i in range(1, left):
             weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
@@ -167,6 +175,8 @@ def _softmax(
         visible = (key[None, :] <= item.position[:, None]) & (key < item.kv_end)[None, :]
         if item.shape.windowed:
             visible = visible & (key[None, :] > item.position[:, None] - item.score.window)
+        if item.shape.begins:
+            visible = visible & (key >= item.kv_begin)[None, :]
         s = gl.where(visible, s, float("-inf"))
     new_top = gl.maximum(top, gl.max(s, 1) * factor)
     base = new_top

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from octavo.attention.lengths import Lengths, check_capacity, check_lengths
+from octavo.attention.lengths import Lengths, check_capacity, check_kv_begin, check_lengths
 from octavo.attention.plan.host_segments import count_flat_reads, cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
@@ -65,6 +65,8 @@ class ForestPlan:
         max_item_tokens: most query tokens of an item.
         lengths: of the planned sequences.
         tile_tokens: query tokens that read a segment together.
+        right: keys after its position that a token may see; None: all.
+        kv_begin: [S] int32, the first key of each sequence; None: 0.
         packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
     """
 
@@ -82,6 +84,8 @@ class ForestPlan:
     max_item_tokens: int
     lengths: Lengths
     tile_tokens: int
+    right: int | None = 0
+    kv_begin: np.ndarray | None = None
     # The default only serves plans made by hand, so that __post_init__ can refuse them with a clear message.
     packed: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
     maker: InitVar[object] = None
@@ -101,18 +105,25 @@ class ForestPlan:
         *,
         tile_tokens: int = TILE_TOKENS,
         split_tokens: int = SPLIT_TOKENS,
+        right: int | None = 0,
+        kv_begin: np.ndarray | None = None,
     ) -> "ForestPlan":
         """Plan a step without sharing; see from_block_tables.
 
         A sequence's items depend only on its own lengths, not on its neighbours or the number of threads. So
         its result has the same bits in every batch.
+
+        kv_begin: [S] integers, not negative: the first key of each sequence; None: 0.
         """
+        lengths = check_lengths(seq_lens, cu_seqlens_q)
         return _plan(
-            check_lengths(seq_lens, cu_seqlens_q),
+            lengths,
             SharedPrefixes.none(),
             block_size=1,
             tile_tokens=tile_tokens,
             split_tokens=split_tokens,
+            right=right,
+            kv_begin=None if kv_begin is None else check_kv_begin(kv_begin, lengths),
         )
 
     @classmethod
@@ -125,6 +136,7 @@ class ForestPlan:
         *,
         costs: Costs | None = None,
         split_tokens: int = SPLIT_TOKENS,
+        right: int | None = 0,
     ) -> "ForestPlan":
         """Plan a step in which sequences with equal leading block ids read those blocks together.
 
@@ -138,6 +150,7 @@ class ForestPlan:
             block_size: tokens in a block.
             costs: of reads and partial results; None: as measured on a CPU.
             split_tokens: long segments with one query tile are cut at multiples of this position.
+            right: keys after its position that a token may see, see ScoreOptions; None: all.
 
         Raises:
             InvalidArgumentError: the lengths are invalid, the table does not fit them, or a size is not
@@ -150,7 +163,12 @@ class ForestPlan:
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
         return _plan(
-            lengths, shared, block_size=block_size, tile_tokens=costs.tile_tokens, split_tokens=split_tokens
+            lengths,
+            shared,
+            block_size=block_size,
+            tile_tokens=costs.tile_tokens,
+            split_tokens=split_tokens,
+            right=right,
         )
 
     @property
@@ -169,7 +187,7 @@ class ForestPlan:
 
     @property
     def kv_tokens_flat(self) -> int:
-        """Tokens of KV that a plan without sharing reads."""
+        """Tokens of KV that a causal plan without sharing and without kv_begin reads."""
         return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
 
     @property
@@ -191,19 +209,33 @@ def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: in
 
 
 def _plan(
-    lengths: Lengths, shared: SharedPrefixes, *, block_size: int, tile_tokens: int, split_tokens: int
+    lengths: Lengths,
+    shared: SharedPrefixes,
+    *,
+    block_size: int,
+    tile_tokens: int,
+    split_tokens: int,
+    right: int | None = 0,
+    kv_begin: np.ndarray | None = None,
 ) -> ForestPlan:
     if min(tile_tokens, split_tokens) < 1:
         raise InvalidArgumentError(
             f"tile_tokens and split_tokens must be at least 1, got {tile_tokens} and {split_tokens}"
         )
-    segments = find_segments(lengths, shared, block_size)
-    items = cut_keys(cut_queries(segments, tile_tokens), split_tokens)
-    return _assemble(segments.pool, items, lengths, tile_tokens)
+    if right is not None and right < 0:
+        raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
+    segments = find_segments(lengths, shared, block_size, kv_begin)
+    items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
+    return _assemble(segments.pool, items, lengths, tile_tokens, right, kv_begin)
 
 
 def _assemble(
-    pool: np.ndarray, items: tuple[np.ndarray, ...], lengths: Lengths, tile_tokens: int
+    pool: np.ndarray,
+    items: tuple[np.ndarray, ...],
+    lengths: Lengths,
+    tile_tokens: int,
+    right: int | None,
+    first_keys: np.ndarray | None,
 ) -> ForestPlan:
     table_row, kv_begin, kv_end, pool_begin, pool_end = items
     num_item_tokens = pool_end - pool_begin
@@ -224,6 +256,8 @@ def _assemble(
         max_item_tokens=int(num_item_tokens.max(initial=0)),
         lengths=lengths,
         tile_tokens=tile_tokens,
+        right=right,
+        kv_begin=first_keys,
         packed=packed,
         maker=_MAKER,
     )

@@ -43,11 +43,18 @@ class Segments:
     causal: np.ndarray
 
 
-def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> Segments:
-    """List the shared nodes, parents first, and then the leaves: each sequence's own part."""
+def find_segments(
+    lengths: Lengths, shared: SharedPrefixes, block_size: int, kv_begin: np.ndarray | None = None
+) -> Segments:
+    """List the shared nodes, parents first, and then the leaves: each sequence's own part.
+
+    kv_begin: [S] the first key of each sequence, if nothing is shared; None: 0.
+    """
     seq_lens, cu_seqlens_q, query_lens = lengths
     num_sequences, num_tokens = seq_lens.shape[0], int(cu_seqlens_q[-1])
     leaf_begin = shared.leaf_begin(num_sequences, block_size)
+    if kv_begin is not None:
+        leaf_begin = np.minimum(kv_begin, seq_lens)
     query_lens = query_lens[shared.rows]
     pool = concatenated_ranges(cu_seqlens_q[shared.rows], query_lens)
     bounds = cumulative(query_lens)
@@ -63,8 +70,8 @@ def find_segments(lengths: Lengths, shared: SharedPrefixes, block_size: int) -> 
     )
 
 
-def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
-    """Cut each segment's query tokens into tiles.
+def cut_queries(segments: Segments, tile_tokens: int, right: int | None = 0) -> tuple[np.ndarray, ...]:
+    """Cut each segment's query tokens into tiles; a token sees `right` keys after its position (None: all).
 
     Returns:
         (table row, kv begin, kv end, pool begin, pool end, alone: the tile is its segment's only one).
@@ -79,6 +86,8 @@ def cut_queries(segments: Segments, tile_tokens: int) -> tuple[np.ndarray, ...]:
     pool_begin = segments.pool_begin[segment] + index * tile_tokens
     pool_end = np.minimum(pool_begin + tile_tokens, segments.pool_end[segment])
     later_tokens = segments.pool_end[segment] - pool_end
+    if right != 0:
+        later_tokens = 0 if right is None else np.maximum(later_tokens - right, 0)
     kv_begin = segments.kv_begin[segment]
     kv_end = np.maximum(segments.kv_end[segment] - segments.causal[segment] * later_tokens, kv_begin)
     return segments.table_row[segment], kv_begin, kv_end, pool_begin, pool_end, alone[segment]

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import TileShape, padded_head_dim
+from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
 
 LOG2_E = 1.4426950408889634
 
@@ -46,7 +46,13 @@ class Queries(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How a score is made: factor = scale * log2(e); see ScoreOptions for the rest."""
+    """How a score is made: factor = scale * log2(e); see ScoreOptions for the rest.
+
+    window: as shifted positions need it, see ScoreOptions.shift.
+    slopes_row, scales_row: elements from one sequence's slopes or scales to the next one's; None: all
+        sequences have the same.
+    shift: what was added to positions, for a bias by the distance of keys before and after; None: 0.
+    """
 
     factor: Any
     window: Any
@@ -54,12 +60,17 @@ class Score(NamedTuple):
     slopes: Any
     k_scale: Any
     v_scale: Any
+    slopes_row: Any = None
+    scales_row: Any = None
+    shift: Any = None
 
 
 class Shape(NamedTuple):
     """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
 
     packed: the cache is float8, passed as pairs in int16; see triton/float8.py.
+    value_dim, padded_value_dim: head_dim and padded_dim of values and results.
+    begins: sequences have a first key that their tokens see, kv begin of their units.
     """
 
     group: Any
@@ -74,6 +85,9 @@ class Shape(NamedTuple):
     biased: Any
     scaled: Any
     packed: Any
+    value_dim: Any
+    padded_value_dim: Any
+    begins: Any
 
 
 class Call(NamedTuple):
@@ -84,6 +98,8 @@ class Call(NamedTuple):
         layer: the cache.
         options: of the scores.
         queries, cache, score: arguments for kernels.
+        block_size: tokens in a block, as kernels are compiled for.
+        begins: see Shape.
     """
 
     q: Tensor
@@ -92,16 +108,20 @@ class Call(NamedTuple):
     queries: Queries
     cache: Cache
     score: Score
+    block_size: int
+    begins: bool
 
     def shape(self, tile: TileShape) -> Shape:
         """Return the compile-time arguments of a kernel with these tiles."""
-        options, (_, block_size, num_kv_heads, head_dim) = self.options, self.layer.k.shape
+        options, (_, _, num_kv_heads, head_dim) = self.options, self.layer.k.shape
+        value_dim = self.layer.v.shape[3]
         return _shape(
             *(self.q.shape[1] // num_kv_heads, num_kv_heads),
-            *(head_dim, padded_head_dim(head_dim), block_size),
+            *(head_dim, padded_head_dim(head_dim), self.block_size),
             *(tile.rows, tile.keys),
             *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
             *(self.layer.k_scale is not None, self.layer.k.dtype == FLOAT8),
+            *(value_dim, padded_head_dim(value_dim), self.begins),
         )
 
 
@@ -112,16 +132,21 @@ def make_call(
     block_table: Tensor,
     options: ScoreOptions,
     results: tuple[Tensor, Tensor],
+    *,
+    begins: bool = False,
+    one_block: bool = False,
 ) -> Call:
     """Make the arguments of a call.
 
     Args:
         q: [T, H, D] queries, any strides, last dimension contiguous.
         layer: the cache.
-        positions: [T] int32.
+        positions: [T] int32, shifted by options.shift.
         block_table: [S, max_blocks] int32.
         options: of the scores; kernels do not read those that are off.
-        results: (out [T, H, D], lse [T, H] float32), contiguous; kernels write them.
+        results: (out [T, H, Dv], lse [T, H] float32), contiguous; kernels write them.
+        begins: the units' first keys are not all 0 or due to a window.
+        one_block: each sequence lies within one block.
     """
     stride_token, stride_head, _ = q.stride()
     k, v = layer.k, layer.v
@@ -131,18 +156,33 @@ def make_call(
         *(q, layer, options),
         Queries(q, stride_token, stride_head, positions, *results),
         Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, block_table.stride(0)),
-        Score(
-            *(options.scale * LOG2_E, options.window or 0, options.softcap),
-            *(options.alibi_slopes, layer.k_scale, layer.v_scale),
-        ),
+        _score(layer, options),
+        ONE_BLOCK if one_block else k.shape[1],
+        begins,
     )
 
 
-def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate (out [T, H, D] in the dtype of q, lse [T, H] float32), contiguous, not initialised."""
+def _score(layer: LayerCache, options: ScoreOptions) -> Score:
+    slopes, k_scale = options.alibi_slopes, layer.k_scale
+    if slopes is not None and slopes.stride(-1) != 1:
+        slopes = slopes.contiguous()
+    return Score(
+        *(options.scale * LOG2_E, options.shifted_window or 0, options.softcap),
+        *(slopes, k_scale, layer.v_scale),
+        slopes_row=None if slopes is None or slopes.dim() == 1 else slopes.stride(0),
+        scales_row=None if k_scale is None or k_scale.dim() == 1 else k_scale.stride(0),
+        shift=None if slopes is None or options.right == 0 else options.shift,
+    )
+
+
+def empty_results(q: Tensor, value_dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """Allocate (out [T, H, Dv] in the dtype of q, lse [T, H] float32), contiguous, not initialised.
+
+    value_dim: Dv; None: as of q.
+    """
     num_tokens, num_heads, head_dim = q.shape
     return (
-        q.new_empty(num_tokens, num_heads, head_dim),
+        q.new_empty(num_tokens, num_heads, value_dim or head_dim),
         q.new_empty(num_tokens, num_heads, dtype=torch.float32),
     )
 

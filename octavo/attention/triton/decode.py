@@ -12,6 +12,7 @@ from octavo.attention.triton.tiles import (
     empty_state,
     fold_partials,
     load_queries,
+    load_slopes,
     normalise,
     store_results,
     tile_rows,
@@ -100,9 +101,7 @@ def _attend_piece(
     token, head, valid = tile_rows(token_begin, num_tokens, kv_head, shape)
     q = load_queries(queries, token, head, valid, shape)
     position = tl.load(queries.positions + token, mask=valid, other=-1)
-    slope = position.to(tl.float32)
-    if shape.biased:
-        slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+    slope = load_slopes(score, position, tl.load(record), head, valid, shape)
     tile_begin = kv_begin // shape.keys
     top, total, values = attend_tiles(
         *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
@@ -136,8 +135,8 @@ def _partial_id(at, tiles_per_program):
 @triton.jit
 def _store_piece(partial_out, partial_lse, number, valid, out, lse, shape):
     row = number * shape.rows + tl.arange(0, shape.rows)
-    d = tl.arange(0, shape.padded_dim)
-    tl.store(partial_out + (row * shape.padded_dim)[:, None] + d[None, :], out, mask=valid[:, None])
+    d = tl.arange(0, shape.padded_value_dim)
+    tl.store(partial_out + (row * shape.padded_value_dim)[:, None] + d[None, :], out, mask=valid[:, None])
     tl.store(partial_lse + row, lse, mask=valid)
 
 
@@ -156,16 +155,16 @@ def _merge_pieces(
     token = (token_begin + row // shape.group).to(tl.int64)
     head = kv_head * shape.group + row % shape.group
     valid = row < num_tokens * shape.group
-    d = tl.arange(0, shape.padded_dim)
+    d = tl.arange(0, shape.padded_value_dim)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
+    values = tl.zeros([ROWS, shape.padded_value_dim], tl.float32)
     for begin in range(0, num_pieces, ABREAST):
         piece = begin + tl.arange(0, ABREAST)
         at = tl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
         at_row = (_partial_id(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]
-        pointers = partial_out + (at_row * shape.padded_dim)[:, :, None] + d[None, None, :]
+        pointers = partial_out + (at_row * shape.padded_value_dim)[:, :, None] + d[None, None, :]
         out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
         lse = tl.load(partial_lse + at_row, mask=mask, other=float("-inf"), cache_modifier=".cg")
         top, total, values = fold_partials(top, total, values, out, lse)

@@ -38,9 +38,9 @@ def key_products(q, q_odd, k, shape):
 
 @triton.jit
 def split_values(values, shape):
-    """Return weighted values [R, D] as (even [R, D / 2], odd [R, D / 2])."""
+    """Return weighted values [R, D] as (even [R, D / 2], odd [R, D / 2]); D is that of values."""
     if shape.packed:
-        return tl.split(tl.reshape(values, [shape.rows, shape.padded_dim // 2, 2]))
+        return tl.split(tl.reshape(values, [shape.rows, shape.padded_value_dim // 2, 2]))
     else:
         return values, 0.0
 
@@ -60,7 +60,7 @@ def add_values(values, values_odd, weights, v, shape):
 def join_values(values, values_odd, shape):
     """Return [R, D] of what split_values split."""
     if shape.packed:
-        return tl.reshape(tl.join(values, values_odd), [shape.rows, shape.padded_dim])
+        return tl.reshape(tl.join(values, values_odd), [shape.rows, shape.padded_value_dim])
     else:
         return values
 

@@ -28,6 +28,7 @@ from octavo.attention.triton.tiles import (
     empty_state,
     fold_partials,
     load_queries,
+    load_slopes,
     normalise,
     store_results,
 )
@@ -111,9 +112,7 @@ def _attend_nodes_kernel(
         exists = valid & (token < num_rows)
         q = load_queries(queries, token, head, exists, shape)
         position = tl.load(queries.positions + token, mask=exists, other=-1)
-        slope = position.to(tl.float32)
-        if shape.biased:
-            slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+        slope = load_slopes(score, position, tl.load(record), head, valid, shape)
         top, total, values = attend_tiles(
             *empty_state(shape), q, position, slope, cache, tl.load(record), kv_head,
             kv_begin // shape.keys, kv_end // shape.keys, kv_begin, kv_end, score, shape, False,

@@ -9,6 +9,7 @@ from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,
     load_queries,
+    load_slopes,
     normalise,
     store_results,
     tile_rows,
@@ -69,9 +70,9 @@ def _attend_fat_kernel(
     out, lse = normalise(top, total, values)
     if NUM_PARTS > 1:
         row = (part * num_rows + token) * (shape.group * shape.kv_heads) + head
-        d = tl.arange(0, shape.padded_dim)
-        mask = valid[:, None] & (d < shape.head_dim)[None, :]
-        tl.store(partial_out + (row * shape.head_dim)[:, None] + d[None, :], out, mask=mask)
+        d = tl.arange(0, shape.padded_value_dim)
+        mask = valid[:, None] & (d < shape.value_dim)[None, :]
+        tl.store(partial_out + (row * shape.value_dim)[:, None] + d[None, :], out, mask=mask)
         tl.store(partial_lse + row, lse, mask=valid)
     else:
         store_results(queries, token, head, valid, out, lse, shape)
@@ -89,11 +90,9 @@ def _attend_range(
     table_row = tl.load(record)
     q = load_queries(queries, token, head, valid, shape)
     position = tl.load(queries.positions + token, mask=valid, other=-1)
-    slope = position.to(tl.float32)
-    if shape.biased:
-        slope = tl.load(score.slopes + head, mask=valid, other=0.0)
+    slope = load_slopes(score, position, table_row, head, valid, shape)
     top, total, values = empty_state(shape)
-    if shape.windowed:
+    if shape.windowed or shape.begins:
         top, total, values = attend_tiles(
             top, total, values, q, position, slope, cache, table_row, kv_head,
             tile_begin, full_tile_begin, kv_begin, kv_end, score, shape, True,
@@ -127,15 +126,15 @@ def _merge_parts_kernel(
     valid = row < num_tokens * shape.group
     token = (tl.load(record + 1) + row // shape.group).to(tl.int64)
     head = kv_head * shape.group + row % shape.group
-    d = tl.arange(0, shape.padded_dim)
-    mask = valid[:, None] & (d < shape.head_dim)[None, :]
+    d = tl.arange(0, shape.padded_value_dim)
+    mask = valid[:, None] & (d < shape.value_dim)[None, :]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    values = tl.zeros([ROWS, shape.padded_dim], tl.float32)
+    values = tl.zeros([ROWS, shape.padded_value_dim], tl.float32)
     for part in range(NUM_PARTS):
         at = (part * num_rows + token) * (shape.group * shape.kv_heads) + head
         lse = tl.load(partial_lse + at, mask=valid, other=float("-inf"))
-        out = tl.load(partial_out + (at * shape.head_dim)[:, None] + d[None, :], mask=mask, other=0.0)
+        out = tl.load(partial_out + (at * shape.value_dim)[:, None] + d[None, :], mask=mask, other=0.0)
         new_top = tl.maximum(top, lse)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight, shrink = tl.exp2(lse - base), tl.exp2(top - base)

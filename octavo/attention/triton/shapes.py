@@ -13,6 +13,12 @@ import torch
 
 from octavo.gpu.device import power_of_two
 
+ONE_BLOCK = 1 << 30
+"""Block size that kernels are compiled for where each sequence lies within one block.
+
+More tokens than any block has: caches that differ in their length share their kernels.
+"""
+
 _KEYS = 64
 
 

@@ -14,8 +14,15 @@ from torch import Tensor
 from octavo.attention.choice import decode_tile
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.shapes import TileShape, deterministic_shape, fat_shape, padded_head_dim
+from octavo.attention.triton.shapes import (
+    TileShape,
+    deterministic_shape,
+    fat_shape,
+    padded_head_dim,
+    thin_shape,
+)
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
@@ -74,6 +81,9 @@ class StepMap:
         thin: work of sequences with few query tokens (may be none); None in a deterministic step.
         fat: work of the others, or None if there are none.
         window: of the layers that use the map.
+        right: the same, see ScoreOptions.
+        positions: [T] int32, shifted by ScoreOptions.shift; those that no sequence covers are undefined.
+        covers_all: attending writes the results of every row of q, also of those that no sequence covers.
         forest: shared nodes, whose keys are not among those of thin and fat, or None.
     """
 
@@ -81,13 +91,23 @@ class StepMap:
     fat: FatWork | None
     window: int | None
     forest: DeviceForest | None
+    right: int | None = 0
+    positions: Tensor | None = None
+    covers_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Visibility:
-    """Limits of the keys that a unit sees: the layers' window, and the tokens [S] int32 that nodes cover."""
+    """Limits of the keys that a unit sees.
 
-    window: int | None
+    Attributes:
+        options: of the layers; only window and right are read.
+        positions: [T] int32, to be written where they are shifted.
+        leaf_begin: [S] int32 tokens that nodes cover, or None.
+    """
+
+    options: ScoreOptions
+    positions: Tensor
     leaf_begin: Tensor | None = None
 
 
@@ -105,6 +125,9 @@ def plan_step(
     thin: TileShape | None = None,
     fat: TileShape | None = None,
     deterministic: bool = False,
+    right: int | None = 0,
+    num_splits: int = 0,
+    value_dim: int | None = None,
 ) -> StepMap:
     """Make a step's task map on the device, without waiting for it.
 
@@ -121,6 +144,9 @@ def plan_step(
         thin, fat: tilings; None: the fastest measured.
         deterministic: no bit of a token's result may depend on the other tokens of the step. Then all units
             are fat, no keys are split or shared, and tokens of q that belong to no sequence get no result.
+        right: of the layers, see ScoreOptions.
+        num_splits: parts that a query's keys are read in; 0: the fastest.
+        value_dim: Dv; None: D.
 
     Returns:
         The map. Calls that use it must run one after another, because they share its buffers.
@@ -131,38 +157,51 @@ def plan_step(
     group = num_heads // num_kv_heads
     cache_dtype = cache_dtype or dtype
     product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
+    value_dim = value_dim or head_dim
+    padded_dim = padded_head_dim(max(head_dim, value_dim))
+    options = ScoreOptions(1.0, window, right=right)
+    positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
     if deterministic:
-        shape = fat or deterministic_shape(group, padded_head_dim(head_dim), product_dtype)
-        return StepMap(None, _invariant_work(shape, metadata, group, num_tokens, window), window, None)
+        shape = fat or deterministic_shape(group, padded_dim, product_dtype)
+        see = _Visibility(options, positions)
+        work = _invariant_work(shape, metadata, group, num_tokens, see)
+        return StepMap(None, work, window, None, right, positions, covers_all=True)
     forest = metadata.forest if window is None else None
     thin = thin or decode_tile(
         metadata.seq_lens.device,
         group,
         head_dim,
         cache_dtype,
-        block_size,
+        block_size if value_dim == head_dim else 1,
         num_sequences=metadata.seq_lens.shape[0],
         shares=forest is not None,
     )
-    fat = fat or fat_shape(group, padded_head_dim(head_dim), product_dtype)
+    fat = fat or fat_shape(group, padded_dim, product_dtype)
     max_thin_tokens = thin.rows // group
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
     if forest is not None:
         forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
-    see = _Visibility(window, None if forest is None else forest.leaf_begin)
+    see = _Visibility(options, positions, None if forest is None else forest.leaf_begin)
+    sizes = (num_heads, num_kv_heads, value_dim)
+    if num_splits > 0:
+        tile = fat if has_fat else thin_shape(group, padded_dim, cache_dtype)
+        work = _fat_work(tile, metadata, sizes, num_tokens, 0, see, num_splits)
+        return StepMap(None, work, window, forest, right, positions, covers_all=False)
     return StepMap(
-        thin=_thin_work(thin, metadata, heads, see),
-        fat=_fat_work(fat, metadata, heads, num_tokens, max_thin_tokens, see) if has_fat else None,
+        thin=_thin_work(thin, metadata, sizes, see),
+        fat=_fat_work(fat, metadata, sizes, num_tokens, max_thin_tokens, see) if has_fat else None,
         window=window,
         forest=forest,
+        right=right,
+        positions=positions,
     )
 
 
 def _thin_work(
     shape: TileShape, metadata: AttentionMetadata, heads: tuple[int, int, int], see: _Visibility
 ) -> ThinWork:
-    num_heads, num_kv_heads, head_dim = heads
+    num_heads, num_kv_heads, value_dim = heads
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
     group = num_heads // num_kv_heads
     units = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
@@ -173,7 +212,7 @@ def _thin_work(
         (num_programs,),
         *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
     )
-    partial_shape = (2 * num_programs, shape.rows, padded_head_dim(head_dim))
+    partial_shape = (2 * num_programs, shape.rows, padded_head_dim(value_dim))
     return ThinWork(
         shape=shape,
         units=units,
@@ -191,8 +230,9 @@ def _fat_work(
     num_tokens: int,
     max_thin_tokens: int,
     see: _Visibility,
+    num_splits: int = 0,
 ) -> FatWork:
-    num_heads, num_kv_heads, head_dim = heads
+    num_heads, num_kv_heads, value_dim = heads
     device = metadata.seq_lens.device
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
@@ -203,7 +243,10 @@ def _fat_work(
     most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
     # A power of two, because each value is compiled separately.
     num_parts = 1 << max(0, most_parts.bit_length() - 1)
-    partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, head_dim)
+    if num_splits > 0:
+        # More parts than tiles would be empty.
+        num_parts = min(num_splits, max(1, -(-metadata.max_seq_len // shape.keys)))
+    partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, value_dim)
     return FatWork(
         shape=shape,
         units=units,
@@ -214,7 +257,7 @@ def _fat_work(
 
 
 def _invariant_work(
-    shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, window: int | None
+    shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, see: _Visibility
 ) -> FatWork:
     """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
 
@@ -223,7 +266,7 @@ def _invariant_work(
     """
     tile_tokens = shape.rows // group
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
-    units = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, _Visibility(window))
+    units = _list_units(metadata, num_units, tile_tokens, 0, metadata.max_query_len, see)
     units[:, 5:7].zero_()
     nothing = torch.empty(0, dtype=torch.float32, device=units.device)
     return FatWork(shape, units, 1, nothing, nothing, row_invariant=True)
@@ -238,13 +281,15 @@ def _list_units(
     see: _Visibility,
 ) -> Tensor:
     """List the units of sequences with above_tokens < query length <= max_tokens: [num_units, 8] int32."""
-    num_sequences = metadata.seq_lens.shape[0]
+    num_sequences, options = metadata.seq_lens.shape[0], see.options
+    shifts = (see.positions, options.shift) if options.right != 0 else (None, None)
     units = torch.empty(num_units, RECORD.value, dtype=torch.int32, device=metadata.seq_lens.device)
     launch(
         list_units_kernel,
         (num_sequences,),
         *(units, metadata.cu_seqlens_q, metadata.seq_lens, metadata.positions, see.leaf_begin),
-        *(num_sequences, num_units, above_tokens, max_tokens, see.window or 0),
+        *(metadata.kv_begin, *shifts),
+        *(num_sequences, num_units, above_tokens, max_tokens, options.shifted_window or 0),
         *(tile_tokens, power_of_two(tile_tokens), power_of_two(num_sequences)),
     )
     return units

@@ -36,7 +36,8 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     num_tokens, num_heads, head_dim = k.shape
     if num_tokens == 0:
         return
-    padded_dim = power_of_two(head_dim)
+    value_dim = v.shape[2]
+    padded_dim = power_of_two(max(head_dim, value_dim))
     heads_abreast = min(power_of_two(num_heads), max(1, 2048 // padded_dim))
     launch(
         _store_kernel,
@@ -46,14 +47,14 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
         Blocks(cache.k, *cache.k.stride()[:3]),
         Blocks(cache.v, *cache.v.stride()[:3]),
         *(slot_mapping, cache.k_scale, cache.v_scale),
-        *(num_heads, head_dim, cache.k.shape[1], heads_abreast, padded_dim),
+        *(num_heads, head_dim, value_dim, cache.k.shape[1], heads_abreast, padded_dim),
     )
 
 
 @triton.jit
 def _store_kernel(
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -62,9 +63,10 @@ def _store_kernel(
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
         d = tl.arange(0, PADDED_DIM)
         mask = (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :]
+        value_mask = (head < NUM_HEADS)[:, None] & (d < VALUE_DIM)[None, :]
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         key = tl.load(_row(k.pointer, token * k.token, head, k.head, d), mask)
-        value = tl.load(_row(v.pointer, token * v.token, head, v.head, d), mask)
+        value = tl.load(_row(v.pointer, token * v.token, head, v.head, d), value_mask)
         key = scale_down(key, k_scale, head[:, None], (head < NUM_HEADS)[:, None])
         value = scale_down(value, v_scale, head[:, None], (head < NUM_HEADS)[:, None])
         k_at, v_at = (
@@ -72,7 +74,7 @@ def _store_kernel(
             _row(v_cache.pointer, block * v_cache.block + offset * v_cache.token, head, v_cache.head, d),
         )
         tl.store(k_at, round_to(key, k_at.dtype.element_ty), mask)
-        tl.store(v_at, round_to(value, v_at.dtype.element_ty), mask)
+        tl.store(v_at, round_to(value, v_at.dtype.element_ty), value_mask)
 
 
 @triton.jit

@@ -36,10 +36,10 @@ def tile_rows(token_begin, num_tokens, kv_head, shape):
 
 @triton.jit
 def empty_state(shape):
-    """Return the initial state of a running softmax: (top [R], total [R], values [R, padded_dim])."""
+    """Return the initial state of a running softmax: (top [R], total [R], values [R, padded_value_dim])."""
     top = tl.full([shape.rows], float("-inf"), tl.float32)
     total = tl.zeros([shape.rows], tl.float32)
-    return top, total, tl.zeros([shape.rows, shape.padded_dim], tl.float32)
+    return top, total, tl.zeros([shape.rows, shape.padded_value_dim], tl.float32)
 
 
 @triton.jit
@@ -48,6 +48,18 @@ def load_queries(queries, token, head, valid, shape):
     d = tl.arange(0, shape.padded_dim)
     pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
     return tl.load(pointers, mask=valid[:, None] & (d < shape.head_dim)[None, :], other=0.0)
+
+
+@triton.jit
+def load_slopes(score, position, table_row, head, valid, shape):
+    """Load the ALiBi slope of each row [R] float32; table_row: the sequence. Without bias, anything."""
+    slope = position.to(tl.float32)
+    if shape.biased:
+        slopes = score.slopes
+        if score.slopes_row is not None:
+            slopes += table_row.to(tl.int64) * score.slopes_row
+        slope = tl.load(slopes + head, mask=valid, other=0.0)
+    return slope
 
 
 @triton.jit
@@ -63,14 +75,15 @@ def load_block_ids(table, start, kv_begin, kv_end, shape):
 
 @triton.jit
 def load_tile(
-    base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape, MASKED: tl.constexpr
-):
-    """Load keys or values [keys, padded_dim], or [keys, padded_dim / 2] pairs.
+    base, block_stride, token_stride, block_ids, start, kv_begin, kv_end, shape,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Load keys or values [keys, PADDED_DIM], or [keys, PADDED_DIM / 2] pairs.
 
     If MASKED, keys outside kv_begin : kv_end are 0: uninitialised memory may hold NaN, and 0 * NaN is NaN.
     """
-    width: tl.constexpr = shape.padded_dim // 2 if shape.packed else shape.padded_dim
-    head_width: tl.constexpr = shape.head_dim // 2 if shape.packed else shape.head_dim
+    width: tl.constexpr = PADDED_DIM // 2 if shape.packed else PADDED_DIM
+    head_width: tl.constexpr = HEAD_DIM // 2 if shape.packed else HEAD_DIM
     d = tl.arange(0, width)
     at = tl.arange(0, shape.keys)
     if shape.block_size % shape.keys == 0:
@@ -84,7 +97,7 @@ def load_tile(
     if MASKED:
         visible = (start + at >= kv_begin) & (start + at < kv_end)
         return tl.load(pointers, mask=visible[:, None] & in_head, other=0)
-    elif shape.head_dim != shape.padded_dim:
+    elif HEAD_DIM != PADDED_DIM:
         return tl.load(pointers, mask=in_head, other=0)
     else:
         return tl.load(pointers)
@@ -101,7 +114,9 @@ def tanh(x):
 
 
 @triton.jit
-def make_scores(product, position, slope, start, kv_end, factor, score, shape, MASKED: tl.constexpr):
+def make_scores(
+    product, position, slope, start, kv_begin, kv_end, factor, score, shape, MASKED: tl.constexpr
+):
     """Apply cap, bias and mask to q.k [R, keys]. Without cap and bias, the caller applies the factor."""
     key = start + tl.arange(0, shape.keys)
     if shape.capped:
@@ -111,12 +126,17 @@ def make_scores(product, position, slope, start, kv_end, factor, score, shape, M
     elif shape.biased:
         product = product * factor
     if shape.biased:
-        distance = (position[:, None] - key[None, :]).to(tl.float32)
+        distance = position[:, None] - key[None, :]
+        if score.shift is not None:
+            distance = tl.abs(distance - score.shift)
+        distance = distance.to(tl.float32)
         product = product - (slope * LOG2_E)[:, None] * distance
     if MASKED:
         visible = (key[None, :] <= position[:, None]) & (key < kv_end)[None, :]
         if shape.windowed:
             visible = visible & (key[None, :] > position[:, None] - score.window)
+        if shape.begins:
+            visible = visible & (key >= kv_begin)[None, :]
         product = tl.where(visible, product, float("-inf"))
     return product
 
@@ -134,9 +154,9 @@ def attend_tiles(
     Args:
         top: [R] float32 largest score so far, -inf at first.
         total: [R] float32 sum of exponentials below it.
-        values: [R, padded_dim] float32 weighted values.
+        values: [R, padded_value_dim] float32 weighted values.
         q: [R, padded_dim] queries.
-        position: [R] int32 query positions, -1 in rows that do not exist.
+        position: [R] int32 shifted query positions, -1 in rows that do not exist.
         slope: [R] float32 ALiBi slopes.
         table_row, kv_head: which sequence's blocks are read, and which head of them.
         kv_begin, kv_end: keys outside are never read if MASKED.
@@ -153,8 +173,11 @@ def attend_tiles(
     score_factor = score.factor
     if shape.scaled:
         # Inside the loop, values are not multiplied by their scale.
-        score_factor *= tl.load(score.k_scale + kv_head)
-        v_scale = tl.load(score.v_scale + kv_head)
+        scale_at = kv_head
+        if score.scales_row is not None:
+            scale_at += table_row * score.scales_row
+        score_factor *= tl.load(score.k_scale + scale_at)
+        v_scale = tl.load(score.v_scale + scale_at)
         values /= v_scale
     values, values_odd = split_values(values, shape)
     factor = score_factor
@@ -164,9 +187,12 @@ def attend_tiles(
     for tile in range(tile_begin, tile_end):
         start = tile * shape.keys
         next_ids = load_block_ids(table, start + shape.keys, kv_begin, kv_end, shape)
-        k = load_tile(k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
+        k = load_tile(
+            k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape,
+            shape.head_dim, shape.padded_dim, MASKED,
+        )  # fmt: skip
         product = key_products(q, q_odd, k, shape)
-        s = make_scores(product, position, slope, start, kv_end, score_factor, score, shape, MASKED)
+        s = make_scores(product, position, slope, start, kv_begin, kv_end, score_factor, score, shape, MASKED)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
         base = new_top
         if MASKED:
@@ -175,7 +201,10 @@ def attend_tiles(
         weights = tl.exp2(s * factor - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
-        v = load_tile(v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape, MASKED)
+        v = load_tile(
+            v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape,
+            shape.value_dim, shape.padded_value_dim, MASKED,
+        )  # fmt: skip
         values *= shrink[:, None]
         if shape.packed:
             values_odd *= shrink[:, None]
@@ -212,12 +241,12 @@ def normalise(top, total, values):
 
 @triton.jit
 def store_results(queries, token, head, valid, out, lse, shape):
-    """Write a tile's final rows: out [R, padded_dim], lse [R] in units of log 2."""
-    d = tl.arange(0, shape.padded_dim)
+    """Write a tile's final rows: out [R, padded_value_dim], lse [R] in units of log 2."""
+    d = tl.arange(0, shape.padded_value_dim)
     row = token * (shape.group * shape.kv_heads) + head
-    pointers = queries.out + (row * shape.head_dim)[:, None] + d[None, :]
+    pointers = queries.out + (row * shape.value_dim)[:, None] + d[None, :]
     tl.store(
-        pointers, out.to(queries.out.dtype.element_ty), mask=valid[:, None] & (d < shape.head_dim)[None, :]
+        pointers, out.to(queries.out.dtype.element_ty), mask=valid[:, None] & (d < shape.value_dim)[None, :]
     )
     tl.store(queries.lse + row, lse * LN_2, mask=valid)
 
@@ -226,9 +255,9 @@ def store_results(queries, token, head, valid, out, lse, shape):
 def clear_tokens(queries, token_begin, num_tokens, first, step, shape):
     """Clear every `step`-th (token, head) row of tokens without keys, from row `first` on: 0 and -inf."""
     width: tl.constexpr = shape.group * shape.kv_heads
-    d = tl.arange(0, shape.padded_dim)
+    d = tl.arange(0, shape.padded_value_dim)
     begin = token_begin.to(tl.int64) * width
     for index in range(first, num_tokens * width, step):
-        zero = tl.zeros([shape.padded_dim], dtype=queries.out.dtype.element_ty)
-        tl.store(queries.out + (begin + index) * shape.head_dim + d, zero, mask=d < shape.head_dim)
+        zero = tl.zeros([shape.padded_value_dim], dtype=queries.out.dtype.element_ty)
+        tl.store(queries.out + (begin + index) * shape.value_dim + d, zero, mask=d < shape.value_dim)
         tl.store(queries.lse + begin + index, float("-inf"))

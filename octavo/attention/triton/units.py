@@ -12,9 +12,9 @@ import triton.language as tl
 RECORD = tl.constexpr(8)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window"])
+@triton.jit(do_not_specialize=["num_sequences", "num_units", "above_tokens", "max_tokens", "window", "shift"])
 def list_units_kernel(
-    units, cu_seqlens_q, seq_lens, positions, leaf_begin,
+    units, cu_seqlens_q, seq_lens, positions, leaf_begin, first_keys, shifted, shift,
     num_sequences, num_units, above_tokens, max_tokens, window,
     TILE_TOKENS: tl.constexpr, PADDED_TOKENS: tl.constexpr, PADDED_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
@@ -22,6 +22,9 @@ def list_units_kernel(
 
     Even sequences list their last unit first, odd ones their first: work rises and falls without jumps, so
     programs that take units in turn get equal shares.
+
+    first_keys: [S] int32, the first key of each sequence that its tokens see, or None.
+    shifted: [T] int32, for the positions plus `shift`, or None; units are then of these.
     """
     s = tl.program_id(0)
     sequence = tl.arange(0, PADDED_SEQUENCES)
@@ -40,8 +43,14 @@ def list_units_kernel(
         token = begin + tile * TILE_TOKENS
         num_tokens = tl.minimum(TILE_TOKENS, end - token)
         mine = at < num_tokens
-        highest = tl.max(tl.load(positions + token + at, mine, -1))
-        lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
+        if shifted is None:
+            highest = tl.max(tl.load(positions + token + at, mine, -1))
+            lowest = tl.min(tl.load(positions + token + at, mine, 0x7FFFFFFF))
+        else:
+            position = shift_positions(tl.load(positions + token + at, mine, 0), shift)
+            tl.store(shifted + token + at, position, mine)
+            highest = tl.max(tl.where(mine, position, -1))
+            lowest = tl.min(tl.where(mine, position, 0x7FFFFFFF))
         # The position of a padded row may be negative.
         kv_end = tl.maximum(0, tl.minimum(seq_len, highest + 1))
         full_end = tl.maximum(0, tl.minimum(kv_end, lowest + 1))
@@ -51,6 +60,10 @@ def list_units_kernel(
             full_begin = tl.maximum(0, highest - window + 1)
         if leaf_begin is not None:
             kv_begin = tl.minimum(kv_end, tl.load(leaf_begin + s))
+        if first_keys is not None:
+            first_key = tl.maximum(0, tl.load(first_keys + s))
+            kv_begin = tl.minimum(kv_end, tl.maximum(kv_begin, first_key))
+            full_begin = tl.maximum(full_begin, first_key)
         record = units + (first + index) * RECORD
         tl.store(record, s)
         tl.store(record + 1, token)
@@ -62,6 +75,12 @@ def list_units_kernel(
     if s == num_sequences - 1:
         for index in range(first + count, num_units):
             tl.store(units + index * RECORD + 2, 0)
+
+
+@triton.jit
+def shift_positions(position, shift):
+    """Return positions plus ScoreOptions.shift, within what kernels can count up from."""
+    return tl.minimum(position.to(tl.int64) + shift, 0x7FFFFFFE).to(tl.int32)
 
 
 @triton.jit

@@ -1,0 +1,219 @@
+"""One launch that rotates queries and new keys, and stores new keys and values to their slots of a cache.
+
+program (t, part)   part < query parts: some heads of query t, rotated into a new tensor
+                    else:               some kv heads of new token t, into the cache
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.triton.store import round_to
+from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch
+from octavo.ops.append import NewKeys, Rotary
+from octavo.ops.call import Queries
+
+# Numbers that one program holds in registers at a time.
+_TILE = 2048
+
+
+class Rows(NamedTuple):
+    """Pointer and strides (in elements) of ragged [T, heads, D], and where sequences begin.
+
+    length: tokens of each sequence; 0: it differs, and cu_seqlens [S + 1] says it.
+    """
+
+    pointer: Any
+    token: Any
+    head: Any
+    cu_seqlens: Any
+    num_tokens: Any
+    length: Any
+
+
+class Blocks(NamedTuple):
+    """Pointer and strides (in elements) of a [N, B, KH, D] cache, and its scales [S, KH]."""
+
+    pointer: Any
+    block: Any
+    token: Any
+    head: Any
+    dim: Any
+    scale: Any
+
+
+class Places(NamedTuple):
+    """Where new keys go: a block table, the tokens before, and limits that keep a bad id harmless."""
+
+    table: Any
+    table_row: Any
+    cached_lens: Any
+    block_size: Any
+    num_blocks: Any
+    capacity: Any
+
+
+class Angles(NamedTuple):
+    """cos and sin [positions, half], and each sequence's first position."""
+
+    cos: Any
+    cos_row: Any
+    sin: Any
+    sin_row: Any
+    offsets: Any
+    num_positions: Any
+
+
+def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
+    """See octavo.ops.append. Nothing waits for the device; a slot or position out of range is skipped."""
+    q = queries.q
+    (num_tokens, num_heads, head_dim), value_dim = q.shape, v_cache.shape[3]
+    num_kv_heads, num_sequences = k_cache.shape[2], new.cached_lens.shape[0]
+    rotated = q if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    heads = min(power_of_two(num_heads), max(1, _TILE // power_of_two(head_dim)))
+    padded_dim = power_of_two(max(head_dim, value_dim))
+    kv_heads = min(power_of_two(num_kv_heads), max(1, _TILE // padded_dim))
+    num_query_parts = 0 if rotary is None else -(-num_heads // heads)
+    num_programs = max(new.k.shape[0], 0 if rotary is None else num_tokens)
+    if num_programs == 0 or num_sequences == 0:
+        return rotated
+    block_size = k_cache.shape[1]
+    table = new.block_table
+    launch(
+        _append_kernel,
+        (num_programs, num_query_parts + -(-num_kv_heads // kv_heads)),
+        Rows(q, *q.stride()[:2], queries.cu_seqlens, num_tokens, queries.length),
+        rotated,
+        Rows(new.k, *new.k.stride()[:2], new.cu_seqlens, new.k.shape[0], new.length),
+        Rows(new.v, *new.v.stride()[:2], new.cu_seqlens, new.k.shape[0], new.length),
+        Blocks(k_cache, *k_cache.stride(), new.k_scale),
+        Blocks(v_cache, *v_cache.stride(), new.v_scale),
+        Places(
+            *(table, table.stride(0), new.cached_lens, block_size),
+            *(k_cache.shape[0], table.shape[1] * block_size),
+        ),
+        _angles(rotary),
+        num_sequences,
+        *(num_heads, num_kv_heads, head_dim, value_dim),
+        *(0 if rotary is None else rotary.cos.shape[1], rotary is not None and rotary.interleaved),
+        rotary is not None and rotary.queries_advance,
+        *(num_query_parts, heads, kv_heads, power_of_two(head_dim), padded_dim),
+    )
+    return rotated
+
+
+def _angles(rotary: Rotary | None) -> Angles:
+    if rotary is None:
+        return Angles(None, 0, None, 0, None, 0)
+    cos, sin = rotary.cos, rotary.sin
+    return Angles(cos, cos.stride(0), sin, sin.stride(0), rotary.offsets, cos.shape[0])
+
+
+@triton.jit
+def _append_kernel(
+    q, rotated, k, v, k_cache, v_cache, places, angles, num_sequences,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ADVANCE: tl.constexpr,
+    QUERY_PARTS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    PADDED_DIM: tl.constexpr, PADDED_KV_DIM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    if part < QUERY_PARTS:
+        if token < q.num_tokens:
+            row, index = _find_row(q, token, num_sequences)
+            position = tl.load(angles.offsets + row)
+            if ADVANCE:
+                position += index
+            head = part * HEADS + tl.arange(0, HEADS)
+            x = _rotate(q, token, head, NUM_HEADS, position, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_DIM)
+            d = tl.arange(0, PADDED_DIM)
+            at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+            tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
+    elif token < k.num_tokens:
+        row, index = _find_row(k, token, num_sequences)
+        position = tl.load(places.cached_lens + row) + index
+        is_new = token < tl.load(k.cu_seqlens + num_sequences)
+        if is_new & (position >= 0) & (position < places.capacity):
+            column = position // places.block_size
+            block = tl.load(places.table + row.to(tl.int64) * places.table_row + column).to(tl.int64)
+            offset = (position % places.block_size).to(tl.int64)
+            if (block >= 0) & (block < places.num_blocks):
+                head = (part - QUERY_PARTS) * KV_HEADS + tl.arange(0, KV_HEADS)
+                if HALF > 0:
+                    at = tl.load(angles.offsets + row) + index
+                    key = _rotate(
+                        k, token, head, NUM_KV_HEADS, at, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_KV_DIM
+                    )
+                else:
+                    key = _load(k, token, head, NUM_KV_HEADS, HEAD_DIM, PADDED_KV_DIM)
+                value = _load(v, token, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
+                _store(k_cache, key, row, block, offset, head, NUM_KV_HEADS, HEAD_DIM, PADDED_KV_DIM)
+                _store(v_cache, value, row, block, offset, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
+
+
+@triton.jit
+def _find_row(rows, token, num_sequences):
+    """Return (sequence, index in it) of a token; one after the last sequence counts as its own."""
+    if rows.length > 0:
+        row = token.to(tl.int32) // rows.length
+        index = token.to(tl.int32) % rows.length
+    else:
+        row = 0
+        for begin in range(0, num_sequences, 1024):
+            s = begin + tl.arange(0, 1024)
+            end = tl.load(rows.cu_seqlens + 1 + s, s < num_sequences, other=2147483647)
+            row += tl.sum((end <= token).to(tl.int32), axis=0)
+        row = tl.minimum(row, num_sequences - 1)
+        index = token.to(tl.int32) - tl.load(rows.cu_seqlens + row)
+    return row, index
+
+
+@triton.jit
+def _load(rows, token, head, NUM_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
+    d = tl.arange(0, PADDED)
+    at = rows.pointer + token * rows.token + (head.to(tl.int64) * rows.head)[:, None] + d[None, :]
+    return tl.load(at, (head < NUM_HEADS)[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
+def _rotate(
+    rows, token, head, NUM_HEADS: tl.constexpr, position, angles,
+    DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Return heads of a token [heads, PADDED], the first 2 HALF dimensions rotated, in their dtype."""
+    d = tl.arange(0, PADDED)
+    x = _load(rows, token, head, NUM_HEADS, DIM, PADDED)
+    if INTERLEAVED:
+        other, angle, is_first = d ^ 1, d // 2, d % 2 == 0
+    else:
+        is_first = d < HALF
+        other, angle = tl.where(is_first, d + HALF, d - HALF), tl.where(is_first, d, d - HALF)
+    turns = d < 2 * HALF
+    has_angle = turns & (position >= 0) & (position < angles.num_positions)
+    row = tl.maximum(position, 0).to(tl.int64)
+    cos = tl.load(angles.cos + row * angles.cos_row + angle, has_angle, other=0.0).to(tl.float32)
+    sin = tl.load(angles.sin + row * angles.sin_row + angle, has_angle, other=0.0).to(tl.float32)
+    at = rows.pointer + token * rows.token + (head.to(tl.int64) * rows.head)[:, None] + other[None, :]
+    y = tl.load(at, (head < NUM_HEADS)[:, None] & turns[None, :]).to(tl.float32)
+    turned = x.to(tl.float32) * cos[None, :] + y * tl.where(is_first, -sin, sin)[None, :]
+    return tl.where(turns[None, :], turned, x.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _store(
+    cache, x, row, block, offset, head, NUM_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr
+):
+    """Store heads of a token [heads, PADDED] to a slot, divided by the scales of a float8 cache."""
+    d = tl.arange(0, PADDED)
+    valid = (head < NUM_HEADS)[:, None]
+    if cache.scale is not None:
+        scale = tl.load(cache.scale + row.to(tl.int64) * NUM_HEADS + head[:, None], valid, other=1.0)
+        x = x.to(tl.float32) / scale
+    at = cache.pointer + block * cache.block + offset * cache.token
+    at = at + (head.to(tl.int64) * cache.head)[:, None] + (d.to(tl.int64) * cache.dim)[None, :]
+    tl.store(at, round_to(x, cache.pointer.dtype.element_ty), valid & (d < DIM)[None, :])
