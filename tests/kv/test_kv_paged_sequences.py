@@ -107,6 +107,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "kv_library.py"))
     output = capsys.readouterr().out
     assert "second: only [4, 5, 6]" in output
+    assert "fourth and fifth\n [[0 2]\n [0 2]]" in output
     assert "make the pool larger" in output
 
 
