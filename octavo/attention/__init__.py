@@ -8,6 +8,7 @@ from octavo.attention.merge import merge
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
+from octavo.attention.uniform import uniform_attention_with_lse
 
 __all__ = [
     "AttentionMetadata",
@@ -21,4 +22,5 @@ __all__ = [
     "paged_attention",
     "paged_attention_with_lse",
     "store_kv",
+    "uniform_attention_with_lse",
 ]

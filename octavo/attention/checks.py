@@ -40,6 +40,47 @@ def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -
 
 def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions) -> None:
     """Check the arguments of paged_attention."""
+    _check_tensors(q, cache, metadata.block_table.shape[0], options)
+    _check_metadata(q, cache.k.shape[1], metadata)
+
+
+def check_uniform(
+    q: Tensor,
+    cache: LayerCache,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    options: ScoreOptions,
+    query_len: int,
+    max_seq_len: int,
+    kv_begin: Tensor | None,
+) -> None:
+    """Check the arguments of uniform_attention_with_lse."""
+    num_sequences = seq_lens.shape[0] if seq_lens.dim() == 1 else 0
+    _check_tensors(q, cache, num_sequences, options)
+    if query_len < 0 or q.shape[0] != num_sequences * query_len:
+        raise InvalidArgumentError(
+            f"q must have {query_len} rows for each entry of seq_lens {list(seq_lens.shape)}; "
+            f"got {list(q.shape)}"
+        )
+    int32, int64 = torch.int32, torch.int64
+    for name, tensor, dtypes in (("seq_lens", seq_lens, (int32, int64)), ("kv_begin", kv_begin, (int32,))):
+        if tensor is None:
+            continue
+        if tensor.shape != (num_sequences,) or tensor.dtype not in dtypes or not tensor.is_contiguous():
+            raise InvalidArgumentError(
+                f"{name} must be contiguous [{num_sequences}] int32; got {list(tensor.shape)} {tensor.dtype}"
+            )
+        _check_device(name, tensor, q)
+    if block_table.dim() != 2 or block_table.shape[0] != num_sequences or block_table.dtype != torch.int32:
+        raise InvalidArgumentError(
+            f"block_table must be [{num_sequences}, max_blocks] int32, one row per seq_lens entry; "
+            f"got {list(block_table.shape)} {block_table.dtype}"
+        )
+    _check_device("block_table", block_table, q)
+    check_capacity(max_seq_len, cache.k.shape[1], block_table)
+
+
+def _check_tensors(q: Tensor, cache: LayerCache, num_sequences: int, options: ScoreOptions) -> None:
     _check_cache(cache)
     num_kv_heads, head_dim = cache.k.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.shape[1] == 0:
@@ -48,7 +89,6 @@ def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, o
             f"got {list(q.shape)}"
         )
     _check_like("q", q, cache.k)
-    num_sequences = metadata.block_table.shape[0]
     slopes = options.alibi_slopes
     if slopes is not None:
         per_head = q.shape[1:2]
@@ -64,7 +104,6 @@ def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, o
             raise InvalidArgumentError(
                 f"{name} must have a row for each of the {num_sequences} sequences; got {list(scale.shape)}"
             )
-    _check_metadata(q, cache.k.shape[1], metadata)
 
 
 def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> None:

@@ -71,6 +71,55 @@ def paged_attention_with_lse(
     return attend_with_map(q, cache, metadata, options, step_map)
 
 
+def uniform_attention_with_lse(
+    q: Tensor,
+    cache: LayerCache,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    options: ScoreOptions,
+    *,
+    query_len: int,
+    max_seq_len: int,
+    kv_begin: Tensor | None = None,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Make a task map in one launch and attend; see octavo.attention.uniform_attention_with_lse.
+
+    There are 1 to triton.shapes.MOST_UNIFORM sequences, and query_len is at least 1.
+    """
+    from octavo.attention.triton import uniform
+
+    step_map, cu_seqlens_q = uniform.plan_uniform(
+        seq_lens,
+        kv_begin,
+        query_len=query_len,
+        max_seq_len=max_seq_len,
+        num_heads=q.shape[1],
+        num_kv_heads=cache.k.shape[2],
+        head_dim=q.shape[2],
+        value_dim=cache.v.shape[3],
+        dtype=q.dtype,
+        cache_dtype=cache.k.dtype,
+        block_size=ONE_BLOCK if block_table.shape[1] == 1 else cache.k.shape[1],
+        options=options,
+        num_splits=num_splits,
+    )
+    assert step_map.positions is not None
+    metadata = AttentionMetadata(
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=seq_lens,
+        positions=step_map.positions,
+        # Attention does not read it.
+        slot_mapping=step_map.positions,
+        block_table=block_table,
+        max_query_len=query_len,
+        max_seq_len=max_seq_len,
+        kv_begin=kv_begin,
+        may_be_short=True,
+    )
+    return attend_with_map(q, cache, metadata, options, step_map)
+
+
 def plan_step(
     q: Tensor,
     cache: LayerCache,

@@ -34,12 +34,13 @@ class Lengths(NamedTuple):
         return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
 
 
-def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
+def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray, *, may_be_short: bool = False) -> Lengths:
     """Check a batch's lengths and return them.
 
     Args:
         seq_lens: [S] integers, see Lengths.
         cu_seqlens_q: [S + 1] integers, see Lengths.
+        may_be_short: a sequence may have fewer tokens than queries; the first ones see nothing if causal.
 
     Raises:
         InvalidArgumentError: a shape or dtype does not fit, cu_seqlens_q does not begin at 0 or decreases, a
@@ -58,8 +59,8 @@ def check_lengths(seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> Lengths:
         )
     query_lens = bounds[1:] - bounds[:-1]
     # The bitwise or is negative if either number is: one comparison instead of two.
-    if num_sequences and (query_lens | (lens - query_lens)).min() < 0:
-        _check_sequences(query_lens, lens)
+    if num_sequences and (query_lens | (lens if may_be_short else lens - query_lens)).min() < 0:
+        _check_sequences(query_lens, lens, may_be_short=may_be_short)
     return Lengths(lens, bounds, query_lens)
 
 
@@ -91,13 +92,16 @@ def _to_int64(name: str, values: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _check_sequences(query_lens: np.ndarray, seq_lens: np.ndarray) -> None:
+def _check_sequences(query_lens: np.ndarray, seq_lens: np.ndarray, *, may_be_short: bool) -> None:
     s = int(query_lens.argmin())
     if query_lens[s] < 0:
         raise InvalidArgumentError(
             f"cu_seqlens_q must not decrease, but does by {-query_lens[s]} at sequence {s}; "
             f"it holds the cumulative query lengths"
         )
+    if may_be_short and seq_lens.min() < 0:
+        s = int(seq_lens.argmin())
+        raise InvalidArgumentError(f"seq_lens[{s}] must not be negative, got {seq_lens[s]}")
     too_short = np.flatnonzero((seq_lens < query_lens) & (seq_lens != 0))
     if too_short.size:
         s = int(too_short[0])

@@ -41,6 +41,8 @@ class AttentionMetadata:
             a step, not its results. Kernels ignore the other kind.
         kv_begin: [S] int32, the first key of each sequence that its tokens see, for caches padded on the left
             or sequences that share one block; None: 0. Nothing may be shared then.
+        may_be_short: a sequence may have fewer tokens than queries. The positions of the first ones are then
+            negative.
         is_fresh: the batch is one sequence with nothing in the cache yet, whose first token is token 0.
             Tokens after its last one are padding.
     """
@@ -55,6 +57,7 @@ class AttentionMetadata:
     work: ForestPlan | DeviceForest | None = None
     is_fresh: bool = False
     kv_begin: Tensor | None = None
+    may_be_short: bool = False
 
     def __post_init__(self) -> None:
         """Check the batch.
@@ -103,7 +106,7 @@ class AttentionMetadata:
         seq_lens, cu_seqlens_q = self.seq_lens.numpy(), self.cu_seqlens_q.numpy()
         # A plan's lengths are checked already, so equal ones are valid.
         if self.plan is None or not self.plan.lengths.equal(seq_lens, cu_seqlens_q):
-            check_lengths(seq_lens, cu_seqlens_q)
+            check_lengths(seq_lens, cu_seqlens_q, may_be_short=self.may_be_short)
             if self.plan is not None:
                 raise InvalidArgumentError(
                     "the plan is of another step: it was made for other seq_lens or cu_seqlens_q; make a "

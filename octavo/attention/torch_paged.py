@@ -47,7 +47,9 @@ def host_plan(
     # Checked before planning: a corrupt length would make millions of items.
     check_capacity(int(seq_lens.max(initial=0)), block_size, metadata.block_table)
     kv_begin = None if metadata.kv_begin is None else metadata.kv_begin.cpu().numpy()
-    plan = ForestPlan.flat(seq_lens, cu_seqlens_q, right=right, kv_begin=kv_begin)
+    plan = ForestPlan.flat(
+        seq_lens, cu_seqlens_q, right=right, kv_begin=kv_begin, may_be_short=metadata.may_be_short
+    )
     check_plan(plan, num_query_tokens, block_size, metadata)
     return plan
 

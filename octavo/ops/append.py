@@ -1,14 +1,16 @@
 """Append new keys and values to a paged cache in place, and rotate them and the queries on the way."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention.float8 import write_rows
 from octavo.errors import InvalidArgumentError
 from octavo.ops import debug
-from octavo.ops.call import Queries, rows_of
+from octavo.ops.call import Queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,70 +82,103 @@ def append_torch(
     queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
 ) -> Tensor:
     """See append; in PyTorch, for CPUs: it looks at lengths on the host. Nothing is written if it raises."""
-    row, slots, positions, query_positions = check_append(queries, new, k_cache, rotary)
-    num_new = row.shape[0]
+    places = check_append(queries, new, k_cache, rotary)
+    row, block, offset, positions, query_positions = (torch.from_numpy(array) for array in places)
+    num_new, num_used = row.shape[0], query_positions.shape[0]
     k = new.k[:num_new] if rotary is None else rotate(new.k[:num_new], rotary, positions)
-    write_rows(k_cache, slots, k, None if new.k_scale is None else new.k_scale[row])
-    write_rows(v_cache, slots, new.v[:num_new], None if new.v_scale is None else new.v_scale[row])
+    write_rows(k_cache, (block, offset), k, None if new.k_scale is None else new.k_scale[row])
+    write_rows(v_cache, (block, offset), new.v[:num_new], None if new.v_scale is None else new.v_scale[row])
     if rotary is None:
         return queries.q
-    num_used = query_positions.shape[0]
     return torch.cat([rotate(queries.q[:num_used], rotary, query_positions), queries.q[num_used:]])
 
 
-def check_append(
-    queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None
-) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
-    """Check where new keys go and which angles are read; waits for a GPU.
+class _Places(NamedTuple):
+    """Where new keys go and which angles are read, int64 on the host.
 
-    Returns:
-        (sequence [Tn], (block [Tn], offset [Tn]), rotary position [Tn] of each new key, and that of each
-        query [T]; without a rotary embedding these two are empty).
+    Attributes:
+        row: [Tn] sequence of each new key.
+        block, offset: [Tn] its slot.
+        positions: [Tn] its rotary position; without a rotary embedding empty.
+        query_positions: [T] that of each query in a sequence; the same.
     """
-    token = torch.arange(_last(new.cu_seqlens, new.k.shape[0], "k"), dtype=torch.int32, device=k_cache.device)
-    row = rows_of(new.cu_seqlens, token)
-    index = token - new.cu_seqlens[row]
-    slots = _find_slots(new.block_table, row, (new.cached_lens[row] + index).long(), k_cache.shape)
-    if rotary is None:
-        return row, slots, token[:0], token[:0]
-    q_token = torch.arange(
-        _last(queries.cu_seqlens, queries.q.shape[0], "q"), dtype=torch.int32, device=k_cache.device
+
+    row: np.ndarray
+    block: np.ndarray
+    offset: np.ndarray
+    positions: np.ndarray
+    query_positions: np.ndarray
+
+
+def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None) -> _Places:
+    """Check where new keys go and which angles are read; waits for a GPU."""
+    row, index = _split(debug.on_host(new.cu_seqlens), new.k.shape[0], "k")
+    block, offset = _find_slots(
+        debug.on_host(new.block_table), row, debug.on_host(new.cached_lens)[row] + index, k_cache.shape
     )
-    q_row = queries.rows(q_token)
-    q_positions = rotary.offsets[q_row]
-    if rotary.queries_advance:
-        q_positions = q_positions + q_token - queries.cu_seqlens[q_row]
-    positions = rotary.offsets[row] + index
+    if rotary is None:
+        return _Places(row, block, offset, row[:0], row[:0])
+    offsets = debug.on_host(rotary.offsets)
+    q_row, q_index = _split(debug.on_host(queries.cu_seqlens), queries.q.shape[0], "q")
+    q_positions = offsets[q_row] + q_index if rotary.queries_advance else offsets[q_row]
+    positions = offsets[row] + index
     _check_positions(rotary, row, positions)
     _check_positions(rotary, q_row, q_positions)
-    return row, slots, positions, q_positions
+    return _Places(row, block, offset, positions, q_positions)
 
 
-def _last(cu_seqlens: Tensor, num_tokens: int, name: str) -> int:
-    """Return the number of tokens in sequences, checked."""
-    bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] > num_tokens or bounds != sorted(bounds):
+def _split(bounds: np.ndarray, num_tokens: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (sequence [n], index in it [n]) of the tokens between cumulative lengths, checked."""
+    lens = np.diff(bounds)
+    if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
         raise InvalidArgumentError(
-            f"cumulative lengths of {name} must rise from 0 to at most its {num_tokens} tokens; got {bounds}"
+            f"cumulative lengths of {name} must rise from 0 to at most its {num_tokens} tokens; "
+            f"got {bounds.tolist()}"
         )
-    return bounds[-1]
+    row = np.repeat(np.arange(lens.shape[0]), lens)
+    return row, np.arange(row.shape[0]) - bounds[row]
 
 
-def _check_positions(rotary: Rotary, row: Tensor, position: Tensor) -> None:
-    bad = torch.nonzero((position < 0) | (position >= rotary.cos.shape[0]))
-    if bad.shape[0]:
-        at = bad[0, 0]
+def _check_positions(rotary: Rotary, row: np.ndarray, position: np.ndarray) -> None:
+    bad = (position < 0) | (position >= rotary.cos.shape[0])
+    if bad.any():
+        at = int(bad.argmax())
         raise InvalidArgumentError(
-            f"rotary_cos and rotary_sin have {rotary.cos.shape[0]} rows, a token of sequence "
-            f"{int(row[at])} is at position {int(position[at])}; give longer ones"
+            f"rotary_cos and rotary_sin have {rotary.cos.shape[0]} rows, a token of sequence {row[at]} is at "
+            f"position {position[at]}; give longer ones"
         )
+
+
+def _find_slots(
+    table: np.ndarray, row: np.ndarray, position: np.ndarray, cache_shape: torch.Size
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (block [Tn], offset [Tn]) of each new key, checked."""
+    num_blocks, block_size = cache_shape[:2]
+    capacity = table.shape[1] * block_size
+    bad = (position < 0) | (position >= capacity)
+    if bad.any():
+        at = int(bad.argmax())
+        raise InvalidArgumentError(
+            f"the cache of sequence {row[at]} holds {capacity} tokens, a new key would go to position "
+            f"{position[at]}; check cache_seqlens, or widen the cache"
+        )
+    column, offset = np.divmod(position, max(1, block_size))
+    block = table[row, column]
+    bad = (block < 0) | (block >= num_blocks)
+    if bad.any():
+        at = int(bad.argmax())
+        raise InvalidArgumentError(
+            f"block_table[{row[at]}, {column[at]}] is {block[at]}, but blocks go from 0 to {num_blocks - 1}; "
+            f"a new key of sequence {row[at]} would go there"
+        )
+    return block, offset
 
 
 def rotate(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
     """Rotate x [T, H, D] at position [T] in float32 (float64 for float64); return it in its dtype."""
     half = rotary.cos.shape[1]
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = (table[position.long()].to(dtype).unsqueeze(1) for table in (rotary.cos, rotary.sin))
+    cos, sin = (table[position].to(dtype).unsqueeze(1) for table in (rotary.cos, rotary.sin))
     turned, rest = x[..., : 2 * half].to(dtype), x[..., 2 * half :]
     first, second = (
         (turned[..., ::2], turned[..., 1::2]) if rotary.interleaved else turned.tensor_split(2, dim=-1)
@@ -151,28 +186,3 @@ def rotate(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
     pair = (first * cos - second * sin, first * sin + second * cos)
     turned = torch.stack(pair, dim=-1).flatten(-2) if rotary.interleaved else torch.cat(pair, dim=-1)
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
-
-
-def _find_slots(
-    block_table: Tensor, row: Tensor, position: Tensor, cache_shape: torch.Size
-) -> tuple[Tensor, Tensor]:
-    """Return (block [Tn], offset [Tn]) of each new key, checked."""
-    num_blocks, block_size = cache_shape[:2]
-    capacity = block_table.shape[1] * block_size
-    bad = torch.nonzero((position < 0) | (position >= capacity))
-    if bad.shape[0]:
-        at = bad[0, 0]
-        raise InvalidArgumentError(
-            f"the cache of sequence {int(row[at])} holds {capacity} tokens, a new key would go to position "
-            f"{int(position[at])}; check cache_seqlens, or widen the cache"
-        )
-    column = position // max(1, block_size)
-    block = block_table[row, column].long()
-    bad = torch.nonzero((block < 0) | (block >= num_blocks))
-    if bad.shape[0]:
-        at = bad[0, 0]
-        raise InvalidArgumentError(
-            f"block_table[{int(row[at])}, {int(column[at])}] is {int(block[at])}, but blocks go from 0 to "
-            f"{num_blocks - 1}; a new key of sequence {int(row[at])} would go there"
-        )
-    return block, position % max(1, block_size)

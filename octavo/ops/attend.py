@@ -1,13 +1,17 @@
 """Attention of one call: by the kernels of octavo.attention, or by the reference where they have no form."""
 
+import functools
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from octavo.attention import AttentionMetadata, LayerCache, paged_attention_with_lse
+from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, LayerCache, paged_attention_with_lse
+from octavo.attention.float8 import FLOAT8
 from octavo.ops import debug, reference
-from octavo.ops.call import Call, Keys, Queries, Scores
+from octavo.ops.call import Call, Keys, Queries, Scores, contiguous
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
@@ -17,22 +21,27 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a length or block id is
             out of range.
     """
-    q, keys = call.queries.q, call.keys
-    is_cpu = q.device.type == "cpu"
+    keys = replace(call.keys, k=contiguous(call.keys.k), v=contiguous(call.keys.v))
+    call = replace(call, queries=call.queries.replaced(contiguous(call.queries.q)), keys=keys)
+    q = call.queries.q
+    is_cpu = _is_on_host(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)
-    if is_cpu and _only_reference(call):
-        debug.check_call(call)
+    if is_cpu and call.queries.used is not None:
+        return _attend_used(call)
+    plan = _host_plan(call) if is_cpu else call.plan
+    if plan is None and is_cpu:
         return reference.attend(call)
     if not is_cpu and debug.is_on():
         debug.check_call(call)
-    if is_cpu and call.queries.used is not None:
-        return _attend_used(call)
     queries, scores = _positive(call.queries, call.scores)
+    value_dim, keys = keys.v.shape[3], keys if is_cpu else _even(keys)
+    if keys.k.shape[3] != queries.q.shape[2]:
+        queries = queries.replaced(functional.pad(queries.q, (0, 1)))
     out, lse = paged_attention_with_lse(
         queries.q,
         _layer(keys),
-        _metadata(call),
+        _metadata(call, plan),
         scale=scores.scale,
         window=None if scores.left is None else scores.left + 1,
         right=scores.right,
@@ -40,9 +49,15 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         alibi_slopes=scores.alibi_slopes,
         num_splits=call.num_splits,
     )
+    out = out[..., :value_dim]
     if queries.used is not None:
         out, lse = _hide_unused(out, lse, queries)
     return reference.add_sinks(out, lse, scores.sinks)
+
+
+def _is_on_host(q: Tensor) -> bool:
+    """Say whether the call may look at its lengths without waiting for a GPU."""
+    return q.device.type == "cpu"
 
 
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
@@ -51,9 +66,9 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     queries, (out, lse) = call.queries, _nothing(call)
     assert queries.used is not None
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
-    bounds = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+    bounds = functional.pad(lens.cumsum(0), (1, 0))
     token = torch.arange(int(bounds[-1])) + (begin - bounds[:-1]).repeat_interleave(lens)
-    positions, max_len = queries.positions[token], int(lens.max())
+    positions, max_len = queries.positions[token], int(lens.max()) if lens.shape[0] else 0
     used = Queries(queries.q[token], bounds.int(), positions, None, max_len, 0)
     out[token], lse[token] = attend(replace(call, queries=used))
     return out, lse
@@ -67,14 +82,37 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     return reference.add_sinks(out, lse, call.scores.sinks)
 
 
-def _only_reference(call: Call) -> bool:
-    """Say whether a CPU call has more queries than keys somewhere, which a batch of steps cannot have."""
-    queries, seq_lens = call.queries, call.keys.seq_lens
-    query_lens = queries.cu_seqlens[1:] - queries.cu_seqlens[:-1]
-    return bool((seq_lens < query_lens).any())
+def _host_plan(call: Call) -> ForestPlan | None:
+    """Return a plan for kernels on the host; None: only the reference has queries before all keys.
+
+    Raises:
+        InvalidArgumentError: a length does not fit the cache.
+    """
+    keys, plan = call.keys, call.plan
+    seq_lens, bounds = keys.seq_lens.numpy(), call.queries.cu_seqlens.numpy()
+    if seq_lens.min(initial=0) < 0 or seq_lens.max(initial=0) > keys.capacity:
+        debug.check_call(call)
+    if isinstance(plan, ForestPlan):
+        return plan
+    if (seq_lens < bounds[1:] - bounds[:-1]).any():
+        debug.check_call(call)
+        return None
+    begin = None if keys.begin is None else keys.begin.numpy().tobytes()
+    return _flat_plan(seq_lens.tobytes(), bounds.tobytes(), begin, call.scores.right)
 
 
-def _metadata(call: Call) -> AttentionMetadata:
+@functools.lru_cache(maxsize=16)
+def _flat_plan(seq_lens: bytes, cu_seqlens: bytes, begin: bytes | None, right: int | None) -> ForestPlan:
+    """Return a plan that shares nothing; all layers of a step ask for the same one. Arguments are int32."""
+    return ForestPlan.flat(
+        np.frombuffer(seq_lens, np.int32),
+        np.frombuffer(cu_seqlens, np.int32),
+        right=right,
+        kv_begin=None if begin is None else np.frombuffer(begin, np.int32),
+    )
+
+
+def _metadata(call: Call, plan: ForestPlan | DeviceForest | None) -> AttentionMetadata:
     queries, keys = call.queries, call.keys
     return AttentionMetadata(
         cu_seqlens_q=queries.cu_seqlens,
@@ -85,15 +123,28 @@ def _metadata(call: Call) -> AttentionMetadata:
         block_table=keys.block_table,
         max_query_len=queries.max_len,
         max_seq_len=keys.capacity,
-        work=call.plan,
+        work=plan,
         kv_begin=keys.begin,
     )
 
 
 def _layer(keys: Keys) -> LayerCache:
-    """Return the cache with both scales or neither."""
-    k_scale, v_scale = keys.k_scale, keys.v_scale
-    return LayerCache(keys.k, keys.v, k_scale, v_scale)
+    return LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+
+
+def _even(keys: Keys) -> Keys:
+    """Return a float8 cache with even head dims and strides, which Triton's kernels read in pairs: a copy, if
+    it has not.
+    """
+    if keys.k.dtype != FLOAT8:
+        return keys
+    return replace(keys, k=_even_cache(keys.k), v=_even_cache(keys.v))
+
+
+def _even_cache(cache: Tensor) -> Tensor:
+    if cache.shape[3] % 2:
+        return functional.pad(cache.view(torch.uint8), (0, 1)).view(FLOAT8)
+    return cache.contiguous() if any(stride % 2 for stride in cache.stride()[:3]) else cache
 
 
 def _positive(queries: Queries, scores: Scores) -> tuple[Queries, Scores]:

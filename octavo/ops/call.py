@@ -14,6 +14,15 @@ def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
     return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
 
 
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return the tensor with stride 1 in its last dimension, a copy where that needs one."""
+    if tensor.stride(-1) == 1:
+        return tensor
+    if tensor.shape[-1] == 1:
+        return tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))
+    return tensor.contiguous()
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """How scores are made. The query at position p sees the keys p - left <= j <= p + right.

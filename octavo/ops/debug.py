@@ -27,23 +27,24 @@ def check_call(call: Call) -> None:
         InvalidArgumentError: names the first sequence that is wrong.
     """
     keys = call.keys
-    _check_queries(_host(call.queries.cu_seqlens), call.queries.q.shape[0], _used(call))
-    seq_lens = _host(keys.seq_lens)
-    begin = np.zeros_like(seq_lens) if keys.begin is None else _host(keys.begin)
+    _check_queries(on_host(call.queries.cu_seqlens), call.queries.q.shape[0], _used(call))
+    seq_lens = on_host(keys.seq_lens)
+    begin = np.zeros_like(seq_lens) if keys.begin is None else on_host(keys.begin)
     for s, (first, end) in enumerate(zip(begin.tolist(), seq_lens.tolist(), strict=True)):
         if first < 0 or not 0 <= end <= keys.capacity:
             raise InvalidArgumentError(
                 f"sequence {s} has keys from {first} to {end}, but its cache holds {keys.capacity} tokens; "
                 f"check its lengths and the width of block_table"
             )
-    _check_blocks(_host(keys.block_table), begin, seq_lens, keys.k.shape[0], keys.k.shape[1])
+    _check_blocks(on_host(keys.block_table), begin, seq_lens, keys.k.shape[0], keys.k.shape[1])
 
 
 def _used(call: Call) -> np.ndarray | None:
-    return None if call.queries.used is None else _host(call.queries.used)
+    return None if call.queries.used is None else on_host(call.queries.used)
 
 
-def _host(tensor: Tensor) -> np.ndarray:
+def on_host(tensor: Tensor) -> np.ndarray:
+    """Return integers as int64 on the host; waits for a GPU."""
     return tensor.cpu().numpy().astype(np.int64)
 
 

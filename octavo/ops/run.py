@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
-from octavo.ops.append import NewKeys, Rotary, append
+from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.arguments import (
     Window,
     count_sequences,
@@ -21,9 +21,9 @@ from octavo.ops.arguments import (
     read_table,
     read_window,
 )
-from octavo.ops.attend import attend
 from octavo.ops.call import Keys
 from octavo.ops.checks import check_device, check_dtype, check_keys, check_shape, integers
+from octavo.ops.custom_ops import append, attend
 
 Plan = ForestPlan | DeviceForest | None
 
@@ -119,7 +119,7 @@ def run_cached(
     )
     if new is not None:
         queries = queries.replaced(append(queries, new, k_cache, v_cache, rotary))
-    keys = Keys(contiguous(k_cache), contiguous(v_cache), table, seq_lens, begin, scale, v_scale)
+    keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
     out, lse = attend(make_call(queries, keys, scores, options.num_splits, options.plan))
     return _shaped(out, lse, num, is_ragged=cu_seqlens_q is not None)
 
@@ -143,7 +143,7 @@ def run_ragged(
         seqused_k = integers("seqused_k", seqused_k, q, "[B]", [num])
     scores = _scores(q, num, window, options)
     scale, _, v_scale = _scales(q, k, num, options)
-    k, v, begin = contiguous(k), contiguous(v), None
+    begin = None
     if block_table is None and lengths.cu_seqlens_k is not None:
         k, v, table, seq_lens, begin = ragged_keys(q, k, v, lengths.cu_seqlens_k, seqused_k, num)
     else:
@@ -216,7 +216,7 @@ def _new_keys(
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     else:
         cu_seqlens = integers("cu_seqlens_k_new", cu_seqlens, q, "[B + 1]", [num + 1])
-    return NewKeys(contiguous(k), contiguous(v), cu_seqlens, length, cached_lens, block_table, *scales)
+    return NewKeys(k, v, cu_seqlens, length, cached_lens, block_table, *scales)
 
 
 def _rotary(q: Tensor, news: News, cached_lens: Tensor, *, advance: bool) -> Rotary | None:
@@ -240,17 +240,12 @@ def _rotary(q: Tensor, news: News, cached_lens: Tensor, *, advance: bool) -> Rot
         seqlens = cached_lens
     else:
         seqlens = integers("rotary_seqlens", seqlens, q, "[B]", [cached_lens.shape[0]])
-    return Rotary(contiguous(cos), contiguous(sin), news.rotary_interleaved, seqlens, advance)
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor with a contiguous last dimension, a copy where it is not."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    return Rotary(cos, sin, news.rotary_interleaved, seqlens, advance)
 
 
 def _readable(q: Tensor) -> Tensor:
-    """Return q with a contiguous last dimension; float8 as bfloat16, which holds each of its numbers."""
-    return q.to(torch.bfloat16) if q.dtype == FLOAT8 else contiguous(q)
+    """Return q; float8 as bfloat16, which holds each of its numbers."""
+    return q.to(torch.bfloat16) if q.dtype == FLOAT8 else q
 
 
 def _scores(q: Tensor, num: int, window: tuple[int | None, int | None], options: Options):

@@ -9,14 +9,14 @@ from octavo.attention import ForestPlan, available_impls, merge, paged_attention
 pytestmark = pytest.mark.parametrize("impl", KERNELS)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 3, 7, 16, 48, 64, 256, 1025])
 def test_lengths_around_a_block_edge(impl, block_size):
     lens = [max(block_size - 1, 1), block_size, block_size + 1, 2 * block_size]
     case = make_case(lens + lens, [1] * 4 + lens, block_size=block_size)
     assert_accurate(case, impl)
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 20, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [1, 8, 20, 40, 59, 64, 80, 96, 128, 192, 256])
 def test_head_dims(impl, head_dim):
     assert_accurate(make_case([70, 33, 5], [1, 33, 2], head_dim=head_dim), impl)
 

@@ -61,11 +61,11 @@ def shared_case(query_lens=(1, 1, 1, 1, 1), *, block_size=16, **shape):
     return make_case(lens, list(query_lens), rows=rows, block_size=block_size, **shape)
 
 
-def make_map(moved, window=None, thin=THIN):
+def make_map(moved, window=None, thin=THIN, right=0):
     heads = (moved.q.shape[1], moved.k_cache.shape[2], moved.q.shape[2])
     names = ("num_heads", "num_kv_heads", "head_dim")
     sizes = dict(zip(names, heads, strict=True), num_tokens=moved.q.shape[0], dtype=moved.q.dtype)
-    return triton_plan.plan_step(moved.metadata, window=window, thin=thin, fat=FAT, **sizes)
+    return triton_plan.plan_step(moved.metadata, window=window, thin=thin, fat=FAT, right=right, **sizes)
 
 
 def run_shared(case, forest, *, window=None, thin=THIN, **options):
@@ -74,7 +74,7 @@ def run_shared(case, forest, *, window=None, thin=THIN, **options):
     options = {name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in options.items()}
     scores = ScoreOptions(case.q.shape[-1] ** -0.5, window, **options)
     with poisoned_memory():
-        step_map = make_map(moved, window, thin)
+        step_map = make_map(moved, window, thin, scores.right)
         tensors = (moved.q, moved.cache, moved.metadata)
         out, lse = gpu_paged.attend_with_map(*tensors, scores, step_map)
     return out.cpu(), lse.cpu()
@@ -95,6 +95,22 @@ def test_decode(heads, kv_heads, block_size):
 @pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [9, 40, 1, 12, 28], [1, 0, 3, 0, 1]])
 def test_extend(query_lens):
     check(shared_case(query_lens, heads=8))
+
+
+@pytest.mark.parametrize("right", [2, None])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1], [9, 40, 1, 12, 28]])
+def test_keys_after_the_query(query_lens, right):
+    """They are in leaves; nodes see shifted positions, and bias by the true ones."""
+    check(shared_case(query_lens), right=right)
+    check(shared_case(query_lens), right=right, alibi_slopes=torch.tensor([0.5, 0.25, 0.02, 0.1]))
+
+
+def test_first_keys_and_shared_ones_are_refused():
+    case = shared_case()
+    forest, _ = make_forest(case)
+    begin = torch.zeros(5, dtype=torch.int32)
+    with pytest.raises(InvalidArgumentError, match="sequences with kv_begin cannot share keys"):
+        replace(case.metadata, work=forest, kv_begin=begin)
 
 
 def test_extend_with_keys_in_parts(monkeypatch):
@@ -247,7 +263,7 @@ def test_attends_in_one_call(impl, monkeypatch):
 def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
     # The interpreter alone has no float8; triton_cases gives it some.
-    for module in ("forest_attention", "interface"):
+    for module in ("forest_attention", "choice"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
     rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
     case, scales = make_float8_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)

@@ -145,7 +145,7 @@ def _laid_out(maker, cache):
     if kind == "heads":
         raw = raw.transpose(1, 2).contiguous().transpose(1, 2)
     elif kind == "padded":
-        raw = torch.cat([raw, raw, raw[:, :, :, :1]], dim=3)[..., : raw.shape[3]]
+        raw = torch.cat([raw, raw[:, :, :, :1]], dim=3)[..., : raw.shape[3]]
     elif kind == "last" and cache.dtype != FLOAT8:
         raw = raw.transpose(1, 3).contiguous().transpose(1, 3)
     return raw.view(cache.dtype) if kind != "padded" or cache.dtype != FLOAT8 else raw.view(FLOAT8)

@@ -107,15 +107,18 @@ class ForestPlan:
         split_tokens: int = SPLIT_TOKENS,
         right: int | None = 0,
         kv_begin: np.ndarray | None = None,
+        may_be_short: bool = False,
     ) -> "ForestPlan":
         """Plan a step without sharing; see from_block_tables.
 
         A sequence's items depend only on its own lengths, not on its neighbours or the number of threads. So
         its result has the same bits in every batch.
 
-        kv_begin: [S] integers, not negative: the first key of each sequence; None: 0.
+        Args:
+            kv_begin: [S] integers, not negative: the first key of each sequence; None: 0.
+            may_be_short: see check_lengths.
         """
-        lengths = check_lengths(seq_lens, cu_seqlens_q)
+        lengths = check_lengths(seq_lens, cu_seqlens_q, may_be_short=may_be_short)
         return _plan(
             lengths,
             SharedPrefixes.none(),

@@ -17,6 +17,8 @@ from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
 
 LOG2_E = 1.4426950408889634
+# From a token's first head to its last one, kernels count elements in 32 bits.
+_LARGEST_OFFSET = 2**31 - 1
 
 
 class Cache(NamedTuple):
@@ -148,6 +150,8 @@ def make_call(
         begins: the units' first keys are not all 0 or due to a window.
         one_block: each sequence lies within one block.
     """
+    if q.stride(1) * q.shape[1] > _LARGEST_OFFSET:
+        q = q.contiguous()
     stride_token, stride_head, _ = q.stride()
     k, v = layer.k, layer.v
     if k.dtype == FLOAT8:

@@ -19,6 +19,9 @@ ONE_BLOCK = 1 << 30
 More tokens than any block has: caches that differ in their length share their kernels.
 """
 
+MOST_UNIFORM = 1024
+"""Sequences of a step whose map is made in one launch; see triton/uniform.py."""
+
 _KEYS = 64
 
 

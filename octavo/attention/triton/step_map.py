@@ -16,19 +16,15 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.device_forest import DeviceForest
-from octavo.attention.triton.shapes import (
-    TileShape,
-    deterministic_shape,
-    fat_shape,
-    padded_head_dim,
-    thin_shape,
-)
+from octavo.attention.triton import shapes
+from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
 # Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
+_MOST_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +158,14 @@ def plan_step(
     options = ScoreOptions(1.0, window, right=right)
     positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
     if deterministic:
-        shape = fat or deterministic_shape(group, padded_dim, product_dtype)
-        see = _Visibility(options, positions)
-        work = _invariant_work(shape, metadata, group, num_tokens, see)
-        return StepMap(None, work, window, None, right, positions, covers_all=True)
+        shape = fat or shapes.deterministic_shape(group, padded_dim, product_dtype)
+        work = _invariant_work(shape, metadata, group, num_tokens, _Visibility(options, positions))
+        return StepMap(None, work, window, None, right, positions)
     forest = metadata.forest if window is None else None
     thin = thin or decode_tile(
         metadata.seq_lens.device,
         group,
-        head_dim,
+        max(head_dim, value_dim),
         cache_dtype,
         block_size if value_dim == head_dim else 1,
         num_sequences=metadata.seq_lens.shape[0],
@@ -185,7 +180,7 @@ def plan_step(
     see = _Visibility(options, positions, None if forest is None else forest.leaf_begin)
     sizes = (num_heads, num_kv_heads, value_dim)
     if num_splits > 0:
-        tile = fat if has_fat else thin_shape(group, padded_dim, cache_dtype)
+        tile = fat if has_fat else shapes.thin_shape(group, padded_dim, cache_dtype)
         work = _fat_work(tile, metadata, sizes, num_tokens, 0, see, num_splits)
         return StepMap(None, work, window, forest, right, positions, covers_all=False)
     return StepMap(
@@ -237,15 +232,9 @@ def _fat_work(
     tile_tokens = shape.rows * num_kv_heads // num_heads
     num_units = num_tokens // tile_tokens + metadata.seq_lens.shape[0]
     units = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
     # Counted by tokens: a captured step has room for many sequences, most of them empty.
-    num_busy = num_tokens // tile_tokens + 1
-    most_parts = min(num_resident // (num_busy * num_kv_heads), -(-metadata.max_seq_len // _MIN_SPLIT_KEYS))
-    # A power of two, because each value is compiled separately.
-    num_parts = 1 << max(0, most_parts.bit_length() - 1)
-    if num_splits > 0:
-        # More parts than tiles would be empty.
-        num_parts = min(num_splits, max(1, -(-metadata.max_seq_len // shape.keys)))
+    num_items = (num_tokens // tile_tokens + 1) * num_kv_heads
+    num_parts = count_parts(shape, device, num_items, metadata.max_seq_len, num_splits)
     partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, value_dim)
     return FatWork(
         shape=shape,
@@ -254,6 +243,19 @@ def _fat_work(
         partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
         partial_lse=torch.empty(partial_shape[:3], dtype=torch.float32, device=device),
     )
+
+
+def count_parts(
+    shape: TileShape, device: torch.device, num_items: int, max_seq_len: int, num_splits: int = 0
+) -> int:
+    """Return how many programs share the keys of each of num_items (unit, kv head)s; see plan_step."""
+    if num_splits > 0:
+        # More parts than tiles would be empty.
+        return min(num_splits, max(1, -(-max_seq_len // shape.keys)), _MOST_PARTS)
+    num_resident = num_multiprocessors(device) * shape.programs_per_multiprocessor
+    most_parts = min(num_resident // num_items, -(-max_seq_len // _MIN_SPLIT_KEYS))
+    # A power of two, because each value is compiled separately.
+    return 1 << max(0, most_parts.bit_length() - 1)
 
 
 def _invariant_work(

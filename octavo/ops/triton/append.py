@@ -15,7 +15,7 @@ from octavo.attention.triton.store import round_to
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch
 from octavo.ops.append import NewKeys, Rotary
-from octavo.ops.call import Queries
+from octavo.ops.call import Queries, contiguous
 
 # Numbers that one program holds in registers at a time.
 _TILE = 2048
@@ -70,15 +70,15 @@ class Angles(NamedTuple):
 
 def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
     """See octavo.ops.append. Nothing waits for the device; a slot or position out of range is skipped."""
-    q = queries.q
+    q, k, v = contiguous(queries.q), contiguous(new.k), contiguous(new.v)
     (num_tokens, num_heads, head_dim), value_dim = q.shape, v_cache.shape[3]
     num_kv_heads, num_sequences = k_cache.shape[2], new.cached_lens.shape[0]
-    rotated = q if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rotated = queries.q if rotary is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads = min(power_of_two(num_heads), max(1, _TILE // power_of_two(head_dim)))
     padded_dim = power_of_two(max(head_dim, value_dim))
     kv_heads = min(power_of_two(num_kv_heads), max(1, _TILE // padded_dim))
     num_query_parts = 0 if rotary is None else -(-num_heads // heads)
-    num_programs = max(new.k.shape[0], 0 if rotary is None else num_tokens)
+    num_programs = max(k.shape[0], 0 if rotary is None else num_tokens)
     if num_programs == 0 or num_sequences == 0:
         return rotated
     block_size = k_cache.shape[1]
@@ -88,8 +88,8 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
         (num_programs, num_query_parts + -(-num_kv_heads // kv_heads)),
         Rows(q, *q.stride()[:2], queries.cu_seqlens, num_tokens, queries.length),
         rotated,
-        Rows(new.k, *new.k.stride()[:2], new.cu_seqlens, new.k.shape[0], new.length),
-        Rows(new.v, *new.v.stride()[:2], new.cu_seqlens, new.k.shape[0], new.length),
+        Rows(k, *k.stride()[:2], new.cu_seqlens, k.shape[0], new.length),
+        Rows(v, *v.stride()[:2], new.cu_seqlens, k.shape[0], new.length),
         Blocks(k_cache, *k_cache.stride(), new.k_scale),
         Blocks(v_cache, *v_cache.stride(), new.v_scale),
         Places(
@@ -109,7 +109,7 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
 def _angles(rotary: Rotary | None) -> Angles:
     if rotary is None:
         return Angles(None, 0, None, 0, None, 0)
-    cos, sin = rotary.cos, rotary.sin
+    cos, sin = contiguous(rotary.cos), contiguous(rotary.sin)
     return Angles(cos, cos.stride(0), sin, sin.stride(0), rotary.offsets, cos.shape[0])
 
 

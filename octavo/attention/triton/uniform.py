@@ -1,0 +1,215 @@
+"""A step's task map in one launch, where all sequences have equally many query tokens.
+
+A call of attention by itself makes its map for one layer. By plan_step that takes three launches one after
+the other: records, cleared counters, schedule. Here the host knows the query length, so it knows the number
+of units too, and each program finds for itself how many key tiles all units have: one load of up to 1,024
+lengths.
+
+    program p     all programs: key tiles of every unit -> tiles per program -> p's first unit
+                  program 0: records of thin units
+                  part p of: cu_seqlens_q, positions, cleared counters, records of fat units
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.choice import decode_tile
+from octavo.attention.float8 import FLOAT8
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.triton.step_map import FatWork, StepMap, ThinWork, count_parts
+from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
+from octavo.gpu.device import num_multiprocessors, power_of_two
+from octavo.gpu.launch import launch
+
+# Entries that a program writes at a time.
+_ABREAST = 256
+
+
+def plan_uniform(
+    seq_lens: Tensor,
+    kv_begin: Tensor | None,
+    *,
+    query_len: int,
+    max_seq_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    block_size: int,
+    options: ScoreOptions,
+    num_splits: int = 0,
+) -> tuple[StepMap, Tensor]:
+    """Make the task map of sequences whose last query_len tokens are the queries, in one launch.
+
+    Args:
+        seq_lens: [S] int32 or int64, with S of at most MOST_UNIFORM and at least 1.
+        kv_begin: [S] int32 first keys, or None.
+        query_len: query tokens of each sequence, at least 1.
+        max_seq_len: no sequence is longer.
+        options: of the layer; only window and right are read.
+        others: see plan_step.
+
+    Returns:
+        (map, whose positions are the queries', shifted; cu_seqlens_q [S + 1] int32).
+    """
+    group, num_sequences = num_heads // num_kv_heads, seq_lens.shape[0]
+    padded_dim = padded_head_dim(max(head_dim, value_dim))
+    thin = decode_tile(
+        seq_lens.device,
+        group,
+        max(head_dim, value_dim),
+        cache_dtype,
+        block_size if value_dim == head_dim else 1,
+        num_sequences=num_sequences,
+        shares=False,
+    )
+    if query_len > thin.rows // group:
+        shape = fat_shape(group, padded_dim, torch.float16 if cache_dtype == FLOAT8 else dtype)
+    else:
+        shape = thin_shape(group, padded_dim, cache_dtype) if num_splits > 0 else thin
+    is_thin = query_len <= thin.rows // group and num_splits == 0
+    num_tokens, tile_tokens = num_sequences * query_len, shape.rows // group
+    num_tiles = -(-query_len // tile_tokens)
+    num_programs = num_multiprocessors(seq_lens.device) * shape.programs_per_multiprocessor
+    sizes = (
+        num_sequences + 1,
+        num_tokens,
+        num_sequences * num_tiles * RECORD.value,
+        2 + num_programs if is_thin else 0,
+        num_sequences * num_kv_heads if is_thin else 0,
+    )
+    cu_seqlens_q, positions, units, schedule, arrivals = _allocate(sizes, seq_lens.device)
+    launch(
+        _plan_kernel,
+        (num_programs,),
+        *(cu_seqlens_q, positions, units, schedule, arrivals, seq_lens, kv_begin),
+        *(num_sequences, query_len, num_tiles, options.shift, options.shifted_window or 0),
+        *(num_kv_heads, tile_tokens, shape.keys, is_thin, power_of_two(num_sequences), _ABREAST),
+    )
+    units = units.view(-1, RECORD.value)
+    if is_thin:
+        work = _thin_work(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
+        step_map = StepMap(work, None, options.window, None, options.right, positions)
+    else:
+        num_items = num_sequences * num_tiles * num_kv_heads
+        parts = count_parts(shape, seq_lens.device, num_items, max_seq_len, num_splits)
+        fat = _fat_work(shape, units, parts, (num_tokens, num_heads, value_dim))
+        step_map = StepMap(None, fat, options.window, None, options.right, positions)
+    return step_map, cu_seqlens_q
+
+
+def _allocate(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Allocate int32 arrays in one piece of memory, each at a multiple of 16 bytes."""
+    rounded = [-(-size // 4) * 4 for size in sizes]
+    parts = torch.empty(sum(rounded), dtype=torch.int32, device=device).split(rounded)
+    return tuple(part[:size] for part, size in zip(parts, sizes, strict=True))
+
+
+def _thin_work(
+    shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
+) -> ThinWork:
+    partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
+    partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
+    partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=units.device)
+    return ThinWork(shape, units, schedule, arrivals, partial_out, partial_lse)
+
+
+def _fat_work(shape: TileShape, units: Tensor, num_parts: int, results: tuple[int, int, int]) -> FatWork:
+    partial_shape = (num_parts if num_parts > 1 else 0, *results)
+    partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
+    partial_lse = torch.empty(partial_shape[:3], dtype=torch.float32, device=units.device)
+    return FatWork(shape, units, num_parts, partial_out, partial_lse)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "query_len", "num_tiles", "shift", "window"])
+def _plan_kernel(
+    cu_seqlens_q, positions, units, schedule, arrivals, seq_lens, first_keys,
+    num_sequences, query_len, num_tiles, shift, window,
+    KV_HEADS: tl.constexpr, TILE_TOKENS: tl.constexpr, KEYS: tl.constexpr, THIN: tl.constexpr,
+    PADDED_SEQUENCES: tl.constexpr, ABREAST: tl.constexpr,
+):  # fmt: skip
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    step = num_programs * ABREAST
+    at = tl.arange(0, ABREAST)
+    for begin in range(program * ABREAST, num_sequences + 1, step):
+        s = begin + at
+        tl.store(cu_seqlens_q + s, s * query_len, s <= num_sequences)
+    for begin in range(program * ABREAST, num_sequences * query_len, step):
+        token = begin + at
+        s = token // query_len
+        exists = s < num_sequences
+        seq_len = tl.load(seq_lens + s, exists, 0).to(tl.int32)
+        tl.store(positions + token, shift_positions(seq_len - query_len + token % query_len, shift), exists)
+    if THIN:
+        for begin in range(program * ABREAST, num_sequences * KV_HEADS, step):
+            tl.store(arrivals + begin + at, 0, begin + at < num_sequences * KV_HEADS)
+        s = tl.arange(0, PADDED_SEQUENCES)
+        kv_begin, kv_end = _write_records(
+            units, seq_lens, first_keys, s, s, s * 0, program == 0,
+            num_sequences, query_len, shift, window, TILE_TOKENS,
+        )  # fmt: skip
+        work_end = tl.cumsum(num_key_tiles(kv_begin, kv_end, KEYS) * KV_HEADS)
+        exists = s < num_sequences
+        total = tl.max(tl.where(exists, work_end, 0))
+        tiles_per_program = (total + num_programs - 1) // num_programs
+        done_before = (work_end <= program * tiles_per_program) & exists
+        tl.store(schedule + 2 + program, tl.sum(done_before.to(tl.int32)))
+        if program == 0:
+            tl.store(schedule, tiles_per_program)
+            tl.store(schedule + 1, total)
+            tl.store(units + s * RECORD + 7, work_end, exists)
+    else:
+        for begin in range(program * ABREAST, num_sequences * num_tiles, step):
+            # As list_units_kernel: work rises and falls without jumps.
+            unit = begin + at
+            s = unit // num_tiles
+            tile = unit % num_tiles
+            tile = tl.where(s % 2 == 0, num_tiles - 1 - tile, tile)
+            _write_records(
+                units, seq_lens, first_keys, unit, s, tile, True,
+                num_sequences, query_len, shift, window, TILE_TOKENS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _write_records(
+    units, seq_lens, first_keys, unit, s, tile, writes,
+    num_sequences, query_len, shift, window, TILE_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Write the records of units if `writes`; each is a tile of query tokens of sequence s.
+
+    Returns:
+        (kv begin, kv end) of the units, both 0 for those that do not exist.
+    """
+    exists = s < num_sequences
+    seq_len = tl.load(seq_lens + s, exists, 0).to(tl.int32)
+    first = tile * TILE_TOKENS
+    num_tokens = tl.minimum(TILE_TOKENS, query_len - first)
+    lowest = shift_positions(seq_len - query_len + first, shift)
+    highest = shift_positions(seq_len - query_len + first + num_tokens - 1, shift)
+    # Queries before the first key have negative positions.
+    kv_end = tl.where(exists, tl.maximum(0, tl.minimum(seq_len, highest + 1)), 0)
+    full_end = tl.maximum(0, tl.minimum(kv_end, lowest + 1))
+    kv_begin, full_begin = kv_end * 0, kv_end * 0
+    if window > 0:
+        kv_begin = tl.minimum(kv_end, tl.maximum(0, lowest - window + 1))
+        full_begin = tl.maximum(0, highest - window + 1)
+    if first_keys is not None:
+        first_key = tl.maximum(0, tl.load(first_keys + s, exists, 0))
+        kv_begin = tl.minimum(kv_end, tl.maximum(kv_begin, first_key))
+        full_begin = tl.maximum(full_begin, first_key)
+    record = units + unit * RECORD
+    mask = exists & writes
+    tl.store(record, s, mask)
+    tl.store(record + 1, s * query_len + first, mask)
+    tl.store(record + 2, num_tokens, mask)
+    tl.store(record + 3, kv_begin, mask)
+    tl.store(record + 4, kv_end, mask)
+    tl.store(record + 5, full_begin, mask)
+    tl.store(record + 6, full_end, mask)
+    return kv_begin, kv_end
