@@ -1,6 +1,7 @@
 """The examples that compute something: their tokens against the engine's and against full recomputation."""
 
 import copy
+import heapq
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,20 +93,17 @@ class Recomputing:
 def recomputed_beams(
     network: PagedDecoder, prompt: list[int], width: int, num_tokens: int
 ) -> list[list[int]]:
-    """Beam search over lists: every candidate of every beam, sorted."""
+    """Beam search over lists: the best of all candidates of all beams."""
     beams = [(0.0, list[int]())]
     for _ in range(num_tokens):
         model = with_blocks(network, 16, 16, enable_prefix_caching=False)
         batch = {i: model.sequences.alloc(i, prompt + tokens) for i, (_, tokens) in enumerate(beams)}
-        logprobs = torch.log_softmax(model.run(batch), dim=-1).tolist()
-        beams = sorted(
-            (
-                (score + logprob, [*tokens, token])
-                for (score, tokens), row in zip(beams, logprobs, strict=True)
-                for token, logprob in enumerate(row)
-            ),
-            reverse=True,
-        )[:width]
+        candidates = [
+            (score + logprob, [*tokens, token])
+            for (score, tokens), row in zip(beams, model.run(batch).log_softmax(-1).tolist(), strict=True)
+            for token, logprob in enumerate(row)
+        ]
+        beams = heapq.nlargest(width, candidates)
     return [tokens for _, tokens in beams]
 
 
