@@ -38,7 +38,7 @@ class NewKeys:
     Attributes:
         k: [Tn, KH, D].
         v: [Tn, KH, Dv].
-        cu_seqlens: [S + 1] int32, cumulative numbers of new keys.
+        cu_seqlens: [S + 1] int32, cumulative numbers of new keys; None: all have one length.
         length: new keys of every sequence; 0: they differ.
         cached_lens: [S] int32, tokens in the cache before: where the first new key goes.
         block_table: [S, W] int32.
@@ -47,7 +47,7 @@ class NewKeys:
 
     k: Tensor
     v: Tensor
-    cu_seqlens: Tensor
+    cu_seqlens: Tensor | None
     length: int
     cached_lens: Tensor
     block_table: Tensor
@@ -112,14 +112,15 @@ class _Places(NamedTuple):
 
 def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None) -> _Places:
     """Check where new keys go and which angles are read; waits for a GPU."""
-    row, index = _split(debug.on_host(new.cu_seqlens), new.k.shape[0], "k")
+    num_sequences = new.cached_lens.shape[0]
+    row, index = _split(new.cu_seqlens, num_sequences, new.length, new.k.shape[0], "k")
     block, offset = _find_slots(
         debug.on_host(new.block_table), row, debug.on_host(new.cached_lens)[row] + index, k_cache.shape
     )
     if rotary is None:
         return _Places(row, block, offset, row[:0], row[:0])
     offsets = debug.on_host(rotary.offsets)
-    q_row, q_index = _split(debug.on_host(queries.cu_seqlens), queries.q.shape[0], "q")
+    q_row, q_index = _split(queries.cu_seqlens, num_sequences, queries.length, queries.q.shape[0], "q")
     q_positions = offsets[q_row] + q_index if rotary.queries_advance else offsets[q_row]
     positions = offsets[row] + index
     _check_positions(rotary, row, positions)
@@ -127,8 +128,14 @@ def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary
     return _Places(row, block, offset, positions, q_positions)
 
 
-def _split(bounds: np.ndarray, num_tokens: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _split(
+    cu_seqlens: Tensor | None, num_sequences: int, length: int, num_tokens: int, name: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (sequence [n], index in it [n]) of the tokens between cumulative lengths, checked."""
+    if cu_seqlens is None:
+        row = np.repeat(np.arange(num_sequences), length)
+        return row, np.tile(np.arange(length), num_sequences)
+    bounds = debug.on_host(cu_seqlens)
     lens = np.diff(bounds)
     if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
         raise InvalidArgumentError(

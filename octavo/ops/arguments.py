@@ -96,11 +96,7 @@ def read_queries(
         seqused_q = integers("seqused_q", seqused_q, q, "[B]", [num_sequences])
     if cu_seqlens_q is None:
         length = q.shape[1]
-        cu_seqlens_q = torch.arange(num_sequences + 1, dtype=torch.int32, device=q.device) * length
-        lens = length if seqused_q is None else seqused_q
-        first = (seq_lens - lens).unsqueeze(1)
-        positions = (first + torch.arange(length, dtype=torch.int32, device=q.device)).flatten()
-        return Queries(q.flatten(0, 1), cu_seqlens_q, positions, seqused_q, length, length)
+        return Queries(q.flatten(0, 1), None, None, seqused_q, length, length)
     lens = cu_seqlens_q[1:] - cu_seqlens_q[:-1] if seqused_q is None else seqused_q
     token = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
     row = rows_of(cu_seqlens_q, token)

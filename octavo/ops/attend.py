@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, LayerCache, paged_attention_with_lse
+from octavo.attention import (
+    AttentionMetadata,
+    ForestPlan,
+    LayerCache,
+    paged_attention_with_lse,
+    uniform_attention_with_lse,
+)
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.options import ScoreOptions
 from octavo.ops import debug, reference
-from octavo.ops.call import Call, Keys, Queries, Scores, contiguous
+from octavo.ops.call import Call, Keys, Queries, RaggedQueries, contiguous, rows_of
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
@@ -29,30 +36,62 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         return _nothing(call)
     if is_cpu and call.queries.used is not None:
         return _attend_used(call)
-    plan = _host_plan(call) if is_cpu else call.plan
-    if plan is None and is_cpu:
-        return reference.attend(call)
     if not is_cpu and debug.is_on():
         debug.check_call(call)
-    queries, scores = _positive(call.queries, call.scores)
+    scores = call.scores
+    queries, scale = _positive(call.queries, scores.scale)
     value_dim, keys = keys.v.shape[3], keys if is_cpu else _even(keys)
     if keys.k.shape[3] != queries.q.shape[2]:
         queries = queries.replaced(functional.pad(queries.q, (0, 1)))
-    out, lse = paged_attention_with_lse(
-        queries.q,
-        _layer(keys),
-        _metadata(call, plan),
-        scale=scores.scale,
-        window=None if scores.left is None else scores.left + 1,
-        right=scores.right,
-        softcap=scores.softcap,
-        alibi_slopes=scores.alibi_slopes,
+    call = replace(call, queries=queries, keys=keys)
+    window = None if scores.left is None else scores.left + 1
+    options = ScoreOptions(scale, window, scores.softcap, scores.alibi_slopes, scores.right)
+    if not is_cpu and queries.cu_seqlens is None and queries.used is None and call.plan is None:
+        out, lse = _attend_uniform(call, options)
+    else:
+        out, lse = _attend_ragged(call, options, is_cpu=is_cpu)
+    return reference.add_sinks(out[..., :value_dim], lse, scores.sinks)
+
+
+def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
+    """Attend queries of one length on a GPU: their positions and work are made in one launch."""
+    keys = call.keys
+    return uniform_attention_with_lse(
+        *(call.queries.q, LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)),
+        *(keys.seq_lens, keys.block_table, options),
+        query_len=call.queries.length,
+        max_seq_len=keys.capacity,
+        kv_begin=keys.begin,
         num_splits=call.num_splits,
     )
-    out = out[..., :value_dim]
-    if queries.used is not None:
-        out, lse = _hide_unused(out, lse, queries)
-    return reference.add_sinks(out, lse, scores.sinks)
+
+
+def _attend_ragged(call: Call, options: ScoreOptions, *, is_cpu: bool) -> tuple[Tensor, Tensor]:
+    keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
+    metadata = AttentionMetadata(
+        cu_seqlens_q=queries.cu_seqlens,
+        seq_lens=keys.seq_lens,
+        positions=queries.positions,
+        # Nothing is stored by it.
+        slot_mapping=queries.positions,
+        block_table=keys.block_table,
+        max_query_len=queries.max_len,
+        max_seq_len=keys.capacity,
+        work=_host_plan(call, queries) if is_cpu else call.plan,
+        kv_begin=keys.begin,
+        may_be_short=True,
+    )
+    layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+    out, lse = paged_attention_with_lse(
+        *(queries.q, layer, metadata),
+        scale=options.scale,
+        window=options.window,
+        softcap=options.softcap,
+        alibi_slopes=options.alibi_slopes,
+        right=options.right,
+        num_splits=call.num_splits,
+    )
+    return (out, lse) if queries.used is None else _hide_unused(out, lse, queries)
 
 
 def _is_on_host(q: Tensor) -> bool:
@@ -63,7 +102,7 @@ def _is_on_host(q: Tensor) -> bool:
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     """Attend only the queries that count, on a CPU: a plan on the host takes the others for the last ones."""
     debug.check_call(call)
-    queries, (out, lse) = call.queries, _nothing(call)
+    queries, (out, lse) = call.queries.ragged(call.keys.seq_lens), _nothing(call)
     assert queries.used is not None
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
     bounds = functional.pad(lens.cumsum(0), (1, 0))
@@ -82,21 +121,18 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     return reference.add_sinks(out, lse, call.scores.sinks)
 
 
-def _host_plan(call: Call) -> ForestPlan | None:
-    """Return a plan for kernels on the host; None: only the reference has queries before all keys.
+def _host_plan(call: Call, queries: RaggedQueries) -> ForestPlan:
+    """Return a plan for kernels on the host.
 
     Raises:
         InvalidArgumentError: a length does not fit the cache.
     """
-    keys, plan = call.keys, call.plan
-    seq_lens, bounds = keys.seq_lens.numpy(), call.queries.cu_seqlens.numpy()
+    keys = call.keys
+    seq_lens, bounds = keys.seq_lens.numpy(), queries.cu_seqlens.numpy()
     if seq_lens.min(initial=0) < 0 or seq_lens.max(initial=0) > keys.capacity:
         debug.check_call(call)
-    if isinstance(plan, ForestPlan):
-        return plan
-    if (seq_lens < bounds[1:] - bounds[:-1]).any():
-        debug.check_call(call)
-        return None
+    if isinstance(call.plan, ForestPlan):
+        return call.plan
     begin = None if keys.begin is None else keys.begin.numpy().tobytes()
     return _flat_plan(seq_lens.tobytes(), bounds.tobytes(), begin, call.scores.right)
 
@@ -108,28 +144,9 @@ def _flat_plan(seq_lens: bytes, cu_seqlens: bytes, begin: bytes | None, right: i
         np.frombuffer(seq_lens, np.int32),
         np.frombuffer(cu_seqlens, np.int32),
         right=right,
+        may_be_short=True,
         kv_begin=None if begin is None else np.frombuffer(begin, np.int32),
     )
-
-
-def _metadata(call: Call, plan: ForestPlan | DeviceForest | None) -> AttentionMetadata:
-    queries, keys = call.queries, call.keys
-    return AttentionMetadata(
-        cu_seqlens_q=queries.cu_seqlens,
-        seq_lens=keys.seq_lens,
-        positions=queries.positions,
-        # Nothing is stored by it.
-        slot_mapping=queries.positions,
-        block_table=keys.block_table,
-        max_query_len=queries.max_len,
-        max_seq_len=keys.capacity,
-        work=plan,
-        kv_begin=keys.begin,
-    )
-
-
-def _layer(keys: Keys) -> LayerCache:
-    return LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
 
 
 def _even(keys: Keys) -> Keys:
@@ -147,19 +164,19 @@ def _even_cache(cache: Tensor) -> Tensor:
     return cache.contiguous() if any(stride % 2 for stride in cache.stride()[:3]) else cache
 
 
-def _positive(queries: Queries, scores: Scores) -> tuple[Queries, Scores]:
-    """Return queries and scores with a positive scale, which some kernels need."""
-    if scores.scale > 0:
-        return queries, scores
-    if scores.scale == 0:
-        return queries.replaced(torch.zeros_like(queries.q)), replace(scores, scale=1.0)
-    return queries.replaced(-queries.q), replace(scores, scale=-scores.scale)
+def _positive(queries: Queries, scale: float) -> tuple[Queries, float]:
+    """Return queries and a positive scale of the same scores, which some kernels need."""
+    if scale > 0:
+        return queries, scale
+    if scale == 0:
+        return queries.replaced(torch.zeros_like(queries.q)), 1.0
+    return queries.replaced(-queries.q), -scale
 
 
-def _hide_unused(out: Tensor, lse: Tensor, queries: Queries) -> tuple[Tensor, Tensor]:
+def _hide_unused(out: Tensor, lse: Tensor, queries: RaggedQueries) -> tuple[Tensor, Tensor]:
     """Give 0 and -inf to the queries of each sequence that do not count."""
     assert queries.used is not None
     token = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
-    row = queries.rows(token)
+    row = rows_of(queries.cu_seqlens, token)
     unused = (token - queries.cu_seqlens[row] >= queries.used[row]).unsqueeze(1)
     return out.masked_fill(unused.unsqueeze(2), 0.0), lse.masked_fill(unused, -torch.inf)

@@ -78,16 +78,16 @@ class Queries:
 
     Attributes:
         q: [T, H, D].
-        cu_seqlens: [S + 1] int32, cumulative query lengths.
-        positions: [T] int32; a sequence's last token is at its last key.
+        cu_seqlens: [S + 1] int32, cumulative query lengths; None: all have one length and all count.
+        positions: [T] int32; a sequence's last token is at its last key. None: the same.
         used: [S] int32, the first tokens of each sequence that count; the others get 0; None: all.
         max_len: most tokens of a sequence, known to the host.
         length: tokens of every sequence; 0: they differ.
     """
 
     q: Tensor
-    cu_seqlens: Tensor
-    positions: Tensor
+    cu_seqlens: Tensor | None
+    positions: Tensor | None
     used: Tensor | None
     max_len: int
     length: int
@@ -96,9 +96,32 @@ class Queries:
         """Return these queries with other numbers, such as rotated ones."""
         return replace(self, q=q)
 
-    def rows(self, token: Tensor) -> Tensor:
-        """Return the sequence of each token; see rows_of."""
-        return rows_of(self.cu_seqlens, token)
+    def ragged(self, seq_lens: Tensor) -> "RaggedQueries":
+        """Return these queries with cu_seqlens and positions; seq_lens [S] int32 is where each ends."""
+        if self.cu_seqlens is not None and self.positions is not None:
+            return RaggedQueries(self.q, self.cu_seqlens, self.positions, self.used, self.max_len)
+        num_sequences = seq_lens.shape[0]
+        cu_seqlens = uniform_bounds(num_sequences, self.length, seq_lens.device)
+        step = torch.arange(self.length, dtype=torch.int32, device=seq_lens.device)
+        lens = self.length if self.used is None else self.used
+        positions = ((seq_lens - lens).unsqueeze(1) + step).flatten()
+        return RaggedQueries(self.q, cu_seqlens, positions, self.used, self.max_len)
+
+
+def uniform_bounds(num_sequences: int, length: int, device: torch.device) -> Tensor:
+    """Return the cumulative lengths [S + 1] int32 of sequences of one length."""
+    return torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * length
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedQueries:
+    """Queries with nothing left out: cu_seqlens [S + 1] and positions [T] int32; see Queries."""
+
+    q: Tensor
+    cu_seqlens: Tensor
+    positions: Tensor
+    used: Tensor | None
+    max_len: int
 
 
 @dataclass(frozen=True, slots=True)

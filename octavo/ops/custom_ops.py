@@ -17,12 +17,12 @@ from octavo.ops.call import Call, Keys, Queries, Scores
 @torch.library.custom_op("octavo::append", mutates_args=("k_cache", "v_cache"))
 def append_op(
     q: Tensor,
-    cu_seqlens_q: Tensor,
-    positions: Tensor,
+    cu_seqlens_q: Tensor | None,
+    positions: Tensor | None,
     length_q: int,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     length_k: int,
     cached_lens: Tensor,
     block_table: Tensor,
@@ -58,8 +58,8 @@ def _fake_append(
 @torch.library.custom_op("octavo::attend", mutates_args=())
 def attend_op(
     q: Tensor,
-    cu_seqlens_q: Tensor,
-    positions: Tensor,
+    cu_seqlens_q: Tensor | None,
+    positions: Tensor | None,
     used: Tensor | None,
     max_len: int,
     length: int,

@@ -27,7 +27,8 @@ def check_call(call: Call) -> None:
         InvalidArgumentError: names the first sequence that is wrong.
     """
     keys = call.keys
-    _check_queries(on_host(call.queries.cu_seqlens), call.queries.q.shape[0], _used(call))
+    queries = call.queries.ragged(keys.seq_lens)
+    _check_queries(on_host(queries.cu_seqlens), queries.q.shape[0], _used(call))
     seq_lens = on_host(keys.seq_lens)
     begin = np.zeros_like(seq_lens) if keys.begin is None else on_host(keys.begin)
     for s, (first, end) in enumerate(zip(begin.tolist(), seq_lens.tolist(), strict=True)):

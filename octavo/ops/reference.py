@@ -12,20 +12,21 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
 
     A token that sees nothing gets 0 and -inf, and so does one that does not count.
     """
-    q, keys = call.queries.q, call.keys
+    keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
+    q = queries.q
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out_dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
     out = torch.zeros(*q.shape[:2], keys.v.shape[3], dtype=out_dtype, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
-    bounds = call.queries.cu_seqlens.tolist()
+    bounds = queries.cu_seqlens.tolist()
     for s in range(keys.seq_lens.shape[0]):
-        num_used = bounds[s + 1] - bounds[s] if call.queries.used is None else int(call.queries.used[s])
+        num_used = bounds[s + 1] - bounds[s] if queries.used is None else int(queries.used[s])
         tokens = slice(bounds[s], bounds[s] + num_used)
         begin, k, v = _gather(keys, s, dtype)
         if num_used == 0 or k.shape[0] == 0:
             continue
         key_positions = begin + torch.arange(k.shape[0], device=q.device)
-        distance = call.queries.positions[tokens, None] - key_positions
+        distance = queries.positions[tokens, None] - key_positions
         slopes = call.scores.alibi_slopes
         row_slopes = slopes[s] if slopes is not None and slopes.dim() == 2 else slopes
         out[tokens], lse[tokens] = _attend(q[tokens].to(dtype), k, v, distance, call.scores, row_slopes)

@@ -110,7 +110,8 @@ def run_cached(
     if new is not None:
         news_advance = any(side is not None for side in window)
         rotary = _rotary(q, news, seq_lens, advance=news_advance)
-        seq_lens = seq_lens + (new.cu_seqlens[1:] - new.cu_seqlens[:-1])
+        more = new.length if new.cu_seqlens is None else new.cu_seqlens[1:] - new.cu_seqlens[:-1]
+        seq_lens = seq_lens + more
     queries = read_queries(
         *(q, seq_lens),
         cu_seqlens_q=cu_seqlens_q,
@@ -212,7 +213,6 @@ def _new_keys(
     length = 0
     if cu_seqlens is None:
         length = k.shape[1]
-        cu_seqlens = torch.arange(num + 1, dtype=torch.int32, device=q.device) * length
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     else:
         cu_seqlens = integers("cu_seqlens_k_new", cu_seqlens, q, "[B + 1]", [num + 1])

@@ -53,6 +53,7 @@ def test_cpu(block):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("block", range(260))
 def test_gpu(block):
     run_cases(

@@ -1,5 +1,6 @@
 """The GPU's path of octavo.ops, appending and attention, in Triton's interpreter on a CPU."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
 from triton_cases import HAS_GPU
 
-from octavo.attention import AttentionMetadata, gpu_paged
+from octavo.attention import AttentionMetadata, choice, gpu_paged, uniform_attention_with_lse
 from octavo.attention.options import ScoreOptions
 from octavo.ops import attend as attend_module
 from octavo.ops import run
@@ -31,11 +32,17 @@ def _on_triton(monkeypatch):
         options = ScoreOptions(**options)
         return gpu_paged.paged_attention_with_lse(q, cache, metadata, options, num_splits=num_splits)
 
+    attend_uniform = functools.partial(uniform_attention_with_lse, impl="triton")
+    monkeypatch.setattr(choice, "unsupported_reason", lambda *_: None)
+    choice.choose_impl.cache_clear()
+    monkeypatch.setattr(attend_module, "uniform_attention_with_lse", attend_uniform)
     monkeypatch.setattr(attend_module, "paged_attention_with_lse", attend)
     monkeypatch.setattr(attend_module, "_is_on_host", lambda q: False)
     # Lengths on a GPU are not looked at.
     monkeypatch.setattr(AttentionMetadata, "check_lengths", lambda self: None)
     monkeypatch.setattr(run, "append", append)
+    yield
+    choice.choose_impl.cache_clear()
 
 
 def small(maker):

@@ -24,7 +24,7 @@ _TILE = 2048
 class Rows(NamedTuple):
     """Pointer and strides (in elements) of ragged [T, heads, D], and where sequences begin.
 
-    length: tokens of each sequence; 0: it differs, and cu_seqlens [S + 1] says it.
+    length: tokens of each sequence, if cu_seqlens [S + 1] is None.
     """
 
     pointer: Any
@@ -137,7 +137,9 @@ def _append_kernel(
     elif token < k.num_tokens:
         row, index = _find_row(k, token, num_sequences)
         position = tl.load(places.cached_lens + row) + index
-        is_new = token < tl.load(k.cu_seqlens + num_sequences)
+        is_new = True
+        if k.cu_seqlens is not None:
+            is_new = token < tl.load(k.cu_seqlens + num_sequences)
         if is_new & (position >= 0) & (position < places.capacity):
             column = position // places.block_size
             block = tl.load(places.table + row.to(tl.int64) * places.table_row + column).to(tl.int64)
@@ -159,7 +161,7 @@ def _append_kernel(
 @triton.jit
 def _find_row(rows, token, num_sequences):
     """Return (sequence, index in it) of a token; one after the last sequence counts as its own."""
-    if rows.length > 0:
+    if rows.cu_seqlens is None:
         row = token.to(tl.int32) // rows.length
         index = token.to(tl.int32) % rows.length
     else:

@@ -1,0 +1,165 @@
+"""octavo.ops refuses what does not fit by naming the argument and its shape, and swallows nothing."""
+
+import pytest
+import torch
+
+from octavo.errors import InvalidArgumentError
+from octavo.ops import (
+    flash_attn_combine,
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+
+
+def cached(**changes):
+    """Arguments of a call that works, with some changed."""
+    given = {
+        "q": torch.randn(2, 1, 4, 16),
+        "k_cache": torch.randn(8, 16, 2, 16),
+        "v_cache": torch.randn(8, 16, 2, 16),
+        "block_table": torch.arange(8, dtype=torch.int32).view(2, 4),
+        "cache_seqlens": torch.tensor([20, 30], dtype=torch.int32),
+    }
+    return given | changes
+
+
+NEW = {"k": torch.randn(2, 1, 2, 16), "v": torch.randn(2, 1, 2, 16)}
+WRONG = [
+    ({"q": torch.randn(2, 4, 16)}, r"q must be \[B, Sq, H, D\].*\[2, 4, 16\]"),
+    ({"q": torch.randn(2, 1, 3, 16)}, "multiple of k_cache's; got 3 and 2"),
+    ({"q": torch.randn(2, 1, 4, 300)}, "head dim of 1 to 256"),
+    ({"q": torch.randn(2, 1, 4, 8)}, "head dim 8"),
+    ({"q": torch.randn(2, 1, 4, 16).int()}, "q must be float16"),
+    ({"k_cache": torch.randn(8, 16, 2, 16).half()}, "k_cache must be torch.float32"),
+    ({"v_cache": torch.randn(8, 15, 2, 16)}, "k_cache and v_cache must differ in the last dimension only"),
+    ({"block_table": torch.zeros(3, 4).int()}, r"block_table must be \[B, max_blocks\] = \[2, any\]"),
+    ({"block_table": torch.zeros(2, 4)}, "block_table must be int32"),
+    ({"block_table": None}, r"k_cache must be \[B, S, KH, D\] = \[2,"),
+    ({"block_table": None, "cache_batch_idx": torch.tensor([0, 9])}, "sequence|block_table"),
+    ({"page_table": torch.zeros(2, 4).int()}, "two names of one argument"),
+    ({"cache_seqlens": torch.tensor([1, 2, 3])}, r"cache_seqlens must be \[B\] = \[2\]; got \[3\]"),
+    ({"cache_seqlens": 2.5}, "cache_seqlens must be an int"),
+    ({"cache_seqlens": torch.tensor([20, 65])}, "sequence 1 has keys from 0 to 65"),
+    ({"cache_seqlens": torch.tensor([-1, 3])}, "sequence 0"),
+    ({"cache_leftpad": torch.tensor([0, -3])}, "kv_begin|sequence 1"),
+    ({"block_table": torch.tensor([[0, 1, 2, 3], [4, 99, 6, 7]])}, r"block_table\[1, 1\]"),
+    ({"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
+    ({"softcap": -1.0}, "softcap"),
+    ({"softmax_scale": "x"}, "softmax_scale"),
+    ({"num_splits": -2}, "num_splits"),
+    ({"alibi_slopes": torch.ones(5)}, r"alibi_slopes must be \[H\] or \[B, H\] = \[4\]; got \[5\]"),
+    ({"s_aux": torch.ones(3)}, r"s_aux must be \[H\] = \[4\]"),
+    ({"k_descale": torch.ones(2, 2)}, "k_descale is for float8"),
+    ({"qv": torch.ones(1)}, "qv is not supported"),
+    ({"attention_chunk": 3}, "attention_chunk is not supported"),
+    ({"plan": "fast"}, "plan must be"),
+    ({"k": NEW["k"]}, "k was given without both"),
+    ({"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)}, "rotary_cos was given without both"),
+    ({**NEW, "cache_seqlens": None}, "cache_seqlens is missing"),
+    ({**NEW, "k": torch.randn(2, 1, 3, 16)}, r"k must be \[B, Sn, KH, D\] = \[2, any, 2, 16\]"),
+    ({**NEW, "v": torch.randn(2, 2, 2, 16)}, r"v must be \[B, Sn, KH, D\] = \[2, 1, 2, 16\]"),
+    ({**NEW, "k": NEW["k"].half()}, "k must be torch.float32"),
+    ({**NEW, "cache_seqlens": torch.tensor([20, 64])}, "cache of sequence 1 holds 64 tokens"),
+    ({**NEW, "block_table": torch.tensor([[0, 99, 2, 3], [4, 5, 6, 7]])}, "new key of sequence 0"),
+    ({**NEW, "rotary_cos": torch.ones(9, 4)}, "rotary_cos and rotary_sin must be given together"),
+    ({**NEW, "rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)}, "sequence 0 is at position 20"),
+    ({**NEW, "rotary_cos": torch.ones(99, 9), "rotary_sin": torch.ones(99, 9)}, "rotary dim"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_refuses(changes, message):
+    given = cached(**changes)
+    before = given["k_cache"].clone()
+    with pytest.raises(InvalidArgumentError, match=message):
+        flash_attn_with_kvcache(**given)
+    assert torch.equal(given["k_cache"], before), "a refused call writes nothing"
+
+
+def test_refuses_dropout_and_gradients():
+    q = torch.randn(1, 2, 2, 8)
+    with pytest.raises(InvalidArgumentError, match="dropout_p must be 0"):
+        flash_attn_func(q, q, q, dropout_p=0.1)
+    with pytest.raises(InvalidArgumentError, match="no gradients"):
+        flash_attn_func(q.clone().requires_grad_(), q, q)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cu_seqlens_q": torch.tensor([0, 3])}, "cu_seqlens_k must be"),
+        ({"cu_seqlens_k": None}, "lengths of k are missing|k must be"),
+        ({"max_seqlen_q": torch.tensor(3)}, "max_seqlen_q must be a number"),
+        ({"out": torch.empty(5, 2, 9)}, r"out must be \[T, H, Dv\]"),
+        ({"out": torch.empty(5, 2, 8).half()}, "out must be torch.float32"),
+        ({"q_v": torch.ones(1)}, "q_v is not supported"),
+    ],
+)
+def test_varlen_refuses(changes, message):
+    x, cu = torch.randn(5, 2, 8), torch.tensor([0, 2, 5])
+    given = {"q": x, "k": x, "v": x, "cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 3} | changes
+    with pytest.raises(InvalidArgumentError, match=message):
+        flash_attn_varlen_func(**given)
+
+
+def test_packed_forms_equal_the_plain_ones():
+    qkv, kv, q = torch.randn(2, 6, 3, 4, 16), torch.randn(2, 6, 2, 2, 16), torch.randn(2, 6, 4, 16)
+    options = (0.0, 0.3, True, (3, 0), 5.0)
+    assert torch.equal(flash_attn_qkvpacked_func(qkv, *options), flash_attn_func(*qkv.unbind(2), *options))
+    assert torch.equal(flash_attn_kvpacked_func(q, kv, *options), flash_attn_func(q, *kv.unbind(2), *options))
+    cu = torch.tensor([0, 5, 12], dtype=torch.int32)
+    flat, flat_kv, flat_q = qkv.flatten(0, 1), kv.flatten(0, 1), q.flatten(0, 1)
+    assert torch.equal(
+        flash_attn_varlen_qkvpacked_func(flat, cu, 7, *options),
+        flash_attn_varlen_func(*flat.unbind(1), cu, cu, 7, 7, *options),
+    )
+    assert torch.equal(
+        flash_attn_varlen_kvpacked_func(flat_q, flat_kv, cu, cu, 7, 7, *options),
+        flash_attn_varlen_func(flat_q, *flat_kv.unbind(1), cu, cu, 7, 7, *options),
+    )
+
+
+def test_out_is_written_and_returned():
+    x, cu = torch.randn(5, 2, 8), torch.tensor([0, 2, 5])
+    out = torch.full((5, 2, 8), torch.nan)
+    given = (x, x, x, cu, cu, 3, 3)
+    result, lse = flash_attn_varlen_func(*given, causal=True, out=out, return_softmax_lse=True, fa_version=3)
+    assert result is out
+    assert torch.equal(out, flash_attn_varlen_func(*given, causal=True))
+    assert lse.shape == (2, 5)
+    assert lse.is_contiguous()
+
+
+def test_combine_merges_halves_of_the_keys():
+    q, k, v = torch.randn(2, 3, 4, 16), torch.randn(2, 20, 2, 16), torch.randn(2, 20, 2, 8)
+    whole, whole_lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
+    halves = [
+        flash_attn_func(q, k[:, part], v[:, part], return_attn_probs=True)
+        for part in (slice(0, 7), slice(7, 20))
+    ]
+    outs, lses = (torch.stack(x) for x in list(zip(*halves, strict=True))[:2])
+    out, lse = flash_attn_combine(outs, lses.transpose(2, 3))
+    torch.testing.assert_close(out, whole)
+    torch.testing.assert_close(lse.transpose(1, 2), whole_lse)
+    written = torch.empty(2, 3, 4, 8, dtype=torch.bfloat16)
+    assert flash_attn_combine(outs, lses.transpose(2, 3), out=written)[0] is written
+    with pytest.raises(InvalidArgumentError, match="out_partial must be"):
+        flash_attn_combine(outs, lses)
+    assert get_scheduler_metadata(1, 1, 1, 4, 2, 16, torch.zeros(1)).shape == (0,)
+
+
+def test_a_plan_changes_no_result():
+    from octavo.attention import ForestPlan
+
+    given = cached(block_table=torch.tensor([[0, 1, 2, 3], [0, 5, 6, 7]], dtype=torch.int32))
+    plan = ForestPlan.from_block_tables(
+        given["block_table"].numpy(), given["cache_seqlens"].numpy(), torch.tensor([0, 1, 2]).numpy(), 16
+    )
+    shared = flash_attn_with_kvcache(**given, causal=True, plan=plan)
+    torch.testing.assert_close(shared, flash_attn_with_kvcache(**given, causal=True))
