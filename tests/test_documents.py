@@ -1,5 +1,6 @@
-"""README's Python blocks and the examples run as they stand; documents cite files that exist."""
+"""The documents' Python blocks and the examples run as they stand; documents cite files that exist."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PROGRAMS = ("README.md", "docs/coming-from.md", "docs/operators.md")
+"""Documents whose every block is a program."""
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{index}")
+    for name in PROGRAMS
+    for index, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
+]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 # A result file by its full name or without its date: h200-7d5c172-gpu_forest, h200-7d5c172-gpu_serving-*.
@@ -27,16 +34,22 @@ def test_examples_run(path: Path) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
-def test_readme_blocks_run(block: str) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_run(block: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=240
+        [sys.executable, "-W", "error", "-c", block],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        # Where a block imports an example, it says so.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), *sys.path])},
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_readme_has_blocks() -> None:
-    assert README_BLOCKS
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_documents_have_blocks(name: str) -> None:
+    assert any(block.id.startswith(name) for block in BLOCKS)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -19,9 +19,8 @@ class KVCacheManager:
          +------------------------+--------------- evict ----+---------------------------+
 
     The order of calls for one sequence: new_sequence, match_prefix; then in each step allocate, publish
-        (before
-    the tokens are computed, so that others can share them already) and commit (after); finally free. A freed
-    sequence is empty and may start over. Not thread-safe.
+    (before the tokens are computed, so that others can share them already) and commit (after); finally free.
+    A freed sequence is empty and may start over. Not thread-safe.
 
     Published blocks can be hit before they are computed. So steps must run in the order in which they
     publish, and each must store all of its keys and values before it reads any. If a step fails, call
@@ -210,6 +209,11 @@ class KVCacheManager:
         self._live.add(child)
         return child, [(parent.block_ids[num_full], block_id) for block_id in tail]
 
+    def can_cut(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        """Return whether `truncate` to `num_tokens`, at most the capacity, needs no copy of a block."""
+        num_full, num_in_tail = divmod(num_tokens, self.block_size)
+        return num_in_tail == 0 or self._store.is_writable(sequence.block_ids[num_full])
+
     def truncate(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Drop the blocks beyond the first `num_tokens` tokens, and the tokens in them.
 
@@ -223,13 +227,12 @@ class KVCacheManager:
         """
         self._require_ours(sequence)
         sequence.require_capacity(num_tokens)
-        num_full, num_in_tail = divmod(num_tokens, self.block_size)
-        if num_in_tail and not self._store.is_writable(sequence.block_ids[num_full]):
+        if not self.can_cut(sequence, num_tokens):
             raise InvalidArgumentError(
                 f"cannot cut at {num_tokens} tokens: that is inside a shared or registered block, which must "
                 f"not be written again; cut at a multiple of {self.block_size}, or fork and free"
             )
-        num_kept = num_blocks_for(num_tokens, self.block_size)
+        num_full, num_kept = num_tokens // self.block_size, num_blocks_for(num_tokens, self.block_size)
         if num_kept < len(sequence.block_ids):
             self._store.release(sequence.block_ids[num_kept:])
             sequence.block_ids = sequence.block_ids[:num_kept]
@@ -272,11 +275,13 @@ class KVCacheManager:
             num_cached=pool.num_cached,
             num_referenced=self.num_blocks - pool.num_available,
             num_shared=pool.num_shared,
+            num_table_entries=sum(len(sequence.block_ids) for sequence in self._live),
             reserved_unfilled_tokens=unfilled,
             reserved_unfilled_bytes=unfilled * self.bytes_per_block // self.block_size,
             prefix_query_tokens=self._num_query_tokens,
             prefix_hit_tokens=self._num_hit_tokens,
             num_evictions=self._store.num_evictions,
+            bytes_per_block=self.bytes_per_block,
         )
 
     def check_invariants(self) -> None:

@@ -1,7 +1,7 @@
 """Paged key/value bookkeeping without an engine: named sequences, and an error when blocks run out."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from octavo.errors import InvalidArgumentError, OutOfBlocksError
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.sequence_blocks import SequenceBlocks
 from octavo.kv.slots import slot_mapping
+from octavo.kv.stats import KVStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,10 +19,12 @@ class Extension:
     Attributes:
         start: position of the first of them; the tokens before it are in the cache.
         slots: [n] int64 cache slots, one per token.
+        token_ids: [n] the tokens.
     """
 
     start: int
     slots: np.ndarray
+    token_ids: list[int]
 
     @property
     def positions(self) -> np.ndarray:
@@ -36,18 +39,26 @@ class _Entry:
 
 
 class PagedSequences:
-    """alloc / update / free per sequence, for your own model loop.
+    """Named sequences over one paged cache, for your own model loop.
 
         extension = sequences.alloc("a", prompt)     write extension.slots, attend over the block table
         extension = sequences.update("a", [token])   write, attend, ...
+        copies = sequences.fork("a", "b")            KVCache.copy_blocks(copies), then go on with both
+        copies = sequences.truncate("b", 7)          the same; "b" continues at position 7
         sequences.free("a")
 
-    Write the slots that a call returns before the next call for the same sequence: `update`, `fork` and
-    `commit` may share their full blocks with other sequences. Methods raise InvalidArgumentError for unknown
-    names. The constructor's arguments are those of KVCacheManager.
+    Write the slots, or copy the blocks, that a call returns before the next call: `update`, `fork` and
+    `commit` share full blocks with other sequences, and every call may reuse a block that has become free.
+
+    A block that is handed out for writing belongs to one sequence alone. Sequences join where their tokens,
+    and all tokens before them, are equal: `alloc` attaches the leading blocks that others have computed, and
+    `commit` swaps a full block for an equal one that is there already.
+
+    Methods raise InvalidArgumentError for unknown names. The constructor's arguments are those of
+    KVCacheManager; bytes_per_block is ``cache.nbytes // cache.num_blocks`` of an octavo.attention.KVCache.
 
     Attributes:
-        manager: the manager underneath; `manager.stats()` has the figures.
+        manager: the manager underneath.
     """
 
     def __init__(
@@ -114,30 +125,70 @@ class PagedSequences:
         entry = self._entry(sequence_id)
         self.manager.commit(entry.blocks, entry.token_ids, len(entry.token_ids))
 
-    def fork(self, parent_id: Hashable, child_id: Hashable) -> list[tuple[int, int]]:
-        """Start a sequence with all tokens of another, sharing its full blocks.
+    def fork(
+        self, parent_id: Hashable, child_id: Hashable, num_tokens: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Start a sequence with the first tokens of another (None: all), sharing its full blocks.
 
         Returns:
-            Blocks to copy (source id, destination id) before either sequence is updated: one or none.
+            Blocks to copy (source id, destination id) before the next call: one or none.
 
         Raises:
-            InvalidArgumentError: the child's name is in use.
+            InvalidArgumentError: the child's name is in use, or the parent has fewer tokens.
             OutOfBlocksError: no block is free for the copy; nothing was allocated.
         """
         self._require_new(child_id)
         parent = self._entry(parent_id)
         self.commit(parent_id)
-        forked = self.manager.fork(parent.blocks, len(parent.token_ids))
-        if forked is None:
-            raise self._out_of_blocks(len(parent.token_ids))
-        blocks, copies = forked
-        self._entries[child_id] = _Entry(blocks, list(parent.token_ids))
+        num_tokens = len(parent.token_ids) if num_tokens is None else num_tokens
+        child, copies = self._fork(parent, num_tokens)
+        self._entries[child_id] = child
+        return copies
+
+    def truncate(self, sequence_id: Hashable, num_tokens: int) -> list[tuple[int, int]]:
+        """Forget the tokens of a sequence from position `num_tokens` on, and give back their blocks.
+
+        The block that the cut falls into will be written again. If other sequences have it, or may find it
+        in the prefix cache, the sequence gets a copy of it.
+
+        Returns:
+            Blocks to copy (source id, destination id) before the next call: one or none.
+
+        Raises:
+            InvalidArgumentError: num_tokens is not in 0 .. number of tokens.
+            OutOfBlocksError: no block is free for the copy; the sequence is unchanged. A cut at a multiple
+                of the block size never needs one.
+        """
+        entry = self._entry(sequence_id)
+        if not 0 <= num_tokens <= len(entry.token_ids):
+            raise InvalidArgumentError(
+                f"sequence {sequence_id!r} has {len(entry.token_ids)} tokens; cannot cut it at {num_tokens}"
+            )
+        if self.manager.can_cut(entry.blocks, num_tokens):
+            self.manager.truncate(entry.blocks, num_tokens)
+            del entry.token_ids[num_tokens:]
+            return []
+        self._entries[sequence_id], copies = self._fork(entry, num_tokens)
+        self.manager.free(entry.blocks)
         return copies
 
     def free(self, sequence_id: Hashable) -> None:
         """End a sequence. Its committed blocks stay in the prefix cache until they are evicted."""
         self.manager.free(self._entry(sequence_id).blocks)
         del self._entries[sequence_id]
+
+    def num_tokens(self, sequence_id: Hashable) -> int:
+        """Return the length of a sequence in tokens, those handed out but not yet written included."""
+        return len(self._entry(sequence_id).token_ids)
+
+    def stats(self) -> KVStats:
+        """Return the cache's figures; slots that were handed out for tokens count as filled."""
+        entries = self._entries.values()
+        unfilled = sum(entry.blocks.capacity - len(entry.token_ids) for entry in entries)
+        num_bytes = unfilled * self.manager.bytes_per_block // self.manager.block_size
+        return replace(
+            self.manager.stats(), reserved_unfilled_tokens=unfilled, reserved_unfilled_bytes=num_bytes
+        )
 
     def block_table(self, sequence_ids: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
         """Return the block table and the lengths of S sequences for an attention call.
@@ -152,9 +203,18 @@ class PagedSequences:
             row[: len(entry.blocks.block_ids)] = entry.blocks.block_ids
         return table, np.array([len(entry.token_ids) for entry in entries], dtype=np.int32)
 
+    def _fork(self, parent: _Entry, num_tokens: int) -> tuple[_Entry, list[tuple[int, int]]]:
+        forked = self.manager.fork(parent.blocks, num_tokens)
+        if forked is None:
+            raise self._out_of_blocks(num_tokens)
+        blocks, copies = forked
+        return _Entry(blocks, parent.token_ids[:num_tokens]), copies
+
     def _extension(self, entry: _Entry, start: int) -> Extension:
         block_ids, stop = entry.blocks.block_ids, len(entry.token_ids)
-        return Extension(start, slot_mapping(block_ids, start, stop, self.manager.block_size))
+        return Extension(
+            start, slot_mapping(block_ids, start, stop, self.manager.block_size), entry.token_ids[start:]
+        )
 
     def _entry(self, sequence_id: Hashable) -> _Entry:
         if sequence_id not in self._entries:

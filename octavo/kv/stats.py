@@ -15,11 +15,14 @@ class KVStats:
         num_cached: unreferenced blocks that can still be hit.
         num_referenced: blocks in at least one block table.
         num_shared: blocks in more than one block table.
+        num_table_entries: lengths of all block tables together: the blocks that a copy for each sequence
+            would take.
         reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet.
         reserved_unfilled_bytes: the same in bytes of keys and values, all layers.
         prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
         prefix_hit_tokens: tokens that they found.
         num_evictions: cached blocks lost to new allocations.
+        bytes_per_block: keys and values of one block, all layers; 0 if the manager was not told.
     """
 
     num_blocks: int
@@ -27,11 +30,38 @@ class KVStats:
     num_cached: int
     num_referenced: int
     num_shared: int
+    num_table_entries: int
     reserved_unfilled_tokens: int
     reserved_unfilled_bytes: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_evictions: int
+    bytes_per_block: int
+
+    @property
+    def referenced_bytes(self) -> int:
+        """Bytes of the blocks in at least one block table."""
+        return self.num_referenced * self.bytes_per_block
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the blocks in more than one block table, each counted once."""
+        return self.num_shared * self.bytes_per_block
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that a copy for each sequence would take on top."""
+        return (self.num_table_entries - self.num_referenced) * self.bytes_per_block
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the unreferenced blocks that can still be hit."""
+        return self.num_cached * self.bytes_per_block
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the blocks whose contents cannot be hit."""
+        return self.num_free * self.bytes_per_block
 
     @property
     def hit_rate(self) -> float:
