@@ -134,7 +134,7 @@ def test_parts_of_a_step_with_room_for_many_more_sequences(monkeypatch):
     moved = to_device(padded)
     fat = gpu_paged.plan_step(moved.q, moved.cache, moved.metadata).fat
     assert fat.num_parts > 1
-    assert fat.units.shape[0] > 24
+    assert int(fat.count) < fat.units.shape[0] < 24
     results = run(case)
     assert_close(case, results)
     assert all(torch.equal(a, b) for a, b in zip(run(padded), results, strict=True))
