@@ -10,6 +10,8 @@ import torch
 Call = Callable[[int], object]
 
 _GRAPH_US, _MOST_ROUNDS, _NUM_REPLAYS, _EAGER_CALLS, _EAGER_ROUNDS = 2000, 20, 9, 10, 5
+# A launch takes about as long.
+_LEAST_US = 4
 
 
 def graphs_us(calls: Sequence[Call], num_caches: int, about_us: float) -> list[float]:
@@ -20,7 +22,7 @@ def graphs_us(calls: Sequence[Call], num_caches: int, about_us: float) -> list[f
         num_caches: each graph goes through all, once or more often.
         about_us: a guess of the fastest call's microseconds, which sets how often.
     """
-    rounds = max(1, min(round(_GRAPH_US / (about_us * num_caches)), _MOST_ROUNDS))
+    rounds = max(1, min(round(_GRAPH_US / (max(about_us, _LEAST_US) * num_caches)), _MOST_ROUNDS))
     graphs = [_capture(call, num_caches, rounds) for call in calls]
     events = [
         [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in graphs]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peers.flash_attention_3 import Lengths, NewKeys, Places, attend_flash_attention_3, store_as_vllm
@@ -15,8 +15,8 @@ from octavo.ops import flash_attn_func, flash_attn_varlen_func, flash_attn_with_
 if TYPE_CHECKING:
     from gpu_attention import Workload
 
-# Attends over the cache of this number; returns [T, H, D] or [S, Q, H, D].
-Attend = Callable[[int], Tensor]
+# Attends over the cache of this number; returns a tensor [T, H, D] or [S, Q, H, D].
+Attend = Callable[[int], Any]
 
 # The largest page, which the capacity of a sequence is a multiple of.
 LARGEST_PAGE = 256
@@ -127,7 +127,7 @@ def octavo_call(form: str, inputs: Inputs, pages: Pages | None) -> Attend:
         causal=True,
     )
     if pages is None and form == "dense":
-        return lambda c: flash_attn_func(q, inputs.k[c], inputs.v[c], causal=True)  # pyright: ignore
+        return lambda c: flash_attn_func(q, inputs.k[c], inputs.v[c], causal=True)
     if pages is None:
         keys = [(inputs.k[c].flatten(0, 1), inputs.v[c].flatten(0, 1)) for c in range(inputs.num_caches)]
         return lambda c: ragged(k=keys[c][0], v=keys[c][1], cu_seqlens_k=inputs.cu_seqlens_k)
