@@ -76,3 +76,23 @@ def test_result_files_are_cited_or_the_only_other_of_their_benchmark_and_machine
     cited = {result for path in DOCUMENTS for found in cited_by(path).values() for result in found}
     others = Counter(re.sub(r"-[0-9a-f]{7}-", " ", r.stem[11:]) for r in RESULTS if r not in cited)
     assert [benchmark for benchmark, num in others.items() if num > 1] == []
+
+
+def named_files(text: str) -> set[str]:
+    """Paths in backticks, such as `kv/manager.py`; `{a,b}.py` are two."""
+    paths = set()
+    for path in re.findall(r"`([\w/{},.]+\.(?:py|c))`", text):
+        begin, *rest = re.split(r"[{}]", path)
+        paths |= {begin + name + rest[1] for name in rest[0].split(",")} if rest else {path}
+    return paths
+
+
+def test_architecture_names_files_that_exist() -> None:
+    files = [
+        f"/{path.relative_to(ROOT)}"
+        for folder in ("octavo", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.*")
+    ]
+    named = named_files((ROOT / "ARCHITECTURE.md").read_text())
+    assert {"layers/linear/skinny.py", "layers/linear/hopper.py"} <= named
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in files)] == []
