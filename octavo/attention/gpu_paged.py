@@ -134,9 +134,16 @@ def plan_step(
     step_map.plan_step.
 
     There is at least one query token and one sequence.
+
+    Raises:
+        InvalidArgumentError: the work is a ForestPlan.
     """
     from octavo.attention.triton import step_map
 
+    if metadata.plan is not None:
+        raise InvalidArgumentError(
+            "work is a ForestPlan, which the Triton kernels do not read; give a DeviceForest, or None"
+        )
     return step_map.plan_step(
         metadata,
         num_tokens=q.shape[0],

@@ -15,6 +15,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.ranges import concatenated_ranges
+from octavo.errors import InvalidArgumentError
 
 # Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).
 _TILE_KEYS = 64
@@ -38,8 +39,12 @@ def host_plan(
     """Return the step's plan, or make one without sharing (which on a GPU waits for the device).
 
     Raises:
-        InvalidArgumentError: the sequences do not fit q or the block table.
+        InvalidArgumentError: the sequences do not fit q or the block table, or the work is a DeviceForest.
     """
+    if metadata.forest is not None:
+        raise InvalidArgumentError(
+            "work is a DeviceForest, which only the Triton kernels read; give a ForestPlan, or None"
+        )
     if metadata.plan is not None:
         check_right(metadata.plan, right)
         return metadata.plan

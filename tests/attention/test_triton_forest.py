@@ -12,10 +12,12 @@ from triton_cases import DEVICE, HAS_GPU, assert_close, poisoned_memory, to_devi
 
 from octavo.attention import (
     DeviceForest,
+    ForestPlan,
     KVCache,
     LayerCache,
     forest_attention,
     gpu_paged,
+    paged_attention,
 )
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton import nodes as triton_nodes
@@ -325,3 +327,16 @@ def test_refuses_what_it_was_not_made_for():
     small = make_forest(case, max_blocks=1)[0]
     with pytest.raises(InvalidArgumentError, match="does not fit"):
         small.upload(plan)
+
+
+def test_work_for_other_kernels_is_refused():
+    case = shared_case()
+    forest, _ = make_forest(case)
+    device = to_device(case)
+    plan = ForestPlan.flat(case.metadata.seq_lens.numpy(), case.metadata.cu_seqlens_q.numpy())
+    planned = replace(device.metadata, work=plan)
+    with pytest.raises(InvalidArgumentError, match="a ForestPlan, which the Triton kernels do not read"):
+        paged_attention(device.q, device.cache, planned, scale=0.1, impl="triton")
+    shared = replace(case.metadata, work=forest)
+    with pytest.raises(InvalidArgumentError, match="a DeviceForest, which only the Triton kernels read"):
+        paged_attention(case.q, case.cache, shared, scale=0.1, impl="torch")
