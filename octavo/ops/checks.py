@@ -82,24 +82,20 @@ def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
         raise InvalidArgumentError(f"{name} is on {tensor.device}, q on {q.device}; move one")
 
 
-def integers(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> Tensor:
-    """Check an integer tensor beside q and return it as contiguous int32."""
+def check_integers(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> None:
+    """Check an integer tensor beside q."""
     check_shape(name, tensor, layout, shape)
     check_device(name, tensor, q)
     if tensor.dtype not in _INTEGERS:
         raise InvalidArgumentError(f"{name} must be int32 or int64; got {tensor.dtype}")
-    if tensor.dtype == torch.int32 and tensor.stride(-1) == 1:
-        return tensor
-    return tensor.to(torch.int32).contiguous()
 
 
-def floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> Tensor:
-    """Check a float tensor beside q and return it as float32."""
+def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> None:
+    """Check a float tensor beside q."""
     check_shape(name, tensor, layout, shape)
     check_device(name, tensor, q)
     if not tensor.is_floating_point():
         raise InvalidArgumentError(f"{name} must be float32; got {tensor.dtype}")
-    return tensor.float()
 
 
 def refuse(**given: object) -> None:

@@ -7,9 +7,10 @@ function normalises its arguments to one form (octavo.ops.call). None computes g
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.arguments import Window
+from octavo.ops.arguments import Window, check_maximum, read_window
 from octavo.ops.checks import check_device, check_dtype, check_forward_only, check_shape, refuse
-from octavo.ops.run import Lengths, News, Options, Places, Plan, run_cached, run_ragged
+from octavo.ops.given import Lengths, News, Options, Places, Plan
+from octavo.ops.run import run_cached, run_ragged, shape_lse
 
 Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 
@@ -55,12 +56,11 @@ def flash_attn_func(
     _refuse(dropout_p, qv, attention_chunk)
     check_forward_only(q, k, v)
     options = Options(
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits, None),
+        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
+        *(q_descale, k_descale, v_descale, num_splits),
     )
-    none = (News(), Places(), Lengths())
-    out, lse = run_cached(q, k, v, *none, options, names=("k", "v"))
-    return (out, lse.contiguous(), None) if return_attn_probs else out
+    out, lse = run_cached((q, k, v), News(), Places(), Lengths(), options, names=("k", "v"))
+    return (out, shape_lse(lse, q), None) if return_attn_probs else out
 
 
 def flash_attn_qkvpacked_func(
@@ -167,20 +167,21 @@ def flash_attn_varlen_func(
     """
     _refuse(dropout_p, qv, attention_chunk, q_v=q_v)
     check_forward_only(q, k, v)
+    check_maximum("max_seqlen_k", max_seqlen_k)
     options = Options(
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits, plan),
+        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
+        *(q_descale, k_descale, v_descale, num_splits),
     )
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
-    result, lse = run_ragged(q, k, v, lengths, block_table, options)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    result, lse = run_ragged((q, k, v), lengths, block_table, options, max_seqlen_q=max_seqlen_q, plan=plan)
     if out is not None:
         check_shape("out", out, "[T, H, Dv]", result.shape)
         check_dtype("out", out, result.dtype)
         check_device("out", out, q)
         result = out.copy_(result)
     if return_attn_probs:
-        return result, lse.contiguous(), None
-    return (result, lse.contiguous()) if return_softmax_lse else result
+        return result, shape_lse(lse, q), None
+    return (result, shape_lse(lse, q)) if return_softmax_lse else result
 
 
 def flash_attn_varlen_qkvpacked_func(

@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.arguments import Window
+from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks import refuse
-from octavo.ops.run import Lengths, News, Options, Places, Plan, run_cached
+from octavo.ops.given import Lengths, News, Options, Places, Plan
+from octavo.ops.run import run_cached, shape_lse
 
 
 def flash_attn_with_kvcache(
@@ -67,6 +68,8 @@ def flash_attn_with_kvcache(
             are at cache_seqlens + i; so are queries if causal or in a window, otherwise all are at
             cache_seqlens, as in flash-attention. Needs k and v.
         cache_seqlens: tokens in the cache before the call, one int or [B] int32; None: the cache is full.
+            Less than 0 marks an empty sequence, as in a padded batch: its k and v go nowhere, its block ids
+            are not read, and its queries see nothing.
         cache_batch_idx: [B] int32, the row of the cache, or of the block table, of each sequence.
         cache_leftpad: [B] int32, each sequence's first key; None: 0.
         block_table: [B, max_blocks] int32, the blocks of each sequence; entries past its end are not read.
@@ -106,11 +109,16 @@ def flash_attn_with_kvcache(
             raise InvalidArgumentError("page_table and block_table are two names of one argument; give one")
         block_table = page_table
     options = Options(
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits, plan),
+        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
+        *(q_descale, k_descale, v_descale, num_splits),
     )
-    news = News(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-    places = Places(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-    lengths = Lengths(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_q=seqused_q)
-    out, lse = run_cached(q, k_cache, v_cache, news, places, lengths, options)
-    return (out, lse.contiguous()) if return_softmax_lse else out
+    out, lse = run_cached(
+        (q, k_cache, v_cache),
+        News(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens),
+        Places(cache_seqlens, cache_batch_idx, cache_leftpad, block_table),
+        Lengths(cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q),
+        options,
+        max_seqlen_q=max_seqlen_q,
+        plan=plan,
+    )
+    return (out, shape_lse(lse, q)) if return_softmax_lse else out
