@@ -10,12 +10,14 @@ from octavo.attention import (
     AttentionMetadata,
     ForestPlan,
     LayerCache,
+    gpu_paged,
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
 from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.shapes import MOST_UNIFORM
 from octavo.ops import debug, on_cpu, reference
 from octavo.ops.call import Call, Keys, Queries, RaggedQueries, contiguous, rows_of
 
@@ -79,9 +81,13 @@ def _contiguous(call: Call) -> Call:
 def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """Attend queries of one length on a GPU: their positions and work are made in one launch."""
     keys = call.keys
-    return uniform_attention_with_lse(
-        *(call.queries.q, LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)),
-        *(keys.seq_lens, keys.block_table, options),
+    layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+    is_checked = choose_for_call("auto", layer, options) == "triton"
+    # Its checks are those of octavo.ops once more, in every call.
+    is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
+    attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
+    return attend_uniform(
+        *(call.queries.q, layer, keys.seq_lens, keys.block_table, options),
         query_len=call.queries.length,
         max_seq_len=keys.capacity,
         kv_begin=keys.begin,
