@@ -111,3 +111,12 @@ def check_forward_only(*tensors: Tensor | None) -> None:
         raise InvalidArgumentError(
             "octavo.ops computes no gradients; call it under torch.no_grad() or torch.inference_mode()"
         )
+
+
+def refuse_missing(
+    dropout_p: float, qv: Tensor | None, attention_chunk: int, q_v: Tensor | None = None
+) -> None:
+    """Refuse by name what Octavo does not have."""
+    if dropout_p != 0:
+        raise InvalidArgumentError(f"dropout_p must be 0, octavo.ops is for inference; got {dropout_p}")
+    refuse(qv=qv, q_v=q_v, attention_chunk=attention_chunk)

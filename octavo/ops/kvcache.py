@@ -1,5 +1,7 @@
 """flash_attn_with_kvcache: append to a cache, rotate, and attend, in one call."""
 
+from typing import Any, Literal, overload
+
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
@@ -7,6 +9,57 @@ from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks import refuse
 from octavo.ops.given import Lengths, News, Options, Places, Plan
 from octavo.ops.run import run_cached, shape_lse
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: Literal[False] = False, *, qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, *, return_softmax_lse: Literal[True], qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: bool = False, *, qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> Any: ...  # fmt: skip
 
 
 def flash_attn_with_kvcache(
