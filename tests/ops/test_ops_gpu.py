@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from empty_rows import FORMS, check_empty_rows
+from edge_rows import FORMS, check_empty_rows
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from empty_rows import FORMS, check_empty_rows
+from edge_rows import FORMS, check_dense_used, check_empty_rows
 
 from octavo.errors import InvalidArgumentError
 from octavo.ops import (
@@ -197,3 +197,7 @@ def test_a_plan_changes_no_result():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_negative_length_is_empty(dtype, form):
     check_empty_rows("cpu", dtype, *form)
+
+
+def test_dense_queries_that_do_not_count():
+    check_dense_used("cpu")

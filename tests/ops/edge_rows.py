@@ -1,4 +1,4 @@
-"""Calls with rows of a padded batch that are empty: their length is negative, their blocks do not exist."""
+"""Calls at the edge: rows of a padded batch that are empty, queries that do not count."""
 
 import itertools
 
@@ -59,3 +59,22 @@ def check_empty_rows(device, dtype, page, num_new, is_ragged, is_rotary):
     assert bool((actual[[0, 2]] == 0).all())
     assert bool((actual_lse[[0, 2]] == -torch.inf).all())
     assert torch.equal(caches, expected), "an empty row stores nothing"
+
+
+def check_dense_used(device):
+    """Of dense queries, too, only the first seqused_q count, and the last of those is at the last key."""
+    q = torch.randn(3, 5, 4, 16, device=device)
+    caches = torch.randn(2, 3, 32, 2, 16, device=device)
+    used, lens = [5, 0, 2], [30, 7, 4]
+    given = {"causal": True, "return_softmax_lse": True}
+    counts, ends = (torch.tensor(x, dtype=torch.int32, device=device) for x in (used, lens))
+    out, lse = flash_attn_with_kvcache(q, *caches, cache_seqlens=ends, seqused_q=counts, **given)
+    for b, n in enumerate(used):
+        assert bool((out[b, n:] == 0).all())
+        assert bool((lse[b, :, n:] == -torch.inf).all())
+        if n:
+            alone = flash_attn_with_kvcache(
+                q[b : b + 1, :n], *caches[:, b : b + 1], cache_seqlens=lens[b], **given
+            )
+            torch.testing.assert_close(out[b, :n], alone[0][0])
+            torch.testing.assert_close(lse[b, :, :n], alone[1][0])
