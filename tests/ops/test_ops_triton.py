@@ -83,7 +83,7 @@ class Append:
         self.before = self.memory.clone()
         # What lies beside the cache and the table belongs to others.
         self.caches = self.memory[:, 1:-1]
-        self.table = torch.tensor([[0, 1, 2], [2, 3, 0]], dtype=torch.int32)[:, :2]
+        self.table = torch.tensor([[0, 1, 1], [2, 3, 1]], dtype=torch.int32)[:, :2]
         self.angles = torch.full((2, 16, 4), torch.nan)[:, :8]
         self.angles[:] = 1.0
         self.k = self.v = torch.ones(2, 1, 8)
