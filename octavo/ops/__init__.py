@@ -5,11 +5,13 @@ from octavo.ops.flash import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
+)
+from octavo.ops.kvcache import flash_attn_with_kvcache
+from octavo.ops.varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from octavo.ops.kvcache import flash_attn_with_kvcache
 
 __all__ = [
     "flash_attn_combine",

@@ -1,6 +1,6 @@
 """Append new keys and values to a paged cache in place, and rotate them and the queries on the way."""
 
-from dataclasses import dataclass
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +13,7 @@ from octavo.ops import debug
 from octavo.ops.call import Queries
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary:
+class Rotary(NamedTuple):
     """Rotary embedding of the first 2 R dimensions of queries and new keys.
 
     Attributes:
@@ -31,8 +30,7 @@ class Rotary:
     queries_advance: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NewKeys:
+class NewKeys(NamedTuple):
     """New keys and values, and where they go.
 
     Attributes:
@@ -40,7 +38,9 @@ class NewKeys:
         v: [Tn, KH, Dv].
         cu_seqlens: [S + 1] int32, cumulative numbers of new keys; None: all have one length.
         length: new keys of every sequence; 0: they differ.
-        cached_lens: [S] int32, tokens in the cache before: where the first new key goes.
+        cached_lens: [S] int32, tokens in the cache before: where the first new key goes. Less than 0: the
+            sequence is empty, and its new keys go nowhere.
+        begin: [S] int32, each sequence's first key; None: 0. Only looked at to refuse a call.
         block_table: [S, W] int32.
         k_scale, v_scale: [S, KH] float32 of a float8 cache; None: 1.
     """
@@ -50,9 +50,17 @@ class NewKeys:
     cu_seqlens: Tensor | None
     length: int
     cached_lens: Tensor
+    begin: Tensor | None
     block_table: Tensor
     k_scale: Tensor | None
     v_scale: Tensor | None
+
+    def lengths_after(self) -> Tensor:
+        """Return the tokens in the cache afterwards, [S] int32; 0 or less: the sequence is empty."""
+        if self.cu_seqlens is None and self.length <= 1:
+            return self.cached_lens + self.length
+        more = self.length if self.cu_seqlens is None else self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        return (self.cached_lens + more).masked_fill(self.cached_lens < 0, 0)
 
 
 def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
@@ -83,26 +91,32 @@ def append_torch(
 ) -> Tensor:
     """See append; in PyTorch, for CPUs: it looks at lengths on the host. Nothing is written if it raises."""
     places = check_append(queries, new, k_cache, rotary)
-    row, block, offset, positions, query_positions = (torch.from_numpy(array) for array in places)
-    num_new, num_used = row.shape[0], query_positions.shape[0]
-    k = new.k[:num_new] if rotary is None else rotate(new.k[:num_new], rotary, positions)
+    token, row, block, offset, positions, query_positions = (torch.from_numpy(array) for array in places)
+    k, v = new.k, new.v
+    if token.shape[0] < k.shape[0]:
+        k, v = k[token], v[token]
+    k = k if rotary is None else rotate(k, rotary, positions)
     write_rows(k_cache, (block, offset), k, None if new.k_scale is None else new.k_scale[row])
-    write_rows(v_cache, (block, offset), new.v[:num_new], None if new.v_scale is None else new.v_scale[row])
+    write_rows(v_cache, (block, offset), v, None if new.v_scale is None else new.v_scale[row])
     if rotary is None:
         return queries.q
-    return torch.cat([rotate(queries.q[:num_used], rotary, query_positions), queries.q[num_used:]])
+    num_used = query_positions.shape[0]
+    rotated = rotate(queries.q[:num_used], rotary, query_positions)
+    return torch.cat([rotated, queries.q[num_used:]]) if num_used < queries.q.shape[0] else rotated
 
 
 class _Places(NamedTuple):
     """Where new keys go and which angles are read, int64 on the host.
 
     Attributes:
-        row: [Tn] sequence of each new key.
-        block, offset: [Tn] its slot.
-        positions: [Tn] its rotary position; without a rotary embedding empty.
+        token: [n] the new keys that go somewhere.
+        row: [n] sequence of each.
+        block, offset: [n] its slot.
+        positions: [n] its rotary position; without a rotary embedding empty.
         query_positions: [T] that of each query in a sequence; the same.
     """
 
+    token: np.ndarray
     row: np.ndarray
     block: np.ndarray
     offset: np.ndarray
@@ -111,21 +125,29 @@ class _Places(NamedTuple):
 
 
 def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None) -> _Places:
-    """Check where new keys go and which angles are read; waits for a GPU."""
-    num_sequences = new.cached_lens.shape[0]
+    """Check the lengths and the block ids, old and new, and which angles are read; waits for a GPU."""
+    cached, table = debug.on_host(new.cached_lens), debug.on_host(new.block_table)
+    num_sequences = cached.shape[0]
+    if queries.cu_seqlens is not None or queries.used is not None:
+        debug.check_queries(queries, num_sequences)
+    begin = np.zeros_like(cached) if new.begin is None else debug.on_host(new.begin)
     row, index = _split(new.cu_seqlens, num_sequences, new.length, new.k.shape[0], "k")
-    block, offset = _find_slots(
-        debug.on_host(new.block_table), row, debug.on_host(new.cached_lens)[row] + index, k_cache.shape
-    )
+    token = np.flatnonzero(cached[row] >= 0)
+    row, index = row[token], index[token]
+    block, offset = _find_slots(table, row, cached[row] + index, k_cache.shape)
+    debug.check_keys(begin, cached, table, k_cache.shape)
     if rotary is None:
-        return _Places(row, block, offset, row[:0], row[:0])
+        return _Places(token, row, block, offset, row[:0], row[:0])
     offsets = debug.on_host(rotary.offsets)
     q_row, q_index = _split(queries.cu_seqlens, num_sequences, queries.length, queries.q.shape[0], "q")
     q_positions = offsets[q_row] + q_index if rotary.queries_advance else offsets[q_row]
     positions = offsets[row] + index
     _check_positions(rotary, row, positions)
-    _check_positions(rotary, q_row, q_positions)
-    return _Places(row, block, offset, positions, q_positions)
+    # Queries of an empty sequence see nothing, whatever their angle.
+    is_empty = cached[q_row] < 0
+    q_positions[is_empty] = 0
+    _check_positions(rotary, q_row[~is_empty], q_positions[~is_empty])
+    return _Places(token, row, block, offset, positions, q_positions)
 
 
 def _split(
@@ -133,8 +155,7 @@ def _split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (sequence [n], index in it [n]) of the tokens between cumulative lengths, checked."""
     if cu_seqlens is None:
-        row = np.repeat(np.arange(num_sequences), length)
-        return row, np.tile(np.arange(length), num_sequences)
+        return _split_evenly(num_sequences, length)
     bounds = debug.on_host(cu_seqlens)
     lens = np.diff(bounds)
     if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
@@ -144,6 +165,11 @@ def _split(
         )
     row = np.repeat(np.arange(lens.shape[0]), lens)
     return row, np.arange(row.shape[0]) - bounds[row]
+
+
+@functools.lru_cache(maxsize=16)
+def _split_evenly(num_sequences: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.repeat(np.arange(num_sequences), length), np.tile(np.arange(length), num_sequences)
 
 
 def _check_positions(rotary: Rotary, row: np.ndarray, position: np.ndarray) -> None:
@@ -167,7 +193,7 @@ def _find_slots(
         at = int(bad.argmax())
         raise InvalidArgumentError(
             f"the cache of sequence {row[at]} holds {capacity} tokens, a new key would go to position "
-            f"{position[at]}; check cache_seqlens, or widen the cache"
+            f"{position[at]}; check cache_seqlens, or widen block_table (without one, the cache)"
         )
     column, offset = np.divmod(position, max(1, block_size))
     block = table[row, column]

@@ -1,9 +1,7 @@
 """Attention of one call: by the kernels of octavo.attention, or by the reference where they have no form."""
 
 import functools
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,12 +10,15 @@ from octavo.attention import (
     AttentionMetadata,
     ForestPlan,
     LayerCache,
+    gpu_paged,
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
+from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.ops import debug, reference
+from octavo.attention.triton.shapes import MOST_UNIFORM
+from octavo.ops import debug, on_cpu, reference
 from octavo.ops.call import Call, Keys, Queries, RaggedQueries, contiguous, rows_of
 
 
@@ -43,14 +44,29 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     if keys.k.shape[3] != queries.q.shape[2]:
         queries = queries.replaced(functional.pad(queries.q, (0, 1)))
     if queries is not call.queries or keys is not call.keys:
-        call = replace(call, queries=queries, keys=keys)
-    window = None if scores.left is None else scores.left + 1
-    options = ScoreOptions(scale, window, scores.softcap, scores.alibi_slopes, scores.right)
-    if not is_cpu and queries.cu_seqlens is None and queries.used is None and call.plan is None:
+        call = call._replace(queries=queries, keys=keys)
+    options = _options(scale, scores.left, scores.right, scores.softcap, scores.alibi_slopes)
+    if is_cpu:
+        out, lse = _attend_on_cpu(call, options)
+    elif queries.cu_seqlens is None and queries.used is None and call.plan is None:
         out, lse = _attend_uniform(call, options)
     else:
-        out, lse = _attend_ragged(call, options, is_cpu=is_cpu)
-    return reference.add_sinks(out[..., :value_dim], lse, scores.sinks)
+        out, lse = _attend_ragged(call, options)
+    return reference.add_sinks(out if out.shape[2] == value_dim else out[..., :value_dim], lse, scores.sinks)
+
+
+def _options(
+    scale: float, left: int | None, right: int | None, softcap: float, slopes: Tensor | None
+) -> ScoreOptions:
+    window = None if left is None else left + 1
+    if slopes is None:
+        return _plain_options(scale, window, softcap, right)
+    return ScoreOptions(scale, window, softcap, slopes, right)
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_options(scale: float, window: int | None, softcap: float, right: int | None) -> ScoreOptions:
+    return ScoreOptions(scale, window, softcap, None, right)
 
 
 def _contiguous(call: Call) -> Call:
@@ -58,16 +74,20 @@ def _contiguous(call: Call) -> Call:
     q, keys = call.queries.q, call.keys
     if q.stride(-1) == keys.k.stride(-1) == keys.v.stride(-1) == 1:
         return call
-    keys = replace(keys, k=contiguous(keys.k), v=contiguous(keys.v))
-    return replace(call, queries=call.queries.replaced(contiguous(q)), keys=keys)
+    keys = keys._replace(k=contiguous(keys.k), v=contiguous(keys.v))
+    return call._replace(queries=call.queries.replaced(contiguous(q)), keys=keys)
 
 
 def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """Attend queries of one length on a GPU: their positions and work are made in one launch."""
     keys = call.keys
-    return uniform_attention_with_lse(
-        *(call.queries.q, LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)),
-        *(keys.seq_lens, keys.block_table, options),
+    layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+    is_checked = choose_for_call("auto", layer, options) == "triton"
+    # Its checks are those of octavo.ops once more, in every call.
+    is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
+    attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
+    return attend_uniform(
+        *(call.queries.q, layer, keys.seq_lens, keys.block_table, options),
         query_len=call.queries.length,
         max_seq_len=keys.capacity,
         kv_begin=keys.begin,
@@ -75,7 +95,20 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     )
 
 
-def _attend_ragged(call: Call, options: ScoreOptions, *, is_cpu: bool) -> tuple[Tensor, Tensor]:
+def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
+    keys = call.keys
+    layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+    if call.plan is None and choose_for_call("auto", layer, options) == "c":
+        return on_cpu.attend(call, options)
+    plan = on_cpu.plan(call, options).plan
+    call = call._replace(
+        keys=keys._replace(seq_lens=keys.seq_lens.clamp(min=0)),
+        plan=call.plan if isinstance(call.plan, ForestPlan) else plan,
+    )
+    return _attend_ragged(call, options)
+
+
+def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
     metadata = AttentionMetadata(
         cu_seqlens_q=queries.cu_seqlens,
@@ -86,7 +119,7 @@ def _attend_ragged(call: Call, options: ScoreOptions, *, is_cpu: bool) -> tuple[
         block_table=keys.block_table,
         max_query_len=queries.max_len,
         max_seq_len=keys.capacity,
-        work=_host_plan(call, queries) if is_cpu else call.plan,
+        work=call.plan,
         kv_begin=keys.begin,
         may_be_short=True,
     )
@@ -116,9 +149,9 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
     bounds = functional.pad(lens.cumsum(0), (1, 0))
     token = torch.arange(int(bounds[-1])) + (begin - bounds[:-1]).repeat_interleave(lens)
-    positions, max_len = queries.positions[token], int(lens.max()) if lens.shape[0] else 0
-    used = Queries(queries.q[token], bounds.int(), positions, None, max_len, 0)
-    out[token], lse[token] = attend(replace(call, queries=used))
+    max_len = int(lens.max()) if lens.shape[0] else 0
+    used = Queries(queries.q[token], bounds.int(), None, max_len, 0)
+    out[token], lse[token] = attend(call._replace(queries=used))
     return out, lse
 
 
@@ -130,41 +163,13 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     return reference.add_sinks(out, lse, call.scores.sinks)
 
 
-def _host_plan(call: Call, queries: RaggedQueries) -> ForestPlan:
-    """Return a plan for kernels on the host.
-
-    Raises:
-        InvalidArgumentError: a length does not fit the cache.
-    """
-    keys = call.keys
-    seq_lens, bounds = keys.seq_lens.numpy(), queries.cu_seqlens.numpy()
-    if seq_lens.min(initial=0) < 0 or seq_lens.max(initial=0) > keys.capacity:
-        debug.check_call(call)
-    if isinstance(call.plan, ForestPlan):
-        return call.plan
-    begin = None if keys.begin is None else keys.begin.numpy().tobytes()
-    return _flat_plan(seq_lens.tobytes(), bounds.tobytes(), begin, call.scores.right)
-
-
-@functools.lru_cache(maxsize=16)
-def _flat_plan(seq_lens: bytes, cu_seqlens: bytes, begin: bytes | None, right: int | None) -> ForestPlan:
-    """Return a plan that shares nothing; all layers of a step ask for the same one. Arguments are int32."""
-    return ForestPlan.flat(
-        np.frombuffer(seq_lens, np.int32),
-        np.frombuffer(cu_seqlens, np.int32),
-        right=right,
-        may_be_short=True,
-        kv_begin=None if begin is None else np.frombuffer(begin, np.int32),
-    )
-
-
 def _even(keys: Keys) -> Keys:
     """Return a float8 cache with even head dims and strides, which Triton's kernels read in pairs: a copy, if
     it has not.
     """
     if keys.k.dtype != FLOAT8:
         return keys
-    return replace(keys, k=_even_cache(keys.k), v=_even_cache(keys.v))
+    return keys._replace(k=_even_cache(keys.k), v=_even_cache(keys.v))
 
 
 def _even_cache(cache: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The one internal form of every call of octavo.ops: ragged queries over a paged cache."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """How scores are made. The query at position p sees the keys p - left <= j <= p + right.
 
     Attributes:
@@ -44,15 +43,14 @@ class Scores:
     sinks: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """A paged cache and what each of S sequences sees of it.
 
     Attributes:
         k: [N, B, KH, D] keys; a dense cache has one block per sequence, ragged keys are one block.
         v: [N, B, KH, Dv] values.
         block_table: [S, W] int32.
-        seq_lens: [S] int32, one past each sequence's last key.
+        seq_lens: [S] int32, one past each sequence's last key; 0 or less: it has none.
         begin: [S] int32, each sequence's first key; None: 0.
         k_scale: [S, KH] float32, what 1.0 in a float8 cache stands for; None: 1. Holds the scale of q too.
         v_scale: the same for values.
@@ -72,14 +70,12 @@ class Keys:
         return self.block_table.shape[1] * self.k.shape[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """Ragged queries, T tokens of S sequences.
+class Queries(NamedTuple):
+    """Ragged queries, T tokens of S sequences. A sequence's last query is at its last key.
 
     Attributes:
         q: [T, H, D].
-        cu_seqlens: [S + 1] int32, cumulative query lengths; None: all have one length and all count.
-        positions: [T] int32; a sequence's last token is at its last key. None: the same.
+        cu_seqlens: [S + 1] int32, cumulative query lengths; None: all have one length.
         used: [S] int32, the first tokens of each sequence that count; the others get 0; None: all.
         max_len: most tokens of a sequence, known to the host.
         length: tokens of every sequence; 0: they differ.
@@ -87,25 +83,29 @@ class Queries:
 
     q: Tensor
     cu_seqlens: Tensor | None
-    positions: Tensor | None
     used: Tensor | None
     max_len: int
     length: int
 
     def replaced(self, q: Tensor) -> "Queries":
         """Return these queries with other numbers, such as rotated ones."""
-        return replace(self, q=q)
+        return self._replace(q=q)
 
     def ragged(self, seq_lens: Tensor) -> "RaggedQueries":
         """Return these queries with cu_seqlens and positions; seq_lens [S] int32 is where each ends."""
-        if self.cu_seqlens is not None and self.positions is not None:
-            return RaggedQueries(self.q, self.cu_seqlens, self.positions, self.used, self.max_len)
-        num_sequences = seq_lens.shape[0]
-        cu_seqlens = uniform_bounds(num_sequences, self.length, seq_lens.device)
-        step = torch.arange(self.length, dtype=torch.int32, device=seq_lens.device)
-        lens = self.length if self.used is None else self.used
-        positions = ((seq_lens - lens).unsqueeze(1) + step).flatten()
-        return RaggedQueries(self.q, cu_seqlens, positions, self.used, self.max_len)
+        num_sequences, device = seq_lens.shape[0], seq_lens.device
+        if self.cu_seqlens is None:
+            cu_seqlens = uniform_bounds(num_sequences, self.length, device)
+            step = torch.arange(self.length, dtype=torch.int32, device=device)
+            lens = self.length if self.used is None else self.used
+            positions = ((seq_lens - lens).unsqueeze(1) + step).flatten()
+            return RaggedQueries(self.q, cu_seqlens, positions, self.used, self.max_len)
+        begin = self.cu_seqlens[:-1]
+        lens = self.cu_seqlens[1:] - begin if self.used is None else self.used
+        token = torch.arange(self.q.shape[0], dtype=torch.int32, device=device)
+        row = rows_of(self.cu_seqlens, token)
+        positions = (seq_lens - lens - begin)[row] + token if num_sequences else token
+        return RaggedQueries(self.q, self.cu_seqlens, positions, self.used, self.max_len)
 
 
 def uniform_bounds(num_sequences: int, length: int, device: torch.device) -> Tensor:
@@ -113,8 +113,7 @@ def uniform_bounds(num_sequences: int, length: int, device: torch.device) -> Ten
     return torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * length
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedQueries:
+class RaggedQueries(NamedTuple):
     """Queries with nothing left out: cu_seqlens [S + 1] and positions [T] int32; see Queries."""
 
     q: Tensor
@@ -124,8 +123,7 @@ class RaggedQueries:
     max_len: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of attention.
 
     Attributes:

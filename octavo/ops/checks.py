@@ -82,24 +82,20 @@ def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
         raise InvalidArgumentError(f"{name} is on {tensor.device}, q on {q.device}; move one")
 
 
-def integers(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> Tensor:
-    """Check an integer tensor beside q and return it as contiguous int32."""
+def check_integers(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> None:
+    """Check an integer tensor beside q."""
     check_shape(name, tensor, layout, shape)
     check_device(name, tensor, q)
     if tensor.dtype not in _INTEGERS:
         raise InvalidArgumentError(f"{name} must be int32 or int64; got {tensor.dtype}")
-    if tensor.dtype == torch.int32 and tensor.stride(-1) == 1:
-        return tensor
-    return tensor.to(torch.int32).contiguous()
 
 
-def floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> Tensor:
-    """Check a float tensor beside q and return it as float32."""
+def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Sequence[int | None]) -> None:
+    """Check a float tensor beside q."""
     check_shape(name, tensor, layout, shape)
     check_device(name, tensor, q)
     if not tensor.is_floating_point():
         raise InvalidArgumentError(f"{name} must be float32; got {tensor.dtype}")
-    return tensor.float()
 
 
 def refuse(**given: object) -> None:
@@ -115,3 +111,12 @@ def check_forward_only(*tensors: Tensor | None) -> None:
         raise InvalidArgumentError(
             "octavo.ops computes no gradients; call it under torch.no_grad() or torch.inference_mode()"
         )
+
+
+def refuse_missing(
+    dropout_p: float, qv: Tensor | None, attention_chunk: int, q_v: Tensor | None = None
+) -> None:
+    """Refuse by name what Octavo does not have."""
+    if dropout_p != 0:
+        raise InvalidArgumentError(f"dropout_p must be 0, octavo.ops is for inference; got {dropout_p}")
+    refuse(qv=qv, q_v=q_v, attention_chunk=attention_chunk)

@@ -18,13 +18,14 @@ from octavo.ops.call import Call, Keys, Queries, Scores
 def append_op(
     q: Tensor,
     cu_seqlens_q: Tensor | None,
-    positions: Tensor | None,
+    used_q: Tensor | None,
     length_q: int,
     k: Tensor,
     v: Tensor,
     cu_seqlens_k: Tensor | None,
     length_k: int,
     cached_lens: Tensor,
+    begin: Tensor | None,
     block_table: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -37,8 +38,8 @@ def append_op(
     queries_advance: bool = False,
 ) -> Tensor:
     """See octavo.ops.append.append; returns the rotated queries, without rotary embedding an empty tensor."""
-    queries = Queries(q, cu_seqlens_q, positions, None, q.shape[0], length_q)
-    new = NewKeys(k, v, cu_seqlens_k, length_k, cached_lens, block_table, k_scale, v_scale)
+    queries = Queries(q, cu_seqlens_q, used_q, q.shape[0], length_q)
+    new = NewKeys(k, v, cu_seqlens_k, length_k, cached_lens, begin, block_table, k_scale, v_scale)
     rotary = None
     if cos is not None and sin is not None and offsets is not None:
         rotary = Rotary(cos, sin, interleaved, offsets, queries_advance)
@@ -48,8 +49,8 @@ def append_op(
 
 @append_op.register_fake
 def _fake_append(
-    q, cu_seqlens_q, positions, length_q, k, v, cu_seqlens_k, length_k, cached_lens, block_table, k_cache,
-    v_cache, k_scale=None, v_scale=None, cos=None, sin=None, offsets=None, interleaved=False,
+    q, cu_seqlens_q, used_q, length_q, k, v, cu_seqlens_k, length_k, cached_lens, begin, block_table,
+    k_cache, v_cache, k_scale=None, v_scale=None, cos=None, sin=None, offsets=None, interleaved=False,
     queries_advance=False,
 ):  # fmt: skip
     return q.new_empty(0) if cos is None else q.new_empty(q.shape)
@@ -59,7 +60,6 @@ def _fake_append(
 def attend_op(
     q: Tensor,
     cu_seqlens_q: Tensor | None,
-    positions: Tensor | None,
     used: Tensor | None,
     max_len: int,
     length: int,
@@ -80,7 +80,7 @@ def attend_op(
 ) -> tuple[Tensor, Tensor]:
     """See octavo.ops.attend.attend."""
     call = Call(
-        Queries(q, cu_seqlens_q, positions, used, max_len, length),
+        Queries(q, cu_seqlens_q, used, max_len, length),
         Keys(k, v, block_table, seq_lens, begin, k_scale, v_scale),
         Scores(scale, left, right, softcap, alibi_slopes, sinks),
         num_splits,
@@ -90,7 +90,7 @@ def attend_op(
 
 
 @attend_op.register_fake
-def _fake_attend(q, cu_seqlens_q, positions, used, max_len, length, k, v, *_options):
+def _fake_attend(q, cu_seqlens_q, used, max_len, length, k, v, *_options):
     num_tokens, num_heads, _ = q.shape
     out = q.new_empty(num_tokens, num_heads, v.shape[3])
     return out, q.new_empty(num_tokens, num_heads, dtype=torch.float32)
@@ -103,8 +103,8 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
     angles = () if rotary is None else (rotary.cos, rotary.sin, rotary.offsets)
     turns = () if rotary is None else (rotary.interleaved, rotary.queries_advance)
     rotated = append_op(
-        *(queries.q, queries.cu_seqlens, queries.positions, queries.length),
-        *(new.k, new.v, new.cu_seqlens, new.length, new.cached_lens, new.block_table),
+        *(queries.q, queries.cu_seqlens, queries.used, queries.length),
+        *(new.k, new.v, new.cu_seqlens, new.length, new.cached_lens, new.begin, new.block_table),
         *(k_cache, v_cache, new.k_scale, new.v_scale, *angles, *turns),
     )
     return queries.q if rotary is None else rotated
@@ -118,7 +118,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         raise InvalidArgumentError("plan cannot be part of a compiled graph; leave it out, or call eagerly")
     queries, keys, scores = call.queries, call.keys, call.scores
     return attend_op(
-        *(queries.q, queries.cu_seqlens, queries.positions, queries.used, queries.max_len, queries.length),
+        *(queries.q, queries.cu_seqlens, queries.used, queries.max_len, queries.length),
         *(keys.k, keys.v, keys.block_table, keys.seq_lens, keys.begin, keys.k_scale, keys.v_scale),
         *(scores.scale, scores.left, scores.right, scores.softcap, scores.alibi_slopes, scores.sinks),
         call.num_splits,

@@ -4,13 +4,14 @@ They wait for the device. While a CUDA graph is captured nothing can be waited f
 """
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Call
+from octavo.ops.call import Call, Queries
 
 
 def is_on() -> bool:
@@ -27,21 +28,10 @@ def check_call(call: Call) -> None:
         InvalidArgumentError: names the first sequence that is wrong.
     """
     keys = call.keys
-    queries = call.queries.ragged(keys.seq_lens)
-    _check_queries(on_host(queries.cu_seqlens), queries.q.shape[0], _used(call))
+    check_queries(call.queries, keys.seq_lens.shape[0])
     seq_lens = on_host(keys.seq_lens)
     begin = np.zeros_like(seq_lens) if keys.begin is None else on_host(keys.begin)
-    for s, (first, end) in enumerate(zip(begin.tolist(), seq_lens.tolist(), strict=True)):
-        if first < 0 or not 0 <= end <= keys.capacity:
-            raise InvalidArgumentError(
-                f"sequence {s} has keys from {first} to {end}, but its cache holds {keys.capacity} tokens; "
-                f"check its lengths and the width of block_table"
-            )
-    _check_blocks(on_host(keys.block_table), begin, seq_lens, keys.k.shape[0], keys.k.shape[1])
-
-
-def _used(call: Call) -> np.ndarray | None:
-    return None if call.queries.used is None else on_host(call.queries.used)
+    check_keys(begin, seq_lens, on_host(keys.block_table), keys.k.shape)
 
 
 def on_host(tensor: Tensor) -> np.ndarray:
@@ -49,16 +39,44 @@ def on_host(tensor: Tensor) -> np.ndarray:
     return tensor.cpu().numpy().astype(np.int64)
 
 
-def _check_queries(bounds: np.ndarray, num_tokens: int, used: np.ndarray | None) -> None:
-    lens = np.diff(bounds)
-    if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
-        raise InvalidArgumentError(
-            f"cu_seqlens_q must rise from 0 to at most the {num_tokens} tokens of q; got {bounds.tolist()}"
-        )
-    if used is not None and ((used < 0) | (used > lens)).any():
-        s = int(((used < 0) | (used > lens)).argmax())
+def check_queries(queries: Queries, num_sequences: int) -> None:
+    """Check the lengths of queries; see check_call."""
+    num_tokens = queries.q.shape[0]
+    if queries.cu_seqlens is None:
+        lens = np.full(num_sequences, queries.length)
+    else:
+        bounds = on_host(queries.cu_seqlens)
+        lens = np.diff(bounds)
+        if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
+            raise InvalidArgumentError(
+                f"cu_seqlens_q must rise from 0 to at most the {num_tokens} tokens of q; "
+                f"got {bounds.tolist()}"
+            )
+    used = lens if queries.used is None else on_host(queries.used)
+    bad = (used < 0) | (used > lens)
+    if bad.any():
+        s = int(bad.argmax())
         raise InvalidArgumentError(
             f"seqused_q[{s}] must be 0 to the {lens[s]} queries of sequence {s}; got {used[s]}"
+        )
+
+
+def check_keys(
+    begin: np.ndarray, seq_lens: np.ndarray, table: np.ndarray, cache_shape: Sequence[int]
+) -> None:
+    """Check keys from begin [S] to seq_lens [S] of a block table [S, W], all int64; see check_call."""
+    check_lengths(begin, seq_lens, table.shape[1] * cache_shape[1])
+    _check_blocks(table, begin, seq_lens, cache_shape[0], max(1, cache_shape[1]))
+
+
+def check_lengths(begin: np.ndarray, seq_lens: np.ndarray, capacity: int) -> None:
+    """Check that the keys from begin [S] to seq_lens [S] are within the cache."""
+    bad = (begin < 0) | (seq_lens > capacity)
+    if bad.any():
+        s = int(bad.argmax())
+        raise InvalidArgumentError(
+            f"sequence {s} has keys from {begin[s]} to {seq_lens[s]}, but its cache holds {capacity} tokens; "
+            f"check its lengths and the width of block_table"
         )
 
 

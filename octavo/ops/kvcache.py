@@ -1,11 +1,65 @@
 """flash_attn_with_kvcache: append to a cache, rotate, and attend, in one call."""
 
+from typing import Any, Literal, overload
+
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.arguments import Window
+from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks import refuse
-from octavo.ops.run import Lengths, News, Options, Places, Plan, run_cached
+from octavo.ops.given import Lengths, News, Options, Places, Plan
+from octavo.ops.run import run_cached, shape_lse
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: Literal[False] = False, *, qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, *, return_softmax_lse: Literal[True], qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: bool = False, *, qv: Tensor | None = None,
+    page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None, seqused_q: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: Tensor | None = None,
+    pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Tensor | None = None, plan: Plan = None,
+) -> Any: ...  # fmt: skip
 
 
 def flash_attn_with_kvcache(
@@ -67,6 +121,8 @@ def flash_attn_with_kvcache(
             are at cache_seqlens + i; so are queries if causal or in a window, otherwise all are at
             cache_seqlens, as in flash-attention. Needs k and v.
         cache_seqlens: tokens in the cache before the call, one int or [B] int32; None: the cache is full.
+            Less than 0 marks an empty sequence, as in a padded batch: its k and v go nowhere, its block ids
+            are not read, and its queries see nothing.
         cache_batch_idx: [B] int32, the row of the cache, or of the block table, of each sequence.
         cache_leftpad: [B] int32, each sequence's first key; None: 0.
         block_table: [B, max_blocks] int32, the blocks of each sequence; entries past its end are not read.
@@ -106,11 +162,16 @@ def flash_attn_with_kvcache(
             raise InvalidArgumentError("page_table and block_table are two names of one argument; give one")
         block_table = page_table
     options = Options(
-        *(softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux),
-        *(q_descale, k_descale, v_descale, num_splits, plan),
+        *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),
+        *(q_descale, k_descale, v_descale, num_splits),
     )
-    news = News(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-    places = Places(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-    lengths = Lengths(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_q=seqused_q)
-    out, lse = run_cached(q, k_cache, v_cache, news, places, lengths, options)
-    return (out, lse.contiguous()) if return_softmax_lse else out
+    out, lse = run_cached(
+        (q, k_cache, v_cache),
+        News(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens),
+        Places(cache_seqlens, cache_batch_idx, cache_leftpad, block_table),
+        Lengths(cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q),
+        options,
+        max_seqlen_q=max_seqlen_q,
+        plan=plan,
+    )
+    return (out, shape_lse(lse, q)) if return_softmax_lse else out

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from edge_rows import FORMS, check_empty_rows
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
@@ -98,6 +99,21 @@ def test_debug_names_the_sequence(monkeypatch, what, value):
     q = torch.randn(2, 1, 4, 64, device="cuda").half()
     with pytest.raises(InvalidArgumentError, match="sequence 1"):
         flash_attn_with_kvcache(q, *caches, cache_seqlens=lens.cuda(), block_table=table.cuda())
+
+
+def test_debug_names_the_table_that_is_too_narrow(monkeypatch):
+    monkeypatch.setenv("OCTAVO_DEBUG", "1")
+    caches = torch.randn(2, 8, 16, 2, 64, device="cuda").half()
+    table = torch.arange(8, dtype=torch.int32, device="cuda").view(2, 4)
+    x = torch.randn(2, 1, 2, 64, device="cuda").half()
+    with pytest.raises(InvalidArgumentError, match="block_table"):
+        flash_attn_with_kvcache(x, *caches, x, x, cache_seqlens=64, block_table=table)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_negative_length_is_empty(dtype, form):
+    check_empty_rows("cuda", dtype, *form)
 
 
 @pytest.mark.parametrize("seed", range(600_000, 600_006))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from edge_rows import FORMS, check_dense_used, check_empty_rows
 
 from octavo.errors import InvalidArgumentError
 from octavo.ops import (
@@ -46,7 +47,6 @@ WRONG = [
     ({"cache_seqlens": torch.tensor([1, 2, 3])}, r"cache_seqlens must be \[B\] = \[2\]; got \[3\]"),
     ({"cache_seqlens": 2.5}, "cache_seqlens must be an int"),
     ({"cache_seqlens": torch.tensor([20, 65])}, "sequence 1 has keys from 0 to 65"),
-    ({"cache_seqlens": torch.tensor([-1, 3])}, "sequence 0"),
     ({"cache_leftpad": torch.tensor([0, -3])}, "kv_begin|sequence 1"),
     ({"block_table": torch.tensor([[0, 1, 2, 3], [4, 99, 6, 7]])}, r"block_table\[1, 1\]"),
     ({"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
@@ -65,7 +65,10 @@ WRONG = [
     ({**NEW, "k": torch.randn(2, 1, 3, 16)}, r"k must be \[B, Sn, KH, D\] = \[2, any, 2, 16\]"),
     ({**NEW, "v": torch.randn(2, 2, 2, 16)}, r"v must be \[B, Sn, KH, D\] = \[2, 1, 2, 16\]"),
     ({**NEW, "k": NEW["k"].half()}, "k must be torch.float32"),
-    ({**NEW, "cache_seqlens": torch.tensor([20, 64])}, "cache of sequence 1 holds 64 tokens"),
+    ({**NEW, "cache_seqlens": torch.tensor([20, 64])}, "cache of sequence 1 holds 64 tokens.*block_table"),
+    ({**NEW, "block_table": torch.tensor([[99, 1, 2, 3], [4, 5, 6, 7]])}, r"block_table\[0, 0\] is 99"),
+    ({**NEW, "cache_leftpad": torch.tensor([0, -3])}, "sequence 1 has keys from -3"),
+    ({**NEW, "seqused_q": torch.tensor([1, 2])}, r"seqused_q\[1\] must be 0 to the 1 queries"),
     ({**NEW, "block_table": torch.tensor([[0, 99, 2, 3], [4, 5, 6, 7]])}, "new key of sequence 0"),
     ({**NEW, "rotary_cos": torch.ones(9, 4)}, "rotary_cos and rotary_sin must be given together"),
     ({**NEW, "rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)}, "sequence 0 is at position 20"),
@@ -80,6 +83,31 @@ def test_refuses(changes, message):
     with pytest.raises(InvalidArgumentError, match=message):
         flash_attn_with_kvcache(**given)
     assert torch.equal(given["k_cache"], before), "a refused call writes nothing"
+
+
+def test_refuses_ragged_queries_before_it_appends():
+    given = cached(**NEW, q=torch.randn(2, 4, 16), cu_seqlens_q=torch.tensor([0, 2, 1]))
+    before = given["k_cache"].clone()
+    with pytest.raises(InvalidArgumentError, match="cu_seqlens_q must rise"):
+        flash_attn_with_kvcache(**given)
+    assert torch.equal(given["k_cache"], before)
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_refuses_after_calls_that_were_right(changes, message):
+    """Checks made once for alike calls refuse what is not alike."""
+    flash_attn_with_kvcache(**cached())
+    flash_attn_with_kvcache(**cached(**NEW, causal=True, num_splits=1, softcap=1.0))
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match=message):
+            flash_attn_with_kvcache(**cached(**changes))
+
+
+def test_alike_values_of_other_types_are_refused():
+    flash_attn_with_kvcache(**cached(num_splits=1))
+    for changes, message in (({"num_splits": True}, "num_splits"), ({"softmax_scale": [1]}, "softmax_scale")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            flash_attn_with_kvcache(**cached(**changes))
 
 
 def test_refuses_dropout_and_gradients():
@@ -163,3 +191,13 @@ def test_a_plan_changes_no_result():
     )
     shared = flash_attn_with_kvcache(**given, causal=True, plan=plan)
     torch.testing.assert_close(shared, flash_attn_with_kvcache(**given, causal=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_negative_length_is_empty(dtype, form):
+    check_empty_rows("cpu", dtype, *form)
+
+
+def test_dense_queries_that_do_not_count():
+    check_dense_used("cpu")

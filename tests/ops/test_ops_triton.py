@@ -1,6 +1,5 @@
 """The GPU's path of octavo.ops, appending and attention, in Triton's interpreter on a CPU."""
 
-import functools
 import sys
 from pathlib import Path
 
@@ -10,15 +9,18 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "attention"))
 
 # Makes the interpreter fast and right before any kernel is defined.
+from edge_rows import FORMS, check_dense_used, check_empty_rows
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
 from triton_cases import HAS_GPU
 
-from octavo.attention import AttentionMetadata, choice, gpu_paged, uniform_attention_with_lse
+from octavo.attention import AttentionMetadata, gpu_paged
 from octavo.attention.options import ScoreOptions
 from octavo.ops import attend as attend_module
 from octavo.ops import run
+from octavo.ops.append import NewKeys, Rotary
+from octavo.ops.call import Queries
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU runs the matrix itself")
 
@@ -32,17 +34,12 @@ def _on_triton(monkeypatch):
         options = ScoreOptions(**options)
         return gpu_paged.paged_attention_with_lse(q, cache, metadata, options, num_splits=num_splits)
 
-    attend_uniform = functools.partial(uniform_attention_with_lse, impl="triton")
-    monkeypatch.setattr(choice, "unsupported_reason", lambda *_: None)
-    choice.choose_impl.cache_clear()
-    monkeypatch.setattr(attend_module, "uniform_attention_with_lse", attend_uniform)
+    monkeypatch.setattr(attend_module, "choose_for_call", lambda *_: "triton")
     monkeypatch.setattr(attend_module, "paged_attention_with_lse", attend)
     monkeypatch.setattr(attend_module, "_is_on_host", lambda q: False)
     # Lengths on a GPU are not looked at.
     monkeypatch.setattr(AttentionMetadata, "check_lengths", lambda self: None)
     monkeypatch.setattr(run, "append", append)
-    yield
-    choice.choose_impl.cache_clear()
 
 
 def small(maker):
@@ -65,3 +62,79 @@ def test_agrees_with_the_oracle(seed):
     maker = small(Maker(seed, "cpu", (torch.float32, torch.float16)))
     kind = (kvcache_case, kvcache_case, varlen_case, dense_case)[seed % 4]
     check(kind(maker))
+
+
+@pytest.mark.usefixtures("_on_triton")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_of_negative_length_is_empty(form):
+    check_empty_rows("cpu", torch.float32, *form)
+
+
+@pytest.mark.usefixtures("_on_triton")
+def test_dense_queries_that_do_not_count():
+    check_dense_used("cpu")
+
+
+class Append:
+    """Arguments of the append kernel: two sequences of 2 pages of 4 tokens, views of larger tensors."""
+
+    def __init__(self):
+        self.memory = torch.randn(2, 6, 4, 1, 8)
+        self.before = self.memory.clone()
+        # What lies beside the cache and the table belongs to others.
+        self.caches = self.memory[:, 1:-1]
+        self.table = torch.tensor([[0, 1, 1], [2, 3, 1]], dtype=torch.int32)[:, :2]
+        self.angles = torch.full((2, 16, 4), torch.nan)[:, :8]
+        self.angles[:] = 1.0
+        self.k = self.v = torch.ones(2, 1, 8)
+        self.cu_seqlens = None
+
+    def run(self, lens, offsets=None):
+        from octavo.ops.triton.append import append
+
+        lens = torch.tensor(lens, dtype=torch.int32)
+        length = 1 if self.cu_seqlens is None else 0
+        new = NewKeys(self.k, self.v, self.cu_seqlens, length, lens, None, self.table, None, None)
+        rotary = None
+        if offsets is not None:
+            rotary = Rotary(*self.angles, False, torch.tensor(offsets, dtype=torch.int32), True)
+        q = torch.ones(2, 2, 8)
+        return append(Queries(q, None, None, 1, 1), new, *self.caches, rotary)
+
+    def written(self):
+        """(block, offset) of slots of self.memory that changed."""
+        return (self.memory != self.before)[0].flatten(2).any(dim=2).nonzero().tolist()
+
+
+@pytest.mark.parametrize(
+    ("lens", "block", "expected"),
+    [
+        ([0, 7], None, [[1, 0], [4, 3]]),
+        ([0, 8], None, [[1, 0]]),
+        ([0, 0], -1, [[1, 0]]),
+        ([0, 0], 4, [[1, 0]]),
+    ],
+)
+def test_append_skips_what_has_no_slot(lens, block, expected):
+    """On a GPU nobody looks at lengths and ids; a bad one must not reach memory of others."""
+    case = Append()
+    if block is not None:
+        case.table[1, 0] = block
+    case.run(lens)
+    assert case.written() == expected
+
+
+def test_append_skips_tokens_after_the_last_sequence():
+    case = Append()
+    case.k = case.v = torch.ones(4, 1, 8)
+    case.cu_seqlens = torch.tensor([0, 1, 2], dtype=torch.int32)
+    case.run([0, 0])
+    assert case.written() == [[1, 0], [3, 0]]
+
+
+def test_append_reads_no_angle_beyond_the_table():
+    case = Append()
+    rotated = case.run([0, 0], offsets=[3, 8])
+    assert bool((rotated[1] == 0).all())
+    assert bool((case.caches[0, 2, 0] == 0).all())
+    assert bool(rotated[0].isfinite().all())

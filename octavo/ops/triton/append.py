@@ -136,8 +136,9 @@ def _append_kernel(
             tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
     if (part >= QUERY_PARTS) & (token < k.num_tokens):
         row, index = _find_row(k, token, num_sequences)
-        position = tl.load(places.cached_lens + row) + index
-        fits = (position >= 0) & (position < places.capacity)
+        num_cached = tl.load(places.cached_lens + row)
+        position = num_cached + index
+        fits = (num_cached >= 0) & (position < places.capacity)
         if k.cu_seqlens is not None:
             fits = fits & (token < tl.load(k.cu_seqlens + num_sequences))
         if fits:

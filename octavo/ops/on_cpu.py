@@ -1,0 +1,117 @@
+"""Attention of one call on a CPU: a plan for its lengths, then one call into C."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention import ForestPlan
+from octavo.attention.cpu.kernel import AttendCall, check_status, kernel_library, plan_struct
+from octavo.attention.options import ScoreOptions
+from octavo.ops import debug
+from octavo.ops.call import Call
+
+# Up to so many products of numbers, a second thread takes longer to begin than the call takes.
+_FEW_PRODUCTS = 1 << 17
+_LARGEST = np.iinfo(np.int32).max
+
+
+class HostPlan(NamedTuple):
+    """What a call does, by its lengths alone; all layers of a step have the same one.
+
+    Attributes:
+        plan: the work.
+        struct: the plan as the C kernel takes it; it points to the plan's arrays.
+        positions: [T] int32 of each query, plus ScoreOptions.shift.
+        address: of positions.
+        num_pairs: of a query and a key, at most.
+    """
+
+    plan: ForestPlan
+    struct: Any
+    positions: np.ndarray
+    address: int
+    num_pairs: int
+
+
+def plan(call: Call, options: ScoreOptions) -> HostPlan:
+    """Return the plan of a call whose queries all count.
+
+    Raises:
+        InvalidArgumentError: a length does not fit the queries or the cache.
+    """
+    keys, queries = call.keys, call.queries
+    bounds = queries.length if queries.cu_seqlens is None else queries.cu_seqlens.numpy().tobytes()
+    if queries.cu_seqlens is not None:
+        debug.check_queries(queries, keys.seq_lens.shape[0])
+    begin = None if keys.begin is None else keys.begin.numpy().tobytes()
+    return _plan(keys.seq_lens.numpy().tobytes(), bounds, begin, keys.capacity, options.right, options.shift)
+
+
+@functools.lru_cache(maxsize=16)
+def _plan(
+    seq_lens: bytes, bounds: bytes | int, begin: bytes | None, capacity: int, right: int | None, shift: int
+) -> HostPlan:
+    """See plan; all arrays are int32, and an int is the length of every query."""
+    ends = np.frombuffer(seq_lens, np.int32)
+    first = None if begin is None else np.frombuffer(begin, np.int32)
+    # Checked before planning: a corrupt length would make millions of items.
+    debug.check_lengths(np.zeros_like(ends) if first is None else first, ends, capacity)
+    lens = np.maximum(ends, 0)
+    if isinstance(bounds, int):
+        cu_seqlens = np.arange(ends.shape[0] + 1, dtype=np.int32) * bounds
+    else:
+        cu_seqlens = np.frombuffer(bounds, np.int32)
+    made = ForestPlan.flat(lens, cu_seqlens, right=right, may_be_short=True, kv_begin=first)
+    num_queries = np.diff(cu_seqlens)
+    last = np.repeat(lens.astype(np.int64) - cu_seqlens[1:], num_queries)
+    positions = np.minimum(last + np.arange(last.shape[0]) + shift, _LARGEST - 1).astype(np.int32)
+    num_keys = (made.item_kv_end - made.item_kv_begin).astype(np.int64)
+    num_pairs = int((num_keys * np.diff(made.item_token_begin)).sum())
+    return HostPlan(made, plan_struct(made), positions, positions.ctypes.data, num_pairs)
+
+
+def attend(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
+    """Attend by the C kernel; the call has no plan of its own, and choose_for_call has chosen "c".
+
+    Raises:
+        InvalidArgumentError: a length or a block id is out of range.
+    """
+    keys, q, host = call.keys, call.queries.q, plan(call, options)
+    num_tokens, num_heads, head_dim = q.shape
+    num_planned, num_partials = host.positions.shape[0], host.plan.num_partials
+    out = torch.empty(q.shape, dtype=torch.float32)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
+    if num_planned < num_tokens:
+        out[num_planned:] = 0.0
+        lse[num_planned:] = -torch.inf
+    partial_out = partial_lse = None
+    if num_partials:
+        partial_out = torch.empty(num_partials, num_heads, head_dim, dtype=torch.float32)
+        partial_lse = torch.empty(num_partials, num_heads, dtype=torch.float32)
+    table, slopes = keys.block_table, options.alibi_slopes
+    if slopes is not None:
+        slopes = slopes.contiguous()
+    if table.stride(1) != 1:
+        # The kernel needs contiguous rows; a table of one column may have any stride.
+        table = table.contiguous()
+    num_blocks, block_size, num_kv_heads, _ = keys.k.shape
+    arguments = AttendCall(
+        *(q.data_ptr(), keys.k.data_ptr(), keys.v.data_ptr(), table.data_ptr(), host.address),
+        *(_address(slopes), out.data_ptr(), lse.data_ptr(), _address(partial_out), _address(partial_lse)),
+        *(*q.stride()[:2], *keys.k.stride()[:3], *keys.v.stride()[:3], table.stride(0)),
+        *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
+        *(options.shifted_window or 0, options.scale, options.softcap),
+    )
+    # The kernel writes into the structure what it refuses, and another thread may use the plan.
+    struct = type(host.struct).from_buffer_copy(host.struct)
+    is_small = host.num_pairs * num_heads * head_dim <= _FEW_PRODUCTS
+    num_threads = 1 if is_small else torch.get_num_threads()
+    check_status(kernel_library().octavo_attend(struct, arguments, num_threads), struct, arguments)
+    return out, lse
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
