@@ -124,10 +124,14 @@ def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS:
 
 
 @gluon.jit
-def clear_before(tile, num_unseen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values before the first key, as clear_unseen does those after the last one."""
+def clear_outside(tile, first, end, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Zero the values before the first key and after the last one, as clear_unseen does.
+
+    Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would undo
+    what another warpgroup has cleared there meanwhile.
+    """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
     held = tile.load(LAYOUT)
-    tile.store(gl.where((key >= num_unseen)[:, None], held, 0.0).to(held.dtype))
+    tile.store(gl.where(((key >= first) & (key < end))[:, None], held, 0.0).to(held.dtype))
     fence_async_shared()

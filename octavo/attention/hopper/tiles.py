@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from octavo.attention.hopper.pipe import clear_before, clear_unseen
+from octavo.attention.hopper.pipe import clear_outside, clear_unseen
 from octavo.attention.triton.tiles import LN_2
 
 # Query rows of a warpgroup.
@@ -108,7 +108,8 @@ def attend_item(
         if shape.begins:  # noqa: SIM102  (decided when compiled)
             if kv_begin % KEYS != 0:
                 mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
-                clear_before(pipe.v.index(stage), kv_begin % KEYS, KEYS, D, 4)
+                end = kv_end - first_tile * KEYS
+                clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, D, 4)
         weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
         last = used + num_tiles - 1
         stage = last % pipe.stages
