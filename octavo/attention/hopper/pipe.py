@@ -127,8 +127,8 @@ def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS:
 def clear_outside(tile, first, end, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Zero the values before the first key and after the last one, as clear_unseen does.
 
-    Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would undo
-    what another warpgroup has cleared there meanwhile.
+    Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would
+    undo what another warpgroup has cleared there meanwhile.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
