@@ -52,6 +52,12 @@ def check_queries(queries: Queries, num_sequences: int) -> None:
                 f"cu_seqlens_q must rise from 0 to at most the {num_tokens} tokens of q; "
                 f"got {bounds.tolist()}"
             )
+        if lens.max(initial=0) > queries.max_len:
+            s = int(lens.argmax())
+            raise InvalidArgumentError(
+                f"max_seqlen_q is {queries.max_len}, but sequence {s} has {lens[s]} queries; "
+                f"give the most that any has"
+            )
     used = lens if queries.used is None else on_host(queries.used)
     bad = (used < 0) | (used > lens)
     if bad.any():

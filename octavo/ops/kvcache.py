@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window, read_window
-from octavo.ops.checks import refuse
+from octavo.ops.checks import check_forward_only, refuse
 from octavo.ops.given import Lengths, News, Options, Places, Plan
 from octavo.ops.run import run_cached, shape_lse
 
@@ -156,6 +156,7 @@ def flash_attn_with_kvcache(
         InvalidArgumentError: an argument does not fit the others, is not supported, or (on a CPU) a length or
             a block id is out of range.
     """
+    check_forward_only(q, k_cache, v_cache, k, v)
     refuse(qv=qv, attention_chunk=attention_chunk)
     if page_table is not None:
         if block_table is not None:

@@ -116,6 +116,14 @@ def test_refuses_dropout_and_gradients():
         flash_attn_func(q, q, q, dropout_p=0.1)
     with pytest.raises(InvalidArgumentError, match="no gradients"):
         flash_attn_func(q.clone().requires_grad_(), q, q)
+    with pytest.raises(InvalidArgumentError, match="no gradients"):
+        flash_attn_with_kvcache(q.clone().requires_grad_(), q, q)
+
+
+def test_a_maximum_below_the_longest_query_is_refused():
+    q, bounds = torch.randn(5, 2, 8), torch.tensor([0, 1, 5], dtype=torch.int32)
+    with pytest.raises(InvalidArgumentError, match="max_seqlen_q is 3, but sequence 1 has 4 queries"):
+        flash_attn_varlen_func(q, q, q, bounds, bounds, 3, 4)
 
 
 @pytest.mark.parametrize(
