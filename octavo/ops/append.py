@@ -9,8 +9,8 @@ from torch import Tensor
 
 from octavo.attention.float8 import write_rows
 from octavo.errors import InvalidArgumentError
-from octavo.ops import debug
 from octavo.ops.call import Queries
+from octavo.ops.checks import debug
 
 
 class Rotary(NamedTuple):

@@ -18,8 +18,9 @@ from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import MOST_UNIFORM
-from octavo.ops import debug, on_cpu, reference
+from octavo.ops import on_cpu, reference
 from octavo.ops.call import Call, Keys, Queries, RaggedQueries, contiguous, rows_of
+from octavo.ops.checks import debug
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:

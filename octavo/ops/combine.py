@@ -6,7 +6,7 @@ from torch import Tensor
 from octavo.attention import merge
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window
-from octavo.ops.checks import check_device, check_dtype, check_shape
+from octavo.ops.checks.refusals import check_device, check_dtype, check_shape
 
 
 def flash_attn_combine(

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from octavo.ops.arguments import Window, read_window
-from octavo.ops.checks import check_forward_only, check_shape, refuse_missing
+from octavo.ops.checks.refusals import check_forward_only, check_shape, refuse_missing
 from octavo.ops.given import Lengths, News, Options, Places
 from octavo.ops.run import run_cached, shape_lse
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from octavo.attention import ForestPlan
 from octavo.attention.cpu.kernel import AttendCall, check_status, kernel_library, plan_struct
 from octavo.attention.options import ScoreOptions
-from octavo.ops import debug
 from octavo.ops.call import Call
+from octavo.ops.checks import debug
 
 # Up to so many products of numbers, a second thread takes longer to begin than the call takes.
 _FEW_PRODUCTS = 1 << 17

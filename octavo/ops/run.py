@@ -16,7 +16,7 @@ from octavo.ops.arguments import (
     make_table,
 )
 from octavo.ops.call import Call, Keys, Queries
-from octavo.ops.call_checks import check_cached, check_ragged
+from octavo.ops.checks.shapes import check_cached, check_ragged
 from octavo.ops.custom_ops import append, attend
 from octavo.ops.given import Caches, Lengths, News, Options, Places, Plan
 

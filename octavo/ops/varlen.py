@@ -5,7 +5,13 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from octavo.ops.arguments import Window, check_maximum, read_window
-from octavo.ops.checks import check_device, check_dtype, check_forward_only, check_shape, refuse_missing
+from octavo.ops.checks.refusals import (
+    check_device,
+    check_dtype,
+    check_forward_only,
+    check_shape,
+    refuse_missing,
+)
 from octavo.ops.given import Lengths, Options, Plan
 from octavo.ops.run import run_ragged, shape_lse
 

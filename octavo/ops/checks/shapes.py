@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
-from octavo.ops.checks import (
+from octavo.ops.checks.refusals import (
     check_device,
     check_dtype,
     check_floats,
@@ -15,8 +15,8 @@ from octavo.ops.checks import (
     check_queries,
     check_shape,
 )
+from octavo.ops.checks.signature import once
 from octavo.ops.given import Caches, Lengths, News, Options, Places
-from octavo.ops.signature import once
 
 
 @once
