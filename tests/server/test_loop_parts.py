@@ -1,7 +1,9 @@
 """Parts of the loop alone: cutting deltas beside a writer, histograms, the waiting room."""
 
 import random
+import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,12 +27,20 @@ def write(output: RequestOutput, num_tokens: int) -> None:
     output.finished = True
 
 
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads take turns after microseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.mark.parametrize("num_completions", [1, 3])
-def test_deltas_cut_beside_a_writer_add_up(num_completions: int) -> None:
+def test_deltas_cut_beside_a_writer_add_up(num_completions: int, eager_threads: None) -> None:
     for _ in range(20):
-        output = RequestOutput(
-            "a", None, [1], [CompletionOutput(n, logprobs=[]) for n in range(num_completions)]
-        )
+        completions = [CompletionOutput(index, logprobs=[]) for index in range(num_completions)]
+        output = RequestOutput("a", None, [1], completions)
         reader, deltas = DeltaReader(output), []
         writer = threading.Thread(target=write, args=(output, 2000))
         writer.start()
@@ -49,7 +59,7 @@ def test_deltas_cut_beside_a_writer_add_up(num_completions: int) -> None:
 
 
 def test_the_end_of_the_last_completion_waits_for_the_end_of_all() -> None:
-    """Trap: a reader between the two writes saw all completions end, and then nothing that carried the output."""
+    """Trap: a reader between the two writes saw all end, and after that no delta to carry the output."""
     output = RequestOutput("a", None, [1], [CompletionOutput(0), CompletionOutput(1)])
     reader = DeltaReader(output)
 
