@@ -1,8 +1,6 @@
 """Parts of the loop alone: cutting deltas beside a writer, histograms, the waiting room."""
 
 import random
-import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,48 +12,82 @@ from octavo.server.loop_stats import SECONDS, Histogram
 from octavo.server.waiting_room import WaitingRoom
 
 
-def write(output: RequestOutput, num_tokens: int) -> None:
-    """As output_processor.py writes: log-probabilities, tokens, text, the end, the end of all."""
-    for number in range(num_tokens):
-        for completion in output.outputs:
-            assert completion.logprobs is not None
-            completion.logprobs.append({number: Logprob(-1.0, 1)})
-            completion.token_ids.append(number)
-            completion.text += f"{number},"
-    for completion in output.outputs:
-        completion.finish_reason = "length"
-    output.finished = True
+class Writer:
+    """Writes outputs as output_processor.py does, some writes further whenever a reader touches a field."""
+
+    def __init__(self, rng: random.Random, num_completions: int, num_tokens: int) -> None:
+        self._rng, self._writes, self._is_writing = rng, self._write(num_tokens), True
+        self.completions = [Beside(index, logprobs=[]) for index in range(num_completions)]
+        self.output = BesideOutput("a", None, [1], list(self.completions))
+        for part in (*self.completions, self.output):
+            WRITERS[id(part)] = self
+        self._is_writing = False
+
+    def go_on(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            for _ in range(self._rng.choice([0, 0, 1, 2, 5])):
+                next(self._writes, None)
+            self._is_writing = False
+
+    def _write(self, num_tokens: int) -> Iterator[None]:
+        for number in range(num_tokens):
+            for completion in self.completions:
+                assert completion.logprobs is not None
+                completion.logprobs.append({number: Logprob(-1.0, 1)})
+                yield
+                completion.token_ids.append(number)
+                yield
+                completion.text += f"{number},"
+                yield
+        for completion in self.completions:
+            completion.finish_reason = "length"
+            yield
+        self.output.finished = True
 
 
-@pytest.fixture
-def eager_threads() -> Iterator[None]:
-    """Threads take turns after microseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+WRITERS: dict[int, Writer] = {}
+
+
+class Beside(CompletionOutput):
+    """A completion that is written to between any two looks at it."""
+
+    def __getattribute__(self, name: str) -> object:
+        if id(self) in WRITERS:
+            WRITERS[id(self)].go_on()
+        return super().__getattribute__(name)
+
+
+class BesideOutput(RequestOutput):
+    """Likewise an output."""
+
+    def __getattribute__(self, name: str) -> object:
+        if id(self) in WRITERS:
+            WRITERS[id(self)].go_on()
+        return super().__getattribute__(name)
 
 
 @pytest.mark.parametrize("num_completions", [1, 3])
-def test_deltas_cut_beside_a_writer_add_up(num_completions: int, eager_threads: None) -> None:
-    for _ in range(20):
-        completions = [CompletionOutput(index, logprobs=[]) for index in range(num_completions)]
-        output = RequestOutput("a", None, [1], completions)
-        reader, deltas = DeltaReader(output), []
-        writer = threading.Thread(target=write, args=(output, 2000))
-        writer.start()
-        while not deltas or deltas[-1].output is None:
-            deltas += reader.read()
-        writer.join()
-        assert reader.read() == []
-        assert sum(delta.output is not None for delta in deltas) == 1
-        for completion in output.outputs:
-            mine = [delta for delta in deltas if delta.index == completion.index]
-            assert "".join(delta.text for delta in mine) == completion.text
-            assert [token for delta in mine for token in delta.token_ids] == completion.token_ids
-            assert [entry for delta in mine for entry in delta.logprobs or ()] == completion.logprobs
-            assert [delta.finish_reason for delta in mine[:-1]] == [None] * (len(mine) - 1)
-            assert mine[-1].finish_reason == "length"
+@pytest.mark.parametrize("seed", range(30))
+def test_deltas_cut_beside_a_writer_add_up(num_completions: int, seed: int) -> None:
+    writer = Writer(random.Random(seed), num_completions, num_tokens=30)
+    reader, deltas = DeltaReader(writer.output), []
+    while not deltas or deltas[-1].output is None:
+        deltas += reader.read()
+    WRITERS.clear()
+    assert reader.read() == []
+    assert sum(delta.output is not None for delta in deltas) == 1
+    for index, completion in enumerate(writer.completions):
+        mine = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in mine) == completion.text == "".join(f"{n}," for n in range(30))
+        assert [token for delta in mine for token in delta.token_ids] == list(range(30))
+        assert [entry for delta in mine for entry in delta.logprobs or ()] == completion.logprobs
+        # No text comes before its tokens, no token before its log-probabilities.
+        for end in range(len(mine)):
+            text = "".join(delta.text for delta in mine[:end])
+            assert text.count(",") <= sum(len(delta.token_ids) for delta in mine[:end])
+        assert all(len(delta.token_ids) == len(delta.logprobs or ()) for delta in mine)
+        assert [delta.finish_reason for delta in mine] == [None] * (len(mine) - 1) + ["length"]
 
 
 def test_the_end_of_the_last_completion_waits_for_the_end_of_all() -> None:
