@@ -231,7 +231,7 @@ watchdog = Watchdog(1.5, overruns.append)
 watchdog.start()
 watchdog.begin()
 print("begun", flush=True)
-time.sleep(0.3)
+time.sleep(0.6)
 # The sleep ends at once when the process goes on: let the watchdog look.
 time.sleep(0.3)
 assert not overruns, overruns
@@ -245,6 +245,7 @@ print("overruns", len(overruns), flush=True)
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
+        time.sleep(0.3)
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(2)
         os.kill(child.pid, signal.SIGCONT)
