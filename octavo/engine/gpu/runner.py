@@ -267,7 +267,10 @@ class GpuRunner:
         logits, state, buffers = self._sampling_graphs.logits[:1], self._rows, self._buffers
         log_softmax(logits)
         rows, positions = torch.full_like(buffers.rows[:1], -1), buffers.positions[:1]
-        sampled, is_finite = state.sample(logits.float(), rows, positions, filters=True)
+        adjusted = logits.float()
+        all_tokens = np.full((1, -(-self._sampler.vocab_size // 32)), -1, dtype=np.int32)
+        self._sampler.masks.apply_(adjusted, [0], all_tokens)
+        sampled, is_finite = state.sample(adjusted, rows, positions, filters=True)
         outcome = torch.empty_like(sampled)
         advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
 
