@@ -1,6 +1,5 @@
 """Compiles one grammar within limits of size, time and memory."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -110,13 +109,19 @@ def grammar_source(structured: StructuredOutput) -> str:
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, structured.choice)))
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, structured.choice)))
     assert structured.grammar is not None
     return LLMatcher.grammar_from_lark(structured.grammar)
 
 
+def _literal(text: str) -> str:
+    """Return a regex that matches this text alone."""
+    plain = [character.isascii() and character.isalnum() for character in text]
+    return "".join(c if is_plain else f"\\x{{{ord(c):x}}}" for c, is_plain in zip(text, plain, strict=True))
+
+
 def _limits() -> "LLParserLimits":
-    """Bound what a grammar costs: a step at most some 100 ms, its lexer some 20 MB."""
+    """Bound what a grammar costs: a step at most some 100 ms, its lexer some 50 MB."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -124,7 +129,7 @@ def _limits() -> "LLParserLimits":
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=10_000,
-        max_lexer_states=250_000,
+        max_lexer_states=100_000,
         max_grammar_size=500_000,
         verbose_errors=False,
     )

@@ -11,8 +11,8 @@ from octavo.errors import StructuredOutputError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# All matchers of a grammar share one lexer, whose states are limited and never forgotten. It is replaced, for
-# requests that come later, after so many tokens: a hostile grammar makes some twenty states of each.
+# All matchers of a grammar share one lexer, whose states are limited and never forgotten. Requests that come
+# later get a new one after so many tokens: that costs nothing, and few grammars make twenty states of a token.
 _MAX_TOKENS = 5000
 
 
@@ -21,23 +21,25 @@ class Grammar:
 
     Attributes:
         eos_token_ids: tokens that masks allow where an output may end.
-        num_tokens: tokens that its matchers took.
+        is_worn: its lexer may be close to its limits: new requests should not share it.
     """
 
     def __init__(self, pristine: "LLMatcher", eos_token_ids: frozenset[int]) -> None:
         """Wrap a matcher that took no token yet."""
         self._pristine = pristine
         self.eos_token_ids = eos_token_ids
-        self.num_tokens = 0
-
-    @property
-    def is_worn(self) -> bool:
-        """Its lexer may be close to its limits: compile it again for new requests."""
-        return self.num_tokens >= _MAX_TOKENS
+        self.is_worn = False
+        self._num_tokens = 0
 
     def matcher(self) -> "Matcher":
         """Return a matcher at the beginning."""
         return Matcher(self, self._pristine.deep_copy())
+
+    def note(self, *, is_error: bool) -> None:
+        """Count a token that a matcher took, or failed to take."""
+        self._num_tokens += 1
+        if is_error or self._num_tokens >= _MAX_TOKENS:
+            self.is_worn = True
 
 
 class Matcher:
@@ -56,9 +58,10 @@ class Matcher:
 
     def accept(self, token_id: int) -> StructuredOutputError | None:
         """Take the next token; return what is wrong with it, or with the matcher since its last mask."""
-        self.grammar.num_tokens += 1
         self.raw.consume_token(token_id)
-        if not self.raw.is_error():
+        is_error = self.raw.is_error()
+        self.grammar.note(is_error=is_error)
+        if not is_error:
             return None
         return StructuredOutputError(f"the output cannot follow its grammar: {first_line(self.raw)}")
 
