@@ -20,6 +20,8 @@ DEADLINE_S = 2.0
 # Memory of a stack that is not used costs nothing.
 _STACK_BYTES = 256 * 2**20
 _MAX_COMPILING = 4
+# Between JSON's tokens, room for indentation. Weak models would write spaces for ever.
+_WHITESPACE = r"[ \t\r\n]{1,40}"
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -102,10 +104,9 @@ def grammar_source(structured: StructuredOutput) -> str:
     """Return a structured output as llguidance's description of a grammar."""
     from llguidance import LLMatcher
 
-    if structured.json_object:
-        return LLMatcher.grammar_from_json_schema(_ANY_OBJECT)
-    if structured.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(str(structured.json_schema))
+    if structured.json_object or structured.json_schema is not None:
+        schema = _ANY_OBJECT if structured.json_object else str(structured.json_schema)
+        return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITESPACE})
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:
