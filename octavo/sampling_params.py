@@ -27,7 +27,7 @@ class StructuredOutput:
     """What the whole output must be. Exactly one field is set.
 
     Attributes:
-        json_schema: JSON that is valid under this schema, given as a mapping, True or JSON text; kept as text.
+        json_schema: JSON that is valid under this schema: a mapping, True, or JSON text, as which it is kept.
         json_object: any JSON object.
         regex: text that matches this regular expression of Rust's regex crate, from its first character to
             its last; no look-around, no back-references.

@@ -80,9 +80,7 @@ class StructuredOptions(StructuredOutput):
     json_schema: Annotated[str | None, _FILE] = None
     json_object: Annotated[bool, Parameter(negative="")] = False
     regex: str | None = None
-    choice: Annotated[
-        Sequence[str] | None, Parameter(negative="", env_var_split=split_strings)
-    ] = None
+    choice: Annotated[Sequence[str] | None, Parameter(negative="", env_var_split=split_strings)] = None
     grammar: Annotated[str | None, _FILE] = None
 
 

@@ -97,9 +97,10 @@ class Scheduler:
                         |                          '─► or reset, when it failed
 
     Between launch and commit the next step may be scheduled: the token that a request is about to get then
-    counts as one it has. Only a request with a grammar waits for its token, which says what may follow. Blocks of tokens whose ids are known are published as soon as they are scheduled, so
-    that an equal prompt attaches to them in the same step: each layer stores all keys and values before it
-    reads any.
+    counts as one it has. Only a request with a grammar waits for its token, which says what may follow.
+
+    Blocks of tokens whose ids are known are published as soon as they are scheduled, so that an equal prompt
+    attaches to them in the same step: each layer stores all keys and values before it reads any.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
     the whole pool alone is finished rather than waited for, so every step that has work computes a token.

@@ -1,4 +1,4 @@
-"""Structured output through the public API: always valid, undisturbed by preemption, interrupts and neighbours."""
+"""Structured output through the public API: valid, whatever preempts, interrupts or stands beside it."""
 
 import json
 import math
@@ -161,7 +161,12 @@ SCHEMAS = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
         st.builds(
-            lambda items, low, more: {"type": "array", "items": items, "minItems": low, "maxItems": low + more},
+            lambda items, low, more: {
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + more,
+            },
             inner,
             st.integers(0, 2),
             st.integers(0, 2),
@@ -238,7 +243,9 @@ def test_white_space_in_json_is_bounded(random_model: LLM) -> None:
 
 
 def test_the_last_token_of_a_grammar_is_text_and_no_stop_token(random_model: LLM) -> None:
-    params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True, structured=StructuredOutput(choice=["yes"]))
+    params = SamplingParams(
+        max_tokens=9, seed=1, ignore_eos=True, structured=StructuredOutput(choice=["yes"])
+    )
     completion = random_model.generate([5, 8], params)[0].outputs[0]
     assert (completion.text, completion.finish_reason, completion.stop_reason) == ("yes", "stop", None)
     assert 2 not in completion.token_ids
@@ -262,7 +269,12 @@ MIXED = [
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_blocks": 27}, {"max_num_batched_tokens": 5}, {"max_num_seqs": 2}, {"enable_prefix_caching": False}],
+    [
+        {"num_blocks": 27},
+        {"max_num_batched_tokens": 5},
+        {"max_num_seqs": 2},
+        {"enable_prefix_caching": False},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
@@ -282,7 +294,11 @@ def test_scarcity_and_running_ahead_change_no_token(
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 @pytest.mark.parametrize("broken_at", [1, 2, 5, 11, 23])
 def test_an_engine_that_starts_over_writes_the_same(
-    random_model: LLM, make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, broken_at: int, runs_ahead: bool
+    random_model: LLM,
+    make: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+    broken_at: int,
+    runs_ahead: bool,
 ) -> None:
     """A step is broken off after its tokens are known to matchers, and before blocks are committed."""
     expected = all_tokens(random_model, [MIXED[0]])[0]

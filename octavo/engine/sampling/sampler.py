@@ -185,7 +185,7 @@ class Sampler:
         ]
 
     def adjust_(self, logits: Tensor, requests: Sequence[Request], ends: Sequence[int]) -> None:
-        """Apply logit bias, penalties, min_tokens and grammars to [R, V] float32 logits, in place, where asked.
+        """Apply logit bias, penalties, min_tokens and grammars to [R, V] float32 logits, in place.
 
         Args:
             logits: one row per request.

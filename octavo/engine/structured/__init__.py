@@ -1,4 +1,4 @@
-"""Structured output: grammars that say which tokens may come next. Needs llguidance (`octavo[structured]`)."""
+"""Structured output: grammars say which tokens may come next. Needs llguidance (`octavo[structured]`)."""
 
 from octavo.engine.structured.grammar import Grammar, Matcher
 from octavo.engine.structured.grammars import Grammars

@@ -28,8 +28,8 @@ _ANY_OBJECT = '{"type": "object"}'
 class Compiler:
     """Compiles grammars in threads of their own, a few at a time.
 
-    No limit of llguidance is one of time, and a thread cannot be stopped. A grammar that is too late is refused
-    and keeps its place until it is done.
+    No limit of llguidance is one of time, and a thread cannot be stopped. A grammar that is too late is
+    refused, and keeps its place until it is done.
     """
 
     def __init__(self, vocabulary: "LLTokenizer") -> None:
@@ -42,7 +42,9 @@ class Compiler:
         Raises:
             StructuredOutputError: it is malformed, too costly, or matches nothing.
         """
-        return self._in_time(lambda: Grammar(self._pristine(structured), frozenset(self._vocabulary.eos_tokens)))
+        return self._in_time(
+            lambda: Grammar(self._pristine(structured), frozenset(self._vocabulary.eos_tokens))
+        )
 
     def _pristine(self, structured: StructuredOutput) -> "LLMatcher":
         from llguidance import LLMatcher

@@ -1,7 +1,7 @@
 """A compiled grammar, and matchers that follow outputs through it.
 
-llguidance raises nothing for what users or models do wrong: a matcher that cannot go on stays in error, and is
-asked after every call. Imports no torch: requests hold matchers.
+llguidance raises nothing for what users or models do wrong: a matcher that cannot go on stays in error, and
+is asked after every call. Imports no torch: requests hold matchers.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 # All matchers of a grammar share one lexer, whose states are limited and never forgotten. Requests that come
-# later get a new one after so many tokens: that costs nothing, and few grammars make twenty states of a token.
+# later get a new one after so many tokens: few grammars make twenty states of each.
 _MAX_TOKENS = 5000
 
 

@@ -18,7 +18,9 @@ _LEAST_BYTES = 2**10
 class Grammars:
     """Compiles grammars for one vocabulary. Any thread may use it; the engine's own should not have to."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
         """Keep what grammars are compiled for; the vocabulary is read when the first one comes.
 
         Args:
