@@ -18,7 +18,7 @@ ASKED = {
     "Ada is 36 and likes maths and long walks. Describe her in JSON.": StructuredOutput(json_schema=SCHEMA),
     "Is the sentence 'What a lovely day!' happy or sad?": StructuredOutput(choice=["happy", "sad"]),
     "When did people first walk on the moon?": StructuredOutput(
-        regex=r"(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9]"
+        regex=r"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
     ),
     "Write 12 times 7 plus 5 as a formula.": StructuredOutput(
         grammar='start: N (OP N)+ "=" N\nOP: "+" | "*"\nN: /[0-9]{1,3}/'

@@ -83,7 +83,9 @@ def _schema_text(schema: object) -> str:
         if isinstance(error, StructuredOutputError):
             raise
         raise StructuredOutputError(f"json_schema must be valid JSON: {error}") from error
-    if not isinstance(schema, Mapping | bool):
+    if isinstance(schema, bool):
+        return json.dumps(schema)
+    if not isinstance(schema, Mapping):
         raise StructuredOutputError(f"json_schema must be an object, true or false, got {text[:80]}")
     level, depth = [schema], 0
     while level:
@@ -91,8 +93,7 @@ def _schema_text(schema: object) -> str:
         if depth > MAX_SCHEMA_DEPTH:
             raise StructuredOutputError(f"json_schema must be at most {MAX_SCHEMA_DEPTH} levels deep")
         values = [value.values() if isinstance(value, Mapping) else value for value in level]
-        level = [item for items in values if not isinstance(items, bool) for item in items]
-        level = [item for item in level if isinstance(item, Mapping | list | tuple)]
+        level = [item for items in values for item in items if isinstance(item, Mapping | list | tuple)]
     return text
 
 

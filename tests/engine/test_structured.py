@@ -15,7 +15,7 @@ from hostile_grammars import HOSTILE
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import Sampler
-from octavo.engine.structured import Grammar, Grammars, Matcher, compiling, grammars
+from octavo.engine.structured import Grammar, Grammars, Matcher, compiling, grammars, in_time
 from octavo.engine.structured.masks import TokenMasks, spread_on_device, spread_on_host
 from octavo.errors import ConfigError, SamplingParamsError, StructuredOutputError
 from octavo.kv import KVCacheManager
@@ -111,6 +111,31 @@ def test_regexes_match_the_whole_output(
     assert takes(compiled.compile(StructuredOutput(regex=regex)).matcher(), ids(text)) is fits
 
 
+def test_any_json_is_allowed_by_true(compiled: Grammars, ids: Callable[[str], list[int]]) -> None:
+    for schema in (True, {}):
+        grammar = compiled.compile(StructuredOutput(json_schema=schema))
+        assert takes(grammar.matcher(), ids('[1, {"a": null}]'))
+        assert not takes(grammar.matcher(), ids("[1, 2"))
+
+
+def test_a_panic_is_an_error_like_others(compiled: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        """As pyo3 raises it."""
+
+    def panic(structured: StructuredOutput) -> str:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(compiling, "grammar_source", panic)
+    with pytest.raises(StructuredOutputError, match="index out of bounds"):
+        compiled.compile(StructuredOutput(choice=["panic"]))
+
+
+def test_a_grammar_may_ask_for_special_tokens(compiled: Grammars, ids: Callable[[str], list[int]]) -> None:
+    grammar = compiled.compile(StructuredOutput(grammar='start: <|im_start|> "a"'))
+    assert allowed(a_request(grammar, [])) == [[1]]
+    assert takes(grammar.matcher(), [1, *ids("a")])
+
+
 def test_eos_is_allowed_where_the_output_may_end_alone(
     compiled: Grammars, ids: Callable[[str], list[int]]
 ) -> None:
@@ -182,7 +207,6 @@ def test_rewound_and_fresh_matchers_allow_the_same(
         request.rewind()
         for token_id in output[:num]:
             request.append_output(token_id)
-        fresh = a_request(compiled.compile(StructuredOutput(json_schema='{"type": "array"}')), [])
         fresh = a_request(grammar, output[:num])
         one, other = allowed(request, fresh)
         assert one == other
@@ -304,10 +328,10 @@ def test_a_grammar_that_takes_too_long_is_refused_and_keeps_its_place(
 ) -> None:
     slow = Grammars(tokenizer, vocab_size=VOCAB, eos_token_ids=EOS)
     slow.compile(StructuredOutput(choice=["ready"]))
-    monkeypatch.setattr(compiling, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(in_time, "DEADLINE_S", 0.1)
     hold = threading.Event()
     monkeypatch.setattr(compiling, "grammar_source", lambda structured: hold.wait(20) and "")
-    for number in range(compiling._MAX_COMPILING):
+    for number in range(in_time.MAX_RUNNING):
         with pytest.raises(StructuredOutputError, match="more than"):
             slow.compile(StructuredOutput(choice=[f"slow {number}"]))
     with pytest.raises(StructuredOutputError, match="too many"):
@@ -453,7 +477,7 @@ def test_a_schema_is_kept_as_text_in_its_order() -> None:
     assert made == StructuredOutput(json_schema=made.json_schema)
     assert hash(made) == hash(StructuredOutput(json_schema=schema))
     assert made.kind == "json_schema"
-    assert StructuredOutput(json_schema=True).json_schema == "true"
+    assert StructuredOutput(json_schema=True) == StructuredOutput(json_schema=" true ")
     assert StructuredOutput(json_schema=_nested(63)).kind == "json_schema"
 
 
