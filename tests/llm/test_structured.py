@@ -5,13 +5,16 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_helpers import assert_drained
 from test_ahead import ahead
+from test_interrupts import octavo_lines
 from tiny_model import TINY_LLAMA
 
 from octavo import LLM, SamplingParams, StructuredOutput
@@ -348,6 +351,33 @@ def test_an_interrupt_between_matcher_and_output_loses_nothing(
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
+def test_an_interrupt_at_many_lines(make: Callable[..., LLM], runs_ahead: bool) -> None:
+    """Of a call with grammars, while a stream with another one goes on; compiling included."""
+    llm = make(num_blocks=40, max_num_batched_tokens=24)
+    params = [replace(params, max_tokens=12) for params in MIXED]
+    stream_params = params_of("grammar", seed=7)
+
+    def run() -> list[list[list[int]]]:
+        return all_tokens(llm, params)
+
+    expected = run()
+    expected_stream = [token for delta in llm.stream([9, 9], stream_params) for token in delta.token_ids]
+    if runs_ahead:
+        llm, _ = ahead(llm)
+    total = octavo_lines(run, -1)
+    for stop_at in range(total // 20, total, total // 10):
+        llm.engine.grammars._kept.clear()
+        stream = llm.stream([9, 9], stream_params)
+        seen = list(next(stream).token_ids)
+        with pytest.raises(KeyboardInterrupt):
+            octavo_lines(run, stop_at)
+        seen += [token for delta in stream for token in delta.token_ids]
+        assert seen == expected_stream, f"line {stop_at} of {total}"
+        assert_drained(llm)
+        assert run() == expected, f"line {stop_at} of {total}"
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 def test_plain_neighbours_are_left_alone(make: Callable[..., LLM], runs_ahead: bool) -> None:
     """To the bit: the neighbour has as many tokens with its grammar as without."""
     llm = make(enable_prefix_caching=False)
@@ -421,3 +451,30 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(random_mo
 def test_a_model_without_a_tokenizer_refuses(tiny: Callable[..., LLM]) -> None:
     with pytest.raises(StructuredOutputError, match="tokenizer"):
         tiny().generate([5, 8], params_of("choice"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("options", [{}, {"prepare": True}, {"deterministic": True}], ids=str)
+def test_a_gpu_writes_the_cpus_tokens(make: Callable[..., LLM], options: dict[str, object]) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    greedy = [params_of(kind, temperature=0, max_tokens=60) for kind in ("json_schema", "grammar", "regex")]
+    expected = all_tokens(make(device="cpu", dtype="float32"), greedy)
+    llm = make(device="cuda", dtype="float32", **options)
+    assert all_tokens(llm, greedy) == expected
+    for kind in KINDS:
+        outputs = llm.generate([[5, 8]] * 20, params_of(kind, n=2, max_tokens=400, top_k=9000))
+        completions = [completion for output in outputs for completion in output.outputs]
+        ended = [completion for completion in completions if completion.finish_reason == "stop"]
+        assert len(ended) > 20
+        assert all(fits(KINDS[kind], completion.text) for completion in ended)
+    if "deterministic" in options:
+        plain = SamplingParams(seed=9, max_tokens=60, ignore_eos=True)
+        (together, *_), (alone, *_) = (
+            llm.generate(PROMPTS, [plain, *greedy[1:]]),
+            llm.generate(PROMPTS[:1], plain),
+        )
+        assert together.outputs[0].token_ids == alone.outputs[0].token_ids
+    if "prepare" in options:
+        assert not any(llm.stats.late_work)
+    assert_drained(llm)

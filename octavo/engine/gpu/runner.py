@@ -119,6 +119,7 @@ class GpuRunner:
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
             self._share_once()
+            self._mask_once()
 
     def note_ready(self) -> None:
         """See StepRunner."""
@@ -185,6 +186,14 @@ class GpuRunner:
         table[:, -1] = np.arange(num_seqs)
         seq_lens = np.full(num_seqs, num_columns * self.kv_cache.block_size)
         self._share(table, seq_lens, np.arange(num_seqs + 1))
+
+    def _mask_once(self) -> None:
+        """Apply a grammar's mask that allows all to rows that nobody reads: PyTorch loads what that needs."""
+        logits = self._sampling_graphs.logits[:ROWS_AT_ONCE].float()
+        rows = list(range(len(logits)))
+        masks = np.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=np.int32)
+        self._sampler.masks.apply_(logits, rows, masks)
+        self._sampler.masks.apply_(logits, rows[1:], masks[1:])
 
     def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
         """Run a mixed step."""
@@ -267,10 +276,7 @@ class GpuRunner:
         logits, state, buffers = self._sampling_graphs.logits[:1], self._rows, self._buffers
         log_softmax(logits)
         rows, positions = torch.full_like(buffers.rows[:1], -1), buffers.positions[:1]
-        adjusted = logits.float()
-        all_tokens = np.full((1, -(-self._sampler.vocab_size // 32)), -1, dtype=np.int32)
-        self._sampler.masks.apply_(adjusted, [0], all_tokens)
-        sampled, is_finite = state.sample(adjusted, rows, positions, filters=True)
+        sampled, is_finite = state.sample(logits.float(), rows, positions, filters=True)
         outcome = torch.empty_like(sampled)
         advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
 
