@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoreOutput,
     )
-    from octavo.sampling_params import SamplingParams
+    from octavo.sampling_params import SamplingParams, StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoreOutput",
+    "StructuredOutput",
     "__version__",
 ]
 
@@ -55,6 +56,7 @@ _MODULES = {
     "EngineConfig": "config",
     "OctavoError": "errors",
     "SamplingParams": "sampling_params",
+    "StructuredOutput": "sampling_params",
 }
 
 

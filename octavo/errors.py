@@ -3,6 +3,7 @@
 OctavoError
 |-- InvalidArgumentError (ValueError)     an argument, field or flag is wrong
 |   |-- SamplingParamsError               a sampling parameter is out of range
+|   |   `-- StructuredOutputError         a grammar is malformed, too costly, or cannot go on
 |   |-- ConfigError                       an engine option is wrong or contradicts another
 |   |-- PromptError                       a prompt is empty, of the wrong type or holds unknown ids
 |   |   `-- RequestTooLongError           a prompt can never fit the model or the KV cache
@@ -34,6 +35,10 @@ class InvalidArgumentError(OctavoError, ValueError):
 
 class SamplingParamsError(InvalidArgumentError):
     """A sampling parameter is out of range or contradicts another."""
+
+
+class StructuredOutputError(SamplingParamsError):
+    """A grammar or a JSON schema is malformed, too costly, or its output cannot go on."""
 
 
 class ConfigError(InvalidArgumentError):

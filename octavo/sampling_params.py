@@ -1,12 +1,13 @@
 """Sampling parameters, validated once, at construction."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import SamplingParamsError, refuse_unknown
+from octavo.errors import SamplingParamsError, StructuredOutputError, refuse_unknown
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -14,6 +15,108 @@ MAX_STOP_STRINGS = 16
 MAX_SEED = 2**63 - 1
 # Temperatures below this are greedy, as in vLLM.
 MIN_TEMPERATURE = 1e-5
+MAX_GRAMMAR_BYTES = 64 * 2**10
+"""Of a JSON schema, a regex, a Lark grammar, or all choices together."""
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICES = 1024
+_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOutput:
+    """What the whole output must be. Exactly one field is set.
+
+    Attributes:
+        json_schema: JSON that is valid under this schema: a mapping, True, or JSON text, as which it is kept.
+        json_object: any JSON object.
+        regex: text that matches this regular expression of Rust's regex crate, from its first character to
+            its last; no look-around, no back-references.
+        choice: one of these texts.
+        grammar: text of this grammar in llguidance's dialect of Lark.
+
+    Raises:
+        StructuredOutputError: a field is of the wrong type or too large, or not exactly one is set.
+    """
+
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.json_object, bool):
+            raise StructuredOutputError(f"json_object must be True or False, got {self.json_object!r}")
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise StructuredOutputError(
+                f"structured output needs exactly one of {', '.join(_KINDS)}, got {given or 'none'}"
+            )
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _checked_choice(self.choice))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                _grammar_text(name, getattr(self, name))
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is set."""
+        return next(name for name in _KINDS if getattr(self, name) not in (None, False))
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> "StructuredOutput":
+        """Build from a mapping; an unknown name is refused with the nearest valid one."""
+        refuse_unknown(StructuredOutputError, "unknown field of structured output", fields, _KINDS)
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+def _schema_text(schema: object) -> str:
+    """Return a JSON schema as JSON text, its size and depth checked."""
+    try:
+        if isinstance(schema, str):
+            text, schema = schema, json.loads(_grammar_text("json_schema", schema))
+        else:
+            text = _grammar_text("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, StructuredOutputError):
+            raise
+        raise StructuredOutputError(f"json_schema must be valid JSON: {error}") from error
+    if isinstance(schema, bool):
+        return json.dumps(schema)
+    if not isinstance(schema, Mapping):
+        raise StructuredOutputError(f"json_schema must be an object, true or false, got {text[:80]}")
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise StructuredOutputError(f"json_schema must be at most {MAX_SCHEMA_DEPTH} levels deep")
+        values = [value.values() if isinstance(value, Mapping) else value for value in level]
+        level = [item for items in values for item in items if isinstance(item, Mapping | list | tuple)]
+    return text
+
+
+def _checked_choice(choice: object) -> tuple[str, ...]:
+    choices = _listed("choice", choice, "strings")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise StructuredOutputError(f"choice must hold 1 to {MAX_CHOICES} strings, got {len(choices)}")
+    for text in choices:
+        if not isinstance(text, str) or not text:
+            raise StructuredOutputError(f"choice must hold non-empty strings, got {text!r}")
+    _grammar_text("choice", "".join(choices))
+    return choices
+
+
+def _grammar_text(name: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise StructuredOutputError(f"{name} must be a string, got {text!r}")
+    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise StructuredOutputError(f"{name} must be at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise StructuredOutputError(f"{name} must be valid Unicode, got a lone surrogate")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +151,9 @@ class SamplingParams:
         logit_bias: token id -> value in [-100, 100] added to its logit.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: False returns token ids only.
+        structured: what the whole output must be: JSON, one of some texts, text of a grammar. The output ends
+            where nothing can follow, even before min_tokens; EOS comes only where it may end; max_tokens may
+            cut it. Needs the extra `octavo[structured]`.
 
     Raises:
         SamplingParamsError: a value is out of range; the message names it, the range and the value.
@@ -73,6 +179,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -102,6 +209,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", self._checked_stop_token_ids())
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", self._checked_logit_bias())
+        if self.structured is not None and not isinstance(self.structured, StructuredOutput):
+            raise SamplingParamsError(f"structured must be a StructuredOutput, got {self.structured!r}")
 
     @property
     def greedy(self) -> bool:
@@ -110,9 +219,12 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> "SamplingParams":
-        """Build from a mapping; an unknown name is refused with the nearest valid one."""
+        """Build from a mapping, `structured` too; an unknown name is refused with the nearest valid one."""
         valid = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(SamplingParamsError, "unknown sampling parameter", fields, valid)
+        structured = fields.get("structured")
+        if isinstance(structured, Mapping):
+            fields = {**fields, "structured": StructuredOutput.from_dict(structured)}
         return cls(**fields)  # type: ignore[arg-type]
 
     def _checked_stop(self) -> tuple[str, ...]:

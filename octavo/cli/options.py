@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
@@ -10,7 +11,8 @@ from cyclopts.validators import Number
 
 from octavo.config import DType
 from octavo.errors import ConfigError
-from octavo.sampling_params import SamplingParams
+from octavo.json_file import read_file
+from octavo.sampling_params import MAX_GRAMMAR_BYTES, SamplingParams, StructuredOutput
 
 _POSITIVE = Parameter(validator=Number(gte=1))
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
@@ -50,10 +52,43 @@ def split_strings(hint: object, value: str, delimiter: str | None = None) -> lis
     return listed if isinstance(listed, list) and all(isinstance(item, str) for item in listed) else [value]
 
 
+def read_text_file(hint: object, tokens: Sequence[Token]) -> str:
+    """Read the file that an option names.
+
+    Raises:
+        FileFormatError: it cannot be read, or is too large.
+        ValueError: it is no UTF-8 text.
+    """
+    return read_file(Path(tokens[0].value), MAX_GRAMMAR_BYTES).decode()
+
+
+_FILE = Parameter(converter=read_text_file, n_tokens=1, accepts_keys=False, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOptions(StructuredOutput):
+    """What the output must be; at most one. See StructuredOutput.
+
+    Attributes:
+        json_schema: file with a JSON schema: the output is JSON that is valid under it.
+        json_object: the output is a JSON object.
+        regex: the output matches this regular expression as a whole.
+        choice: the output is one of these texts; may be repeated.
+        grammar: file with a Lark grammar that the output follows.
+    """
+
+    json_schema: Annotated[str | None, _FILE] = None
+    json_object: Annotated[bool, Parameter(negative="")] = False
+    regex: str | None = None
+    choice: Annotated[Sequence[str] | None, Parameter(negative="", env_var_split=split_strings)] = None
+    grammar: Annotated[str | None, _FILE] = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateSampling(SamplingParams):
     """Sampling parameters of `octavo generate`. See SamplingParams."""
 
+    structured: Annotated[StructuredOptions | None, Parameter(name="*")] = None
     max_tokens: int | None = 128
     stop: Annotated[str | Sequence[str] | None, Parameter(env_var_split=split_strings)] = ()
     logit_bias: Annotated[

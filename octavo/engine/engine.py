@@ -36,6 +36,7 @@ from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
+from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
@@ -89,6 +90,8 @@ class Engine:
         plan: every "auto" decided: device, dtype, lengths, KV cache size.
         model_config: the network.
         tokenizer: None for models without one (token ids only).
+        prompts: reads prompts; any thread may use it.
+        grammars: compiles what structured outputs must be; any thread may use it.
     """
 
     def __init__(
@@ -132,6 +135,9 @@ class Engine:
         self._eos_token_ids = self.model_config.eos_token_ids
         if self.tokenizer is not None:
             self._eos_token_ids |= self.tokenizer.eos_token_ids
+        self.grammars = Grammars(
+            self.tokenizer, vocab_size=self.model_config.vocab_size, eos_token_ids=self._eos_token_ids
+        )
         self._open_books()
         if config.prepare and self.runner.runs_ahead:
             self.runner.prepare(progress or _ignore)
@@ -195,6 +201,7 @@ class Engine:
         prompt_logprobs_start: int | None = None,
         read_along: bool = True,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> RequestOutput:
         """Queue one request.
 
@@ -208,6 +215,8 @@ class Engine:
             read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
             priority: of requests that wait, those with a lower number are admitted first, and among equals
                 the one that came first.
+            grammar: params.structured as `grammars` compiled it, so that no step waits for that; None: it is
+                compiled here.
 
         Returns:
             The output, which steps add to until it is `finished`.
@@ -215,12 +224,15 @@ class Engine:
         Raises:
             PromptError: the prompt is empty, malformed or holds ids outside the vocabulary.
             RequestTooLongError: it can never fit the model's context or the KV cache.
-            SamplingParamsError: a parameter does not fit this model.
+            SamplingParamsError: a parameter does not fit this model; StructuredOutputError: the grammar.
+            ConfigError: params.structured needs a package that is not installed.
             InvalidArgumentError: a request with this id is still running, or the salt is no string.
         """
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         salt = _salt_bytes(cache_salt)
+        if grammar is None:
+            grammar = self.grammars.of(params)
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
@@ -231,6 +243,7 @@ class Engine:
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
             priority=priority,
+            grammar=grammar,
         )
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])
@@ -370,19 +383,19 @@ class Engine:
                 self._accept(request, sampled)
 
     def _accept(self, request: Request, sampled: SampledToken) -> None:
-        if sampled.error is not None:
-            request.fail(sampled.error)
-            self._close(request)
-            return
         try:
-            request.append_output(sampled.token_id)
-            self.outputs.accept(request, sampled)
+            if sampled.error is not None:
+                request.fail(sampled.error)
+            else:
+                request.append_output(sampled.token_id)
+            if request.error is None:
+                self.outputs.accept(request, sampled)
         except Exception as error:
             logger.exception("request %s failed", request.request_id)
             request.fail(EngineError(f"the output of this request could not be processed: {error!r}"))
+        if request.error is not None:
             self._close(request)
-            return
-        if request.finish_reason is not None:
+        elif request.finish_reason is not None:
             self._retire(request)
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:

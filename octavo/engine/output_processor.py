@@ -152,7 +152,8 @@ class OutputProcessor:
     def _new_text(self, completion: _Completion, token_id: int) -> str:
         request = completion.request
         assert completion.decoder is not None
-        ended_by_token = request.finish_reason == "stop"
+        # The last token of a grammar ends the output too, and is text.
+        ended_by_token = request.finish_reason == "stop" and token_id in request.stop_token_ids
         text = ""
         if not ended_by_token or request.params.include_stop_str_in_output:
             text = completion.decoder.push([token_id])

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from octavo.engine.sampling.options import adjustments, asks_for_filters
+from octavo.engine.structured.grammar import Grammar, Matcher
 from octavo.errors import OctavoError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import FinishReason, Logprob, RequestMetrics
@@ -46,6 +47,8 @@ class Request:
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
+        grammar: what its output must be, compiled from params.structured; None: anything.
+        matcher: where in its grammar the output is; None without a grammar.
         row: while running, its row of the block tables and of the device's state; else -1.
         adjustments: sampling options that change its logits, by name; see sampling/options.py.
         asks_for_filters: top-k, top-p or min-p drops tokens before its draws.
@@ -63,6 +66,7 @@ class Request:
     metrics: RequestMetrics
     is_read_along: bool = True
     priority: int = 0
+    grammar: Grammar | None = None
     prompt_logprobs_start: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     forks: list["Request"] = field(default_factory=list)
@@ -77,11 +81,13 @@ class Request:
     error: OctavoError | None = None
     adjustments: tuple[str, ...] = field(init=False)
     asks_for_filters: bool = field(init=False)
+    matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
         # Read off once: every step looks at them for all its requests.
         self.adjustments = adjustments(self)
         self.asks_for_filters = asks_for_filters(self)
+        self.matcher = None if self.grammar is None else self.grammar.matcher()
         if self.prompt_logprobs_start is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
 
@@ -104,6 +110,11 @@ class Request:
     def has_begun(self) -> bool:
         """It, or the leader it is a fork of, was admitted before."""
         return self.metrics.first_scheduled_s is not None
+
+    @property
+    def waits_for_token(self) -> bool:
+        """Its next step needs a token that only the device knows: what may follow depends on it."""
+        return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property
     def is_finished(self) -> bool:
@@ -132,6 +143,7 @@ class Request:
     def rewind(self) -> None:
         """Forget output and outcome and keep the prompt; the caller appends again what the user has seen."""
         del self.token_ids[self.num_prompt_tokens :]
+        self.matcher = None if self.grammar is None else self.grammar.matcher()
         self.finish_reason = self.stop_reason = self.message = self.error = None
         if None in self.prompt_logprobs[1:]:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
@@ -149,7 +161,13 @@ class Request:
         self.finish("error", message=str(error))
 
     def append_output(self, token_id: int) -> None:
-        """Append a sampled token and set the finish reason it causes, if any (stop strings come later)."""
+        """Append a sampled token and set the finish reason it causes, if any (stop strings come later).
+
+        A token that its grammar does not take fails the request and is not appended.
+        """
+        if self.matcher is not None and (error := self.matcher.accept(token_id)) is not None:
+            self.fail(error)
+            return
         if self.metrics.first_token_s is None:
             self.metrics.first_token_s = time.monotonic()
         self.token_ids.append(token_id)
@@ -158,5 +176,7 @@ class Request:
             self.finish(
                 "stop", stop_reason=token_id if token_id in (self.params.stop_token_ids or ()) else None
             )
+        elif self.matcher is not None and self.matcher.is_complete:
+            self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")

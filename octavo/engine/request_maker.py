@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import mix_seed
+from octavo.engine.structured.grammar import Grammar
 from octavo.errors import InvalidArgumentError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
@@ -62,6 +63,7 @@ class RequestMaker:
         prompt_logprobs_start: int | None,
         read_along: bool,
         priority: int,
+        grammar: Grammar | None = None,
     ) -> list[Request]:
         """Make the params.n requests of a prompt; the first leads, the others are its forks.
 
@@ -73,6 +75,7 @@ class RequestMaker:
             prompt_logprobs_start: see Engine.add_request.
             read_along: likewise.
             priority: likewise.
+            grammar: likewise.
         """
         self._num_requests += 1
         if prompt_logprobs_start is None and params.prompt_logprobs is not None:
@@ -99,6 +102,7 @@ class RequestMaker:
                 metrics=metrics,
                 is_read_along=read_along,
                 priority=priority,
+                grammar=grammar,
                 prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
             )
             for index in range(params.n)

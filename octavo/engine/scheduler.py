@@ -97,9 +97,10 @@ class Scheduler:
                         |                          '─► or reset, when it failed
 
     Between launch and commit the next step may be scheduled: the token that a request is about to get then
-    counts as one it has. Blocks of tokens whose ids are known are published as soon as they are scheduled, so
-    that an equal prompt attaches to them in the same step: each layer stores all keys and values before it
-    reads any.
+    counts as one it has. Only a request with a grammar waits for its token, which says what may follow.
+
+    Blocks of tokens whose ids are known are published as soon as they are scheduled, so that an equal prompt
+    attaches to them in the same step: each layer stores all keys and values before it reads any.
 
     Progress: the oldest running request is never preempted for a younger one, and a request that holds
     the whole pool alone is finished rather than waited for, so every step that has work computes a token.
@@ -203,6 +204,8 @@ class Scheduler:
             num_tokens = request.num_tokens
             start = num_tokens - 1
             if request.num_computed_tokens != start or num_tokens >= request.max_num_tokens:
+                continue
+            if request.waits_for_token:
                 continue
             if request.status is RequestStatus.RUNNING and self._grow(request, num_tokens, output):
                 output.scheduled.append(ScheduledRequest(request, start, 1, True))

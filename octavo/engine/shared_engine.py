@@ -151,6 +151,9 @@ class Caller:
     ) -> RequestOutput:
         """As Engine.add_request."""
         engine = self._shared.engine
+        engine.prompts.check_params(params)
+        # Takes a while, and other callers' steps go on.
+        grammar = engine.grammars.of(params)
 
         def add() -> RequestOutput:
             request_id = engine.new_request_id()
@@ -162,6 +165,7 @@ class Caller:
                 cache_salt=cache_salt,
                 prompt_logprobs_start=prompt_logprobs_start,
                 read_along=read_along,
+                grammar=grammar,
             )
 
         return self._shared.call(add)

@@ -18,6 +18,7 @@ class Tokenizer:
         vocab_size: number of tokens; the model's own vocabulary may be padded to more.
         bos_token_id: the token that begins a text, or None.
         eos_token_ids: every token that ends an answer: EOS, end of turn, end of message.
+        special_ids: tokens that are markup rather than text.
         chat_template: turns messages into a prompt, or None for a model without one.
     """
 
@@ -35,6 +36,7 @@ class Tokenizer:
         self.vocab_size: int = vocabulary.backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = vocabulary.bos_token_id
         self.eos_token_ids = vocabulary.eos_token_ids
+        self.special_ids = vocabulary.special_ids
         self.chat_template = self._chat_template(vocabulary)
 
     @classmethod

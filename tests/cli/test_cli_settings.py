@@ -8,8 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
-from octavo import EngineConfig, SamplingParams
+from octavo import EngineConfig, SamplingParams, StructuredOutput
 from octavo.cli.app import app
 from octavo.cli.settings import settings_of
 from octavo.errors import ConfigError, OctavoError
@@ -103,8 +104,9 @@ def as_toml(value: object) -> str:
 
 def test_the_values_are_of_all_fields() -> None:
     assert set(ENGINE) == {field.name for field in fields(EngineConfig)}
-    # A request's own seed has no flag: --seed is the engine's, which seeds every request.
-    assert {*SAMPLING, "seed"} == {field.name for field in fields(SamplingParams)}
+    # A request's own seed has no flag: --seed is the engine's, which seeds every request. What an output must
+    # be has one flag for each kind.
+    assert {*SAMPLING, "seed", "structured"} == {field.name for field in fields(SamplingParams)}
     defaults = parse("generate")
     assert not [name for name, value in VALUES if defaults[name] == value]
 
@@ -155,6 +157,54 @@ def test_a_flag_leaves_the_commands_other_defaults_alone() -> None:
     assert parse("generate", "--temperature", "0")["max_tokens"] == 128
     chat = parse("chat", "--max-tokens", "9")
     assert (chat["temperature"], chat["top_p"], chat["max_tokens"]) == (0.6, 0.95, 9)
+
+
+STRUCTURED = {
+    "json_schema": '{"type": "object"}',
+    "json_object": True,
+    "regex": "[a-z]+",
+    "choice": ("yes", "no, never", "[é]"),
+    "grammar": 'start: "a"',
+}
+
+
+@pytest.mark.parametrize("source", ["flags", "variable", "file"])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("kind", STRUCTURED)
+def test_what_an_output_must_be(
+    kind: str, command: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schemas and grammars are files."""
+    given = expected = STRUCTURED[kind]
+    if kind in ("json_schema", "grammar"):
+        given = "spec.txt"
+        Path(given).write_text(str(expected))
+    arguments = []
+    if source == "flags":
+        arguments = as_flags(kind, given)
+    elif source == "variable":
+        monkeypatch.setenv(f"OCTAVO_{kind.upper()}", as_variable(given))
+    else:
+        Path("octavo.toml").write_text(f"[{command}]\n{kind} = {as_toml(given)}")
+    structured = parse(command, *arguments)["structured"]
+    assert isinstance(structured, StructuredOutput)
+    assert structured.kind == kind
+    assert getattr(structured, kind) == expected
+
+
+def test_an_output_need_not_be_anything() -> None:
+    assert parse("generate")["structured"] is None
+
+
+def test_what_cannot_be_an_output_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "long").write_text("x" * 70_000)
+    for name, message in (("missing", "No such file"), ("bytes", "utf-8"), ("long", "bytes"), ("", "file")):
+        for flag in ("--json-schema", "--grammar"):
+            with pytest.raises((OctavoError, CycloptsError), match=message):
+                parse("generate", flag, str(tmp_path / name))
+    with pytest.raises((OctavoError, CycloptsError), match="exactly one"):
+        parse("generate", "--regex", "a", "--choice", "b")
 
 
 @pytest.mark.parametrize(

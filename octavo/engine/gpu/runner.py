@@ -119,6 +119,7 @@ class GpuRunner:
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
             self._share_once()
+            self._mask_once()
 
     def note_ready(self) -> None:
         """See StepRunner."""
@@ -185,6 +186,14 @@ class GpuRunner:
         table[:, -1] = np.arange(num_seqs)
         seq_lens = np.full(num_seqs, num_columns * self.kv_cache.block_size)
         self._share(table, seq_lens, np.arange(num_seqs + 1))
+
+    def _mask_once(self) -> None:
+        """Apply a grammar's mask that allows all to rows that nobody reads: PyTorch loads what that needs."""
+        logits = self._sampling_graphs.logits[:ROWS_AT_ONCE].float()
+        rows = list(range(len(logits)))
+        masks = np.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=np.int32)
+        self._sampler.masks.apply_(logits, rows, masks)
+        self._sampler.masks.apply_(logits, rows[1:], masks[1:])
 
     def _mixed(self, scheduled: list[ScheduledRequest]) -> Callable[[], StepResult]:
         """Run a mixed step."""

@@ -87,6 +87,7 @@ OPTIONS = (
     Option("presence_penalty", Path.ADJUST, 0.0, lambda r: r.params.presence_penalty),
     Option("frequency_penalty", Path.ADJUST, 0.0, lambda r: r.params.frequency_penalty),
     Option("min_tokens", Path.ADJUST, 0, lambda r: r.params.min_tokens),
+    Option("structured", Path.ADJUST, None, lambda r: r.params.structured),
 )
 
 COLUMNS = tuple(option for option in OPTIONS if option.path in (Path.DRAW, Path.FILTER))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.request import Request
+from octavo.engine.structured.masks import TokenMasks
 from octavo.errors import EngineError
 from octavo.gpu.copies import to_device
 from octavo.gpu.device import has_triton
@@ -128,6 +129,9 @@ class Sampler:
 
     Holds the token counts of requests that use penalties. They stay on the device: a step may be launched
     before the host knows the token that the last one sampled.
+
+    Attributes:
+        masks: forbids what grammars do not take.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -135,6 +139,7 @@ class Sampler:
         self.device = device
         self._counts: dict[Request, TokenCounts] = {}
         self._constants: dict[Request, _Constants] = {}
+        self.masks = TokenMasks(vocab_size, device)
 
     def release(self, request: Request) -> None:
         """Forget a finished request."""
@@ -180,7 +185,7 @@ class Sampler:
         ]
 
     def adjust_(self, logits: Tensor, requests: Sequence[Request], ends: Sequence[int]) -> None:
-        """Apply logit bias, penalties and min_tokens to [R, V] float32 logits, in place, where asked for.
+        """Apply logit bias, penalties, min_tokens and grammars to [R, V] float32 logits, in place.
 
         Args:
             logits: one row per request.
@@ -190,6 +195,7 @@ class Sampler:
         for row, request, end in zip(logits, requests, ends, strict=True):
             if request.adjustments:
                 self._adjust(row, request, end - request.num_prompt_tokens)
+        self.masks.forbid_(logits, requests, ends)
 
     def count(self, requests: Sequence[Request], token_ids: Tensor) -> None:
         """Count the tokens, [R] int32 or int64 on the device, that requests with penalties got."""
@@ -208,7 +214,8 @@ class Sampler:
             row.index_add_(0, constants.biased_ids, constants.biases)
         if any(name in asked for name in _PENALTIES):
             self._penalise(row, request, num_output_tokens)
-        if "min_tokens" in asked and num_output_tokens < params.min_tokens:
+        # A grammar's mask does it, unless the grammar must end.
+        if request.matcher is None and "min_tokens" in asked and num_output_tokens < params.min_tokens:
             row.index_fill_(0, constants.stop_ids, -torch.inf)
 
     def _penalise(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
