@@ -33,6 +33,7 @@ _ASSETS = (
     "app.js",
     "chat.js",
     "charts.js",
+    "icon.svg",
     "markdown.js",
     "pool.js",
     "stream.js",
@@ -41,7 +42,7 @@ _ASSETS = (
 )
 PAGE_PATHS = ("/", *(f"/page/{name}" for name in _ASSETS))
 """What is the same for everybody, and needs no key."""
-_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -103,7 +104,6 @@ class Watch:
         self._loop = loop
         self._clock = clock
         self._describer = Describer()
-        self._encoder = msgspec.json.Encoder()
         self._latest: bytes | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -155,7 +155,7 @@ class Watch:
         try:
             while True:
                 begun = time.monotonic()
-                self._publish(self._encode(await self._snapshot()))
+                self._publish(self.encode(await self._snapshot()))
                 await asyncio.sleep(max(0.0, begun + self.interval_s - time.monotonic()))
         except Exception:
             self._publish(None)
@@ -190,8 +190,10 @@ class Watch:
         self._engine_cost_s = max(engine_s, self._engine_cost_s * _COST_DECAY)
         self._cost_s = max(all_s, self._cost_s * _COST_DECAY)
 
-    def _encode(self, snapshot: Snapshot) -> bytes:
-        return b"data: " + self._encoder.encode(snapshot) + b"\n\n"
+    @staticmethod
+    def encode(snapshot: Snapshot) -> bytes:
+        """Return a snapshot as an event."""
+        return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
 
 
 class _EventStream(StreamingResponse):

@@ -1,7 +1,7 @@
 """What people see of an engine at work: its pool, its prefixes, its requests. Never a prompt, nor its id.
 
-    engine's thread   look       copies what the next step changes: bounded, whatever the pool
-    event loop        Describer  makes a snapshot of it
+engine's thread   look       copies what the next step changes: bounded, whatever the pool
+event loop        Describer  makes a snapshot of it
 """
 
 import time
@@ -177,15 +177,15 @@ def look(engine: Engine) -> Look:
         rows=[((request.request_id, request.index), _row(request, now)) for request in shown],
         keys=[(request.request_id, request.index) for request in running],
         tables=tables,
-        branches=top_branches(
-            store, first_blocks, max_branches=MAX_BRANCHES, max_blocks=_MAX_BRANCH_BLOCKS
-        ),
+        branches=top_branches(store, first_blocks, max_branches=MAX_BRANCHES, max_blocks=_MAX_BRANCH_BLOCKS),
     )
 
 
 def _row(request: Request, now: float) -> RequestRow:
     if request.row < 0:
-        state = "preempted" if request.has_begun else "waiting"
+        # A fork has begun with its leader, even if there is no row for it yet.
+        was_running = request.has_begun and (request.index == 0 or request.num_output_tokens > 0)
+        state = "preempted" if was_running else "waiting"
     else:
         state = "prefill" if request.num_computed_tokens < request.num_prompt_tokens else "decode"
     return RequestRow(

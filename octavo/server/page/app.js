@@ -1,7 +1,7 @@
 // Puts the page together: the chat on one side, the engine's snapshots on the other.
 
 import { Chat } from "./chat.js";
-import { colourOf, histogram, line } from "./charts.js";
+import { colourOf, forgetStyles, histogram, line } from "./charts.js";
 import { drawLegend, PoolView } from "./pool.js";
 import { follow } from "./stream.js";
 import { TreeView } from "./tree.js";
@@ -125,7 +125,10 @@ find("requests").addEventListener("pointerover", (event) => {
 });
 find("requests").addEventListener("pointerleave", () => light([]));
 window.addEventListener("resize", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  forgetStyles();
+  redraw();
+});
 drawLegend(find("legend"));
 chat.findModel();
 follow(show, (reason) => {

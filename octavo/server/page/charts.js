@@ -9,8 +9,19 @@ export function colourOf(number) {
   return COLOURS[(number - 1) % COLOURS.length];
 }
 
+const known = new Map();
+
+/** A colour of style.css. */
 export function style(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!known.has(name)) {
+    known.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  }
+  return known.get(name);
+}
+
+/** Call it when light becomes dark or dark light. */
+export function forgetStyles() {
+  known.clear();
 }
 
 /** Give a canvas a height in CSS pixels and its full resolution; return {context, width, height}. */
