@@ -14,7 +14,10 @@ OctavoError
 |   `-- FileFormatError                   a GGUF, safetensors, JSON or tokenizer file is damaged
 |-- OutOfBlocksError                      the block pool is exhausted (library use of octavo.kv)
 |-- OutOfMemoryError                      weights or KV cache do not fit the device
+|-- NotReadyError                         the engine loads, or takes no more requests
+|-- QueueFullError                        too much waits already; come back later
 `-- EngineError                           the engine failed; a bug or a broken device
+    `-- EngineDeadError                   it ended, or a step of it does not end
 """
 
 import difflib
@@ -79,6 +82,26 @@ class OutOfMemoryError(OctavoError):
 
 class EngineError(OctavoError):
     """The engine itself failed: a bug in Octavo or a broken device."""
+
+
+class EngineDeadError(EngineError):
+    """The engine behind a server ended, or a step of it passed its deadline."""
+
+
+class NotReadyError(OctavoError):
+    """The engine is still loading, or it drains: it takes no request now."""
+
+
+class QueueFullError(OctavoError):
+    """As many requests or prompt tokens wait as may.
+
+    Attributes:
+        retry_after_s: seconds until those that wait now have begun, judged by how fast others began.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 def refuse_unknown(

@@ -143,42 +143,60 @@ class CompletionDelta:
 
 
 class DeltaReader:
-    """Reads one output piece by piece.
+    """Reads one output piece by piece, while another thread may write to it.
 
     The engine stores nothing for readers: each `read` returns what all steps since the last `read` added.
+    It needs no lock, because it reads in the opposite order of `engine/output_processor.py`:
+
+        written   logprobs -> token_ids -> text -> finish_reason -> finished
+        read      finished -> finish_reason -> text -> token_ids -> logprobs
+
+    So whatever was read first, all that was written before it is there. One thread reads at a time.
     """
 
     def __init__(self, output: RequestOutput) -> None:
         self._output = output
         # Per completion: tokens read, characters read, whether it had ended.
         self._seen = [(0, 0, False) for _ in output.outputs]
+        self._num_open = len(output.outputs)
 
     def read(self) -> list[CompletionDelta]:
         """Return what is new, at most one delta per completion; the very last delta carries the output."""
+        finished = self._output.finished
         deltas = []
         for index, completion in enumerate(self._output.outputs):
-            ended = completion.finish_reason is not None
-            now = (len(completion.token_ids), len(completion.text), ended)
-            if now != self._seen[index]:
-                deltas.append(self._cut(completion, *self._seen[index]))
+            seen = self._seen[index]
+            # The end of the last completion is news together with the end of all.
+            ended = completion.finish_reason is not None and (finished or seen[2] or self._num_open > 1)
+            text = completion.text
+            now = (len(completion.token_ids), len(text), ended)
+            if now != seen:
+                deltas.append(self._cut(completion, text, seen, now))
                 self._seen[index] = now
-        if deltas and self._output.finished:
+                self._num_open -= ended and not seen[2]
+        if deltas and finished:
             deltas[-1].output = self._output
         return deltas
 
     def _cut(
-        self, completion: CompletionOutput, num_tokens: int, num_chars: int, ended: bool
+        self,
+        completion: CompletionOutput,
+        text: str,
+        seen: tuple[int, int, bool],
+        now: tuple[int, int, bool],
     ) -> CompletionDelta:
+        """Make a delta of all between two points, each (tokens, characters, ended)."""
+        begin, end, ended = seen[0], now[0], now[2]
         logprobs = completion.logprobs
         return CompletionDelta(
             request_id=self._output.request_id,
             index=completion.index,
-            text=completion.text[num_chars:],
-            token_ids=tuple(completion.token_ids[num_tokens:]),
-            logprobs=None if logprobs is None else tuple(logprobs[num_tokens:]),
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            message=completion.message,
+            text=text[seen[1] :],
+            token_ids=tuple(completion.token_ids[begin:end]),
+            logprobs=None if logprobs is None else tuple(logprobs[begin:end]),
+            finish_reason=completion.finish_reason if ended else None,
+            stop_reason=completion.stop_reason if ended else None,
+            message=completion.message if ended else None,
         )
 
 

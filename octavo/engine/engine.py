@@ -180,6 +180,11 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests that users wait for, each with all its completions."""
+        return len(self.outputs)
+
     def add_request(
         self,
         prompt: Prompt | TokenIds,
@@ -189,6 +194,7 @@ class Engine:
         cache_salt: str = "",
         prompt_logprobs_start: int | None = None,
         read_along: bool = True,
+        priority: int = 0,
     ) -> RequestOutput:
         """Queue one request.
 
@@ -200,6 +206,8 @@ class Engine:
             prompt_logprobs_start: first prompt position whose log-probability is wanted; default 1 when
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
             read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
+            priority: of requests that wait, those with a lower number are admitted first, and among equals
+                the one that came first.
 
         Returns:
             The output, which steps add to until it is `finished`.
@@ -222,6 +230,7 @@ class Engine:
             lambda: self.manager.new_sequence(salt),
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
+            priority=priority,
         )
         output = self.outputs.add(requests, self.prompts.text_of(prompt), token_ids.listed)
         self.scheduler.add(requests[0])

@@ -45,6 +45,10 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
 
+    def __len__(self) -> int:
+        """How many user requests are unfinished."""
+        return len(self._groups)
+
     def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
         """Start the output of a user's request, given its n engine requests."""
         leader = requests[0]

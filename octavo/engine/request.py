@@ -42,6 +42,7 @@ class Request:
         num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
         is_read_along: somebody reads its tokens as they come, and not only when all are there.
+        priority: while it waits for its first admission, requests with a higher number are behind it.
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
         forks: completions that start when this leader's prompt is computed.
@@ -61,6 +62,7 @@ class Request:
     blocks: SequenceBlocks
     metrics: RequestMetrics
     is_read_along: bool = True
+    priority: int = 0
     prompt_logprobs_start: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     forks: list["Request"] = field(default_factory=list)
@@ -97,6 +99,11 @@ class Request:
     def num_tokens_to_compute(self) -> int:
         """Tokens whose KV is not in the cache yet: 1 while decoding, more while catching up."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """It, or the leader it is a fork of, was admitted before."""
+        return self.metrics.first_scheduled_s is not None
 
     @property
     def is_finished(self) -> bool:

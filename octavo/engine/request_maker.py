@@ -61,6 +61,7 @@ class RequestMaker:
         *,
         prompt_logprobs_start: int | None,
         read_along: bool,
+        priority: int,
     ) -> list[Request]:
         """Make the params.n requests of a prompt; the first leads, the others are its forks.
 
@@ -71,6 +72,7 @@ class RequestMaker:
             new_blocks: makes an empty sequence.
             prompt_logprobs_start: see Engine.add_request.
             read_along: likewise.
+            priority: likewise.
         """
         self._num_requests += 1
         if prompt_logprobs_start is None and params.prompt_logprobs is not None:
@@ -96,6 +98,7 @@ class RequestMaker:
                 blocks=new_blocks(),
                 metrics=metrics,
                 is_read_along=read_along,
+                priority=priority,
                 prompt_logprobs_start=prompt_logprobs_start if index == 0 else None,
             )
             for index in range(params.n)

@@ -5,7 +5,7 @@ catch up with its tokens; each step deals out one token budget:
 
     1. running requests that need one token (decoding), oldest first
     2. running requests that are still catching up (chunked prefill)
-    3. waiting requests, in order of arrival
+    3. waiting requests, by priority, then in order of arrival
 
 so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
 they come, prompts may get less than the budget: every token waits for them. Without such a limit, long
@@ -120,8 +120,14 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request (a leader brings its forks along)."""
-        self.waiting.append(request)
+        """Queue a request (a leader brings its forks along) behind all of its priority.
+
+        Requests that have begun, such as preempted ones, stay in front.
+        """
+        waiting, at = self.waiting, len(self.waiting)
+        while at and waiting[at - 1].priority > request.priority and not waiting[at - 1].has_begun:
+            at -= 1
+        waiting.insert(at, request)
 
     def schedule(self, step_time: StepTime | None = None) -> SchedulerOutput:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
@@ -179,13 +185,13 @@ class Scheduler:
         """Forget what was under way, because a step failed or was broken off: all these requests wait.
 
         Args:
-            requests: the unfinished ones, in the order they are to run. Their blocks must be new and empty,
+            requests: the unfinished ones, in order of arrival. Their blocks must be new and empty,
                 and the manager reset.
         """
         self.running = []
         self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))
         self._pending_copies = []
-        self.waiting = deque(requests)
+        self.waiting = deque(sorted(requests, key=lambda request: (not request.has_begun, request.priority)))
         for request in self.waiting:
             request.start_over()
 

@@ -1,0 +1,147 @@
+"""Every unfinished request of a loop: who is there, who waits, who is told that it will not be finished."""
+
+import threading
+from dataclasses import dataclass
+
+from octavo.engine.prompts import TokenIds
+from octavo.errors import EngineDeadError, InvalidArgumentError, OctavoError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.server.waiting_room import WaitingRoom
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way through the loop.
+
+    Attributes:
+        request_id, params, cache_salt, priority, read_along: as in EngineLoop.submit.
+        prompt: its text, None when token ids were given.
+        token_ids: checked.
+        submitted_s: when it came, by time.monotonic.
+        output: what the engine writes; None until it has the request.
+        failure: why the output will not be finished, else None.
+        is_aborted: nobody wants it any more.
+    """
+
+    request_id: str
+    prompt: str | None
+    token_ids: TokenIds
+    params: SamplingParams
+    cache_salt: str
+    priority: int
+    read_along: bool
+    submitted_s: float
+    output: RequestOutput | None = None
+    failure: OctavoError | None = None
+    is_aborted: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Its first token was scheduled, or it has ended."""
+        output = self.output
+        return output is not None and (output.metrics.first_scheduled_s is not None or output.finished)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.failure is not None or (self.output is not None and self.output.finished)
+
+
+class Jobs:
+    """The unfinished jobs, for any thread. Its lock is held for microseconds."""
+
+    def __init__(self, room: WaitingRoom) -> None:
+        self._lock = threading.Lock()
+        self._room = room
+        self._live: dict[str, Job] = {}
+        self._waiting: dict[str, Job] = {}
+        # Why no job can be added: what a caller is told.
+        self._closed: str | None = None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_waiting(self) -> int:
+        """Completions that wait, those included whose prompts are being read."""
+        return self._room.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._room.num_tokens
+
+    @property
+    def num_rejected(self) -> int:
+        return self._room.num_rejected
+
+    def unfinished(self) -> list[Job]:
+        """Return all."""
+        with self._lock:
+            return [*self._live.values()]
+
+    def enter(self, num_completions: int) -> None:
+        """Take a place for a request whose prompt is to be read.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        with self._lock:
+            self._room.enter(num_completions)
+
+    def leave(self, num_completions: int) -> None:
+        """Give the place back: no job came of it."""
+        with self._lock:
+            self._room.leave(num_completions, 0, begins=False)
+
+    def add(self, job: Job) -> None:
+        """Add a job that has a place.
+
+        Raises:
+            EngineDeadError: all jobs have failed, and none can be added.
+            InvalidArgumentError: its id is an unfinished request's.
+            QueueFullError: too many tokens wait.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise EngineDeadError(self._closed)
+            if job.request_id in self._live:
+                raise InvalidArgumentError(
+                    f"request_id must be unique among unfinished requests, {job.request_id!r} still runs"
+                )
+            self._room.add_tokens(len(job.token_ids.listed))
+            self._live[job.request_id] = self._waiting[job.request_id] = job
+
+    def note_begun(self) -> None:
+        """Count those out of the waiting ones that have begun. Call it after each step."""
+        if not self._waiting:
+            return
+        with self._lock:
+            for job in [job for job in self._waiting.values() if job.has_begun]:
+                self._stop_waiting(job, begins=True)
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that has ended."""
+        with self._lock:
+            if self._live.get(job.request_id) is job:
+                del self._live[job.request_id]
+                self._stop_waiting(job, begins=False)
+
+    def fail_all(self, reason: str) -> None:
+        """End all with an EngineDeadError, and refuse new ones until `reopen`."""
+        with self._lock:
+            self._closed = reason
+            for job in self._live.values():
+                if not job.has_ended:
+                    job.failure = EngineDeadError(reason)
+                self._stop_waiting(job, begins=False)
+            self._live.clear()
+
+    def reopen(self) -> None:
+        """Take jobs again."""
+        with self._lock:
+            self._closed = None
+
+    def _stop_waiting(self, job: Job, *, begins: bool) -> None:
+        if self._waiting.pop(job.request_id, None) is not None:
+            self._room.leave(job.params.n, len(job.token_ids.listed), begins=begins)

@@ -1,0 +1,197 @@
+"""One request's output, read on an asyncio event loop while the engine's thread writes it.
+
+Nothing is kept for readers: what is new is cut from the output when somebody asks (outputs.DeltaReader). So
+a reader that is slow, or never comes, costs no memory. Readers that wait are woken all together:
+
+    engine's thread   step | ring      step | ring     step | ring (one is under way: nothing)
+                              '--------.        '-----.
+    event loop                          wake: cut deltas for all who wait ... their tasks run
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from octavo.errors import InvalidArgumentError
+from octavo.outputs import CompletionDelta, CompletionOutput, DeltaReader, RequestOutput
+from octavo.server.jobs import Job
+from octavo.server.loop_stats import Histogram
+
+
+class Readers:
+    """The streams of one event loop that wait for news.
+
+    Attributes:
+        first_token_s: seconds to the first tokens that were read.
+        inter_token_s: seconds between further ones.
+    """
+
+    def __init__(
+        self, event_loop: asyncio.AbstractEventLoop, first_token_s: Histogram, inter_token_s: Histogram
+    ) -> None:
+        self._event_loop = event_loop
+        self._waiting: dict[Stream, asyncio.Future[None]] = {}
+        self._is_rung = False
+        self.first_token_s = first_token_s
+        self.inter_token_s = inter_token_s
+
+    def ring(self) -> bool:
+        """Have all look for news, from any thread; False if the event loop is closed."""
+        if self._waiting and not self._is_rung:
+            self._is_rung = True
+            try:
+                self._event_loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                return False
+        return True
+
+    async def wait(self, stream: "Stream") -> None:
+        """Return when a stream has news. Cancelling loses nothing."""
+        if stream in self._waiting:
+            raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
+        future = self._waiting[stream] = self._event_loop.create_future()
+        try:
+            # What was written after the caller looked, but before it waited, rang for others only.
+            if not stream.look(time.monotonic()):
+                await future
+        finally:
+            self._waiting.pop(stream, None)
+
+    def _wake(self) -> None:
+        self._is_rung = False
+        now = time.monotonic()
+        woken = []
+        for stream, future in self._waiting.items():
+            try:
+                has_news = stream.look(now)
+            except Exception as error:
+                # The others shall see their news.
+                has_news = True
+                if not future.done():
+                    future.set_exception(error)
+            if has_news:
+                woken.append(stream)
+                if not future.done():
+                    future.set_result(None)
+        for stream in woken:
+            del self._waiting[stream]
+
+
+class Stream:
+    """An async iterator of what is new in one request; each item has at most one delta per completion.
+
+    After the last delta the iterator ends, or raises the error that ended the request. Cancelling a pending
+    `__anext__` loses nothing and aborts nothing. `abort`, `aclose`, leaving an `async with` block and
+    dropping the stream end the request and free its blocks. For one task at a time, of the event loop that
+    submitted it.
+
+    Attributes:
+        request_id: as submitted.
+        prompt_token_ids: what the model reads.
+    """
+
+    def __init__(self, job: Job, readers: Readers, abort: Callable[[Job], None]) -> None:
+        self._job = job
+        self._readers = readers
+        self._abort = abort
+        self._cutter: DeltaReader | None = None
+        self._deltas: list[CompletionDelta] = []
+        self._only_whole = False
+        self._is_ended = False
+        self._num_seen, self._seen_s = 0, job.submitted_s
+        self.request_id = job.request_id
+        self.prompt_token_ids = job.token_ids.listed
+
+    @property
+    def output(self) -> RequestOutput:
+        """The request so far. The engine may be writing to it, but no field ever shrinks."""
+        job = self._job
+        if job.output is not None:
+            return job.output
+        completions = [CompletionOutput(index) for index in range(job.params.n)]
+        return RequestOutput(job.request_id, job.prompt, job.token_ids.listed, completions)
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> list[CompletionDelta]:
+        if self._is_ended:
+            self._raise_error()
+            raise StopAsyncIteration
+        if not self._deltas:
+            await self._readers.wait(self)
+        deltas, self._deltas = self._deltas, []
+        if not deltas:
+            self._is_ended = True
+            self._raise_error()
+            raise StopAsyncIteration
+        self._is_ended = deltas[-1].output is not None
+        return deltas
+
+    async def result(self) -> RequestOutput:
+        """Wait for the end, without waking for every token, and return the whole output.
+
+        Raises:
+            OctavoError: the request failed, or the engine is dead.
+        """
+        self._only_whole = True
+        if not self._job.has_ended:
+            await self._readers.wait(self)
+        self._raise_error()
+        return self.output
+
+    def abort(self) -> None:
+        """End the request; the stream then yields what there was, with finish_reason "abort". Idempotent."""
+        if not (self._job.is_aborted or self._job.has_ended):
+            self._abort(self._job)
+
+    async def aclose(self) -> None:
+        """End the request and the stream."""
+        self.abort()
+        self._is_ended = True
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self.abort()
+
+    def look(self, now: float) -> bool:
+        """Cut what is new, for `__anext__` to return; True if there is something, or if it is over."""
+        job = self._job
+        output = job.output
+        if job.failure is not None:
+            return True
+        if output is None:
+            return False
+        if output.metrics.num_output_tokens > self._num_seen:
+            self._observe(output.metrics.num_output_tokens, now)
+        if self._only_whole:
+            return output.finished
+        if self._cutter is None:
+            self._cutter = DeltaReader(output)
+        self._deltas += self._cutter.read()
+        return bool(self._deltas)
+
+    def _observe(self, num_tokens: int, now: float) -> None:
+        """Note how long new tokens took. Those of n completions come side by side, others one by one."""
+        num_new, num_completions = num_tokens - self._num_seen, self._job.params.n
+        seconds = now - self._seen_s
+        if self._num_seen == 0:
+            self._readers.first_token_s.observe(seconds)
+        else:
+            rounds = max(1.0, num_new / num_completions)
+            self._readers.inter_token_s.observe(seconds / rounds, num_new)
+        self._num_seen, self._seen_s = num_tokens, now
+
+    def _raise_error(self) -> None:
+        """Raise what ended the request, if it was an error."""
+        error = self._job.failure
+        if error is None and self._job.output is not None:
+            error = self._job.output.error
+        if error is not None:
+            # Others raise the same one: it would collect all their tracebacks, and the streams in them.
+            raise error.with_traceback(None)

@@ -1,0 +1,37 @@
+"""What tests of the loop share."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from octavo.outputs import CompletionDelta
+from octavo.server.loop import EngineLoop
+from octavo.server.stream import Stream
+
+
+async def collect(stream: Stream) -> list[CompletionDelta]:
+    """Read a stream to its end."""
+    return [delta async for deltas in stream for delta in deltas]
+
+
+def texts_of(deltas: list[CompletionDelta], num_completions: int = 1) -> list[str]:
+    return [
+        "".join(delta.text for delta in deltas if delta.index == index) for index in range(num_completions)
+    ]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.002)
+
+
+async def assert_drained(loop: EngineLoop) -> None:
+    """No request is left anywhere, and every block is free."""
+    await until(lambda: loop.stats().num_live == 0)
+    stats = await loop.call(lambda engine: engine.stats())
+    assert stats.num_running == stats.num_waiting == stats.kv.num_referenced == 0
+    assert loop.stats().num_waiting == loop.stats().num_waiting_tokens == 0
+    await loop.call(lambda engine: engine.manager.check_invariants())
