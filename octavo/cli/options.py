@@ -86,7 +86,9 @@ def _read_secret(hint: object, tokens: Sequence[Token]) -> str:
         ValueError: it comes as a flag.
     """
     if tokens[0].source == "cli":
-        raise ValueError("keys come from --api-key-file, OCTAVO_API_KEY or octavo.toml: flags can be seen by others")
+        raise ValueError(
+            "keys come from --api-key-file, OCTAVO_API_KEY or octavo.toml: flags can be seen by others"
+        )
     return tokens[0].value
 
 

@@ -59,9 +59,7 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str) -> "Gate":
         ConfigError: the keys cannot be read.
     """
     context = Context(loop, config, config.served_model_name or model)
-    routes = [
-        Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES
-    ]
+    routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))
 
 
@@ -86,7 +84,7 @@ class Gate:
         config = context.config
         self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
         self._hosts = _LOCAL_HOSTS | {config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
-        # Without a key, a page in a browser could reach a local server under a name of its own (DNS rebinding).
+        # Without a key, a page in a browser could reach a local server under its own name (DNS rebinding).
         self._checks_host = config.is_local and not keys and "*" not in config.allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +117,9 @@ class Gate:
         scope["octavo.holder"] = None
         path = scope["path"].removeprefix(self.context.config.root_path)
         if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
-            raise ApiError(403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host")
+            raise ApiError(
+                403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
+            )
         if self._keys:
             scope["octavo.holder"] = self._keys.holder(headers.get(b"authorization"))
             if scope["octavo.holder"] is None and path not in self._open_paths:
@@ -183,7 +183,11 @@ class _Answer:
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error."""
-        headers = {"content-type": "application/json", "content-length": str(len(error.body)), **error.headers}
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(error.body)),
+            **error.headers,
+        }
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
         await self._send({"type": "http.response.body", "body": error.body, "more_body": False})
@@ -194,7 +198,9 @@ def _no_route(scope: Scope, status: int) -> ApiError:
     if status == 405:
         methods = sorted({method for method, path, _ in ROUTES if path == scope["path"]})
         allow = {"Allow": ", ".join(methods)} if methods else {}
-        return ApiError(405, f"{scope['method']} is not possible here", code="method_not_allowed", headers=allow)
+        return ApiError(
+            405, f"{scope['method']} is not possible here", code="method_not_allowed", headers=allow
+        )
     return ApiError(404, f"there is no route {scope['path'][:200]!r}", code="not_found")
 
 

@@ -1,5 +1,7 @@
-"""Options of the HTTP server. Like EngineConfig, one frozen dataclass gives flags, OCTAVO_... variables and keys of
-octavo.toml."""
+"""Options of the HTTP server.
+
+Like EngineConfig, one frozen dataclass gives flags, OCTAVO_... variables and keys of octavo.toml.
+"""
 
 import ipaddress
 import math
@@ -22,8 +24,8 @@ class ServerConfig:
         ssl_keyfile: PEM private key.
         root_path: prefix of all routes behind a proxy that does not strip it, such as /llm.
         served_model_name: the name that clients give as `model`. Default: the model's.
-        api_key: keys that clients may send, separated by commas. Only from OCTAVO_API_KEY or octavo.toml: every
-            user of a machine sees the flags of every command.
+        api_key: keys that clients may send, separated by commas. Only from OCTAVO_API_KEY or octavo.toml:
+            every user of a machine sees the flags of every command.
         api_key_file: a file with one key per line; empty lines and lines that begin with # do not count.
         insecure: bind a public address without a key.
         public_metrics: let /metrics be read without a key.
@@ -82,8 +84,8 @@ class ServerConfig:
             raise ConfigError(f"root_path must begin with / and not end with it, got {self.root_path!r}")
         if not (self.has_keys or self.insecure or self.is_local):
             raise ConfigError(
-                f"host {self.host} is reached from other machines, so clients need a key: give api_key_file or "
-                "OCTAVO_API_KEY, or say insecure to let everybody in"
+                f"host {self.host} is reached from other machines, so clients need a key: give api_key_file "
+                "or OCTAVO_API_KEY, or say insecure to let everybody in"
             )
 
     @property

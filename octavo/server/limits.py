@@ -39,7 +39,9 @@ class BodyReader:
         found = dict(headers)
         kind = found.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
-            raise ApiError(415, "expected the header Content-Type: application/json", code="unsupported_media_type")
+            raise ApiError(
+                415, "expected the header Content-Type: application/json", code="unsupported_media_type"
+            )
         length = found.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
             raise self._too_large()
@@ -48,7 +50,9 @@ class BodyReader:
                 return await self._read(receive)
         except TimeoutError:
             message = f"the body was not there after {self._timeout_s:g} s"
-            raise ApiError(408, message, code="request_timeout", headers={"x-should-retry": "false"}) from None
+            raise ApiError(
+                408, message, code="request_timeout", headers={"x-should-retry": "false"}
+            ) from None
 
     async def _read(self, receive: Receive) -> bytes:
         pieces: list[bytes] = []

@@ -66,14 +66,18 @@ class _LoopCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._loop.stats()
-        yield self._gauge("vllm:num_requests_waiting", "completions that wait for admission", stats.num_waiting)
+        yield self._gauge(
+            "vllm:num_requests_waiting", "completions that wait for admission", stats.num_waiting
+        )
         yield self._rejections(stats)
         yield from self._requests(stats)
         for name, histogram in _histograms(stats).items():
             yield self._histogram(f"vllm:{name}", histogram)
         if stats.engine is not None:
             yield from self._engine(stats.engine)
-        yield self._gauge("octavo:waiting_tokens", "prompt tokens that wait for admission", stats.num_waiting_tokens)
+        yield self._gauge(
+            "octavo:waiting_tokens", "prompt tokens that wait for admission", stats.num_waiting_tokens
+        )
         yield self._gauge("octavo:live_requests", "unfinished requests", stats.num_live)
         seconds = self._loop.seconds_since_progress
         yield self._gauge("octavo:seconds_since_progress", "since a step ended, 0 when idle", seconds)
@@ -85,7 +89,9 @@ class _LoopCollector(Collector):
             ("generation_tokens", "tokens generated for requests that ended", stats.num_output_tokens),
         ):
             yield self._counter(f"vllm:{name}", help_, value)
-        done = CounterMetricFamily("vllm:request_success", "requests that ended", labels=[*_LABELS, "finished_reason"])
+        done = CounterMetricFamily(
+            "vllm:request_success", "requests that ended", labels=[*_LABELS, "finished_reason"]
+        )
         for reason in _REASONS:
             done.add_metric([*self._labels, reason], stats.num_finished.get(reason, 0))
         yield done
@@ -106,7 +112,11 @@ class _LoopCollector(Collector):
             ("octavo:kv_blocks_referenced", "blocks in at least one block table", kv.num_referenced),
             ("octavo:kv_blocks_shared", "blocks in more than one block table", kv.num_shared),
             ("octavo:kv_blocks_cached", "unreferenced blocks that can still be hit", kv.num_cached),
-            ("octavo:kv_saved_bytes", "bytes that a copy for each sequence would take on top", kv.saved_bytes),
+            (
+                "octavo:kv_saved_bytes",
+                "bytes that a copy for each sequence would take on top",
+                kv.saved_bytes,
+            ),
         ):
             yield self._gauge(name, help_, value)
         for name, help_, value in (

@@ -90,9 +90,7 @@ async def _generate(
         context.model,
         asked,
         params.n,
-        LogprobWriter(
-            tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)
-        ),
+        LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
         await context.run(_texts, tokenizer, read) if asked.echo else None,
     )
     salt = context.salt(request, asked.cache_salt)
@@ -113,9 +111,7 @@ def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion
         for completion in output.outputs
     ]
     usage = usage_of(outputs, without_output=answer.only_echo)
-    return Completion(
-        id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage
-    )
+    return Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
 
 
 def _whole_choice(

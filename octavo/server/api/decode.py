@@ -1,5 +1,7 @@
-"""Reads a body into its struct. An unknown field is refused with the nearest name, a known one that Octavo lacks with
-the reason."""
+"""Reads a body into its struct.
+
+An unknown field is refused with the nearest name, a known one that Octavo lacks with the reason.
+"""
 
 import re
 from typing import Any, TypeVar
@@ -39,7 +41,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "repetition_detection": ("is not supported; use repetition_penalty or stop", (None,)),
     "vllm_xargs": ("is not supported: it is for vLLM's plugins", (None, {})),
     "kv_transfer_params": ("is not supported: caches are not moved between servers", (None, {})),
-    "prompt_embeds": ("is not supported: tensors are not read from requests; send text or token ids", (None,)),
+    "prompt_embeds": ("is not supported: send text or token ids", (None,)),
     "mm_processor_kwargs": (_TEXT_ONLY, (None, {})),
     "modalities": (_TEXT_ONLY, (None, ["text"])),
     "audio": (_TEXT_ONLY, (None,)),
@@ -50,7 +52,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
     "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
     "background": ("is not supported: this server keeps no answers", (None, False)),
-    "previous_response_id": ("is not supported: this server keeps no answers; send the conversation", (None,)),
+    "previous_response_id": ("is not supported: nothing is kept; send the conversation", (None,)),
     "conversation": ("is not supported: this server keeps no conversations; send the messages", (None,)),
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
     "include": ("is not supported: answers hold text only", (None, [])),
@@ -122,7 +124,9 @@ def _explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Ap
     param = place_found[1].removeprefix("$").lstrip(".") or None if place_found else None
     if param is None:
         return ApiError(400, message)
-    return ApiError(400, f"{param}: {message[: place_found.start()]}" if place_found else message, param=param)
+    return ApiError(
+        400, f"{param}: {message[: place_found.start()]}" if place_found else message, param=param
+    )
 
 
 def _fields_at(kind: type[msgspec.Struct], place: str) -> tuple[str, ...]:

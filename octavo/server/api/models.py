@@ -4,7 +4,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-import octavo
 from octavo.server.api.sse import encode
 from octavo.server.api.types import ModelCard, ModelList
 from octavo.server.context import Context
@@ -29,7 +28,7 @@ async def model(context: Context, request: Request) -> Response:
 
 async def version(context: Context, request: Request) -> Response:
     """Tell the version."""
-    return Response(encode(Version(octavo.__version__)), media_type="application/json")
+    return Response(encode(Version(VERSION)), media_type="application/json")
 
 
 def _card(context: Context) -> ModelCard:

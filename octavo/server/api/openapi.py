@@ -69,10 +69,15 @@ def _document() -> bytes:
 
 
 def _operation(summary: str, body: object, answer: object, streams: bool) -> dict[str, Any]:
-    content = {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
+    content = (
+        {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
+    )
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    failed = {"description": "An error", "content": {"application/json": {"schema": {"$ref": _ref(ErrorBody)}}}}
+    failed = {
+        "description": "An error",
+        "content": {"application/json": {"schema": {"$ref": _ref(ErrorBody)}}},
+    }
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "Success", "content": content}} | dict.fromkeys(_ERRORS, failed),

@@ -10,8 +10,8 @@ from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
 from octavo.server.api.types import MAX_PROMPTS
 from octavo.server.errors import refused
 
-# Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats are
-# rendered once.
+# Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats
+# are rendered once.
 _HERE = secrets.token_hex(16)
 # Normalising a text shrinks it at most so far.
 _SHRINK = 4
@@ -134,8 +134,8 @@ class Prompts:
         """
         if len(text) > self._max_chars and self._reader.tokenizer is not None and reading.truncate is None:
             raise RequestTooLongError(
-                f"a prompt must leave room for one token in max_model_len = {self._reader.max_model_len}, got "
-                f"{len(text)} characters"
+                f"a prompt must leave room for one token in max_model_len = {self._reader.max_model_len}, "
+                f"got {len(text)} characters"
             )
         special = reading.add_special_tokens
         return self._reader.encode(text, add_special_tokens=True if special is None else special)
@@ -145,7 +145,9 @@ class Prompts:
             most = self._reader.max_model_len - 1
             keep = most if reading.truncate == -1 else reading.truncate
             if not 0 < keep <= most:
-                raise refused("truncate_prompt_tokens", f"must be -1 or in [1, {most}], got {reading.truncate}")
+                raise refused(
+                    "truncate_prompt_tokens", f"must be -1 or in [1, {most}], got {reading.truncate}"
+                )
             token_ids = token_ids[:keep] if reading.keep_left else token_ids[-keep:]
         return self._reader.read(token_ids)
 

@@ -27,7 +27,9 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     options["logprobs"] = request.logprobs
     if request.echo and request.logprobs is not None:
         if request.stream:
-            raise refused("echo", "with logprobs is not streamed: log-probabilities of a prompt come at the end")
+            raise refused(
+                "echo", "with logprobs is not streamed: log-probabilities of a prompt come at the end"
+            )
         options["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     return SamplingParams(**options)
 

@@ -1,4 +1,4 @@
-"""Server-sent events: headers at once, events as they come, comments while nothing comes, an error as an event."""
+"""Server-sent events: headers at once, events as they come, comments meanwhile, an error as an event."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
