@@ -1,6 +1,7 @@
 """What all endpoints share: the engine, the options, a pool for slow work, counters."""
 
 import asyncio
+import importlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,6 +25,9 @@ from octavo.server.loop import EngineLoop
 from octavo.server.metrics import Metrics
 
 Found = TypeVar("Found")
+
+# Of the package that runs, which need not be installed.
+VERSION: str = importlib.import_module("octavo").__version__
 
 # Rendering and tokenizing let go of the interpreter's lock.
 _POOL_THREADS = 4

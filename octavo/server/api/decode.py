@@ -85,10 +85,10 @@ def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationErr
     """Decode again without fields that Octavo lacks if all they ask for is nothing."""
     fields = _as_object(body)
     if fields is not None:
-        for name, (why, neutral) in _REFUSED.items():
-            if name in fields and name not in kind.__struct_fields__:
-                if not _is_one_of(fields.pop(name), neutral):
-                    raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
+        for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):
+            why, neutral = _REFUSED[name]
+            if not _is_one_of(fields.pop(name), neutral):
+                raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
         try:
             return msgspec.convert(fields, kind, str_keys=True)
         except msgspec.ValidationError as found:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from octavo.server.api.sse import encode
 from octavo.server.api.types import ModelCard, ModelList
-from octavo.server.context import Context
+from octavo.server.context import VERSION, Context
 
 
 class Version(msgspec.Struct):

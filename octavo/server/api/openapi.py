@@ -7,9 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-import octavo
 from octavo.server.api import health, models, response_types, types
-from octavo.server.context import Context
+from octavo.server.context import VERSION, Context
 from octavo.server.errors import ErrorBody
 
 _Struct = type[msgspec.Struct]
@@ -60,7 +59,7 @@ def _document() -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Octavo", "version": octavo.__version__},
+            "info": {"title": "Octavo", "version": VERSION},
             "paths": paths,
             "components": {"schemas": components, "securitySchemes": {"key": key}},
             "security": [{"key": []}, {}],
@@ -69,7 +68,7 @@ def _document() -> bytes:
 
 
 def _operation(summary: str, body: object, answer: object, streams: bool) -> dict[str, Any]:
-    content = (
+    content: dict[str, Any] = (
         {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
     )
     if streams:

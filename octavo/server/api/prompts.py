@@ -22,8 +22,8 @@ class Reading:
     """How prompts are read.
 
     Attributes:
-        add_special_tokens: add BOS and EOS where the model was trained with them; None: as the kind of prompt has
-            it.
+        add_special_tokens: add BOS and EOS where the model was trained with them; None: as the kind of
+            prompt has it.
         truncate: keep at most this many tokens; -1: as many as the model takes; None: refuse longer prompts.
         keep_left: keep a prompt's beginning when it is truncated, not its end.
     """
