@@ -99,6 +99,9 @@ class Gate:
             self._check(scope)
             await self._app(scope, receive, answer.send)
         except ClientGoneError:
+            if not answer.has_begun:
+                # It may have sent half a body, and still listen.
+                await answer.send_error(ApiError(400, "the body ended early", code="incomplete_body"))
             answer.status = 499
         except Exception as error:
             await self._fail(error, answer)

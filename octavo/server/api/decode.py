@@ -61,7 +61,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
 }  # fmt: skip
 
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`(?: - at `(.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`(?: - at `(.*)`)?$", re.DOTALL)
 _PLACE = re.compile(r" - at (?:`key` in )?`(\$.*)`$")
 
 

@@ -10,7 +10,7 @@ MAX_STOP_CHARS = 256
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
-RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$(?!\n)")]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 JsonObject = dict[str, Any]
