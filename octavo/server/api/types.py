@@ -1,5 +1,6 @@
 """Requests and answers as typed structs; the OpenAPI document follows from them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -240,7 +241,7 @@ class CompletionChoice(Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    token_ids: list[int] | tuple[int, ...] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 

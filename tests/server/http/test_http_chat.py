@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: whole answers and streams."""
 
+# ruff: noqa: RUF001
+
 import pytest
 from http_helpers import LiveServer, chat
 

@@ -57,18 +57,19 @@ HOSTILE: list[tuple[str, dict]] = [
     ("model", {"model": "gpt-4"}),
 ]
 
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a"}}
 CHAT_ONLY: list[tuple[str, dict]] = [
     ("messages", {"messages": []}),
     ("messages", {"messages": "Hi"}),
     ("messages", {"messages": [{"role": "user"}]}),
     ("messages", {"messages": [{"role": 5, "content": "Hi"}]}),
     ("messages", {"messages": [{"role": "user", "content": "Hi", "color": "red"}]}),
-    ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]}),
+    ("messages", {"messages": [{"role": "user", "content": [IMAGE]}]}),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}),
     ("messages", {"chat_template_kwargs": {"tokenize": True}}),
     ("messages", {"chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}"}}),
     ("messages", {"chat_template_kwargs": {"messages": []}}),
-    ("messages", {"chat_template_kwargs": {"documents": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}}),
+    ("messages", {"chat_template_kwargs": {"documents": json.loads("[" * 40 + "]" * 40)}}),
     ("top_logprobs", {"top_logprobs": 3}),
     ("logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("max_completion_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),

@@ -15,7 +15,8 @@ from octavo.tokenizer.decoding import byte_level_alphabet
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PIECES = ("😀", "🎉", "👩‍🚀", "北京", "日本", "한국", "é", "—", "∑", " the", " of", "\n\n", "hello", "न", "ไ")
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS = 2
