@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import logging
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -48,6 +49,8 @@ def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseExcep
     from octavo.server.loop import EngineLoop
     from octavo.server.run import check_address, serve, url_of
 
+    # Children, such as the one that renders chat templates, need no key.
+    os.environ.pop("OCTAVO_API_KEY", None)
     check_address(server)
     begun = time.monotonic()
     with ExitStack() as stack:

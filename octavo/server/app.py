@@ -75,12 +75,14 @@ class Gate:
 
     Attributes:
         context: what the endpoints share.
+        num_open: requests that are not answered to the end.
     """
 
     def __init__(self, app: ASGIApp, context: Context, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
         self.context = context
+        self.num_open = 0
         config = context.config
         self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
         self._hosts = _LOCAL_HOSTS | {config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
@@ -95,6 +97,7 @@ class Gate:
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         begun = time.monotonic()
         answer = _Answer(send, scope)
+        self.num_open += 1
         try:
             self._check(scope)
             await self._app(scope, receive, answer.send)
@@ -105,6 +108,8 @@ class Gate:
             answer.status = 499
         except Exception as error:
             await self._fail(error, answer)
+        finally:
+            self.num_open -= 1
         self.context.metrics.note_answer(answer.status)
         if self.context.config.access_log:
             self._log(scope, answer.status, time.monotonic() - begun)

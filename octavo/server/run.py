@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,8 +86,8 @@ async def serve(
         if serving.done():
             serving.result()
         if leaving.done() and loop.state == "ready":
-            await loop.drain(config.shutdown_timeout)
-        elif watching.done():
+            await _drain(gate, loop, config.shutdown_timeout)
+        elif watching.done() and watching.result():
             await asyncio.sleep(_LAST_WORDS_S)
     finally:
         watching.cancel()
@@ -131,11 +132,21 @@ def _on_signals(leave: asyncio.Event) -> None:
         events.add_signal_handler(number, on_signal, number)
 
 
-async def _watch(loop: EngineLoop, on_ready: Callable[[], None]) -> None:
-    """Say when the engine is ready; return when it is dead for good."""
+async def _drain(gate: Gate, loop: EngineLoop, timeout_s: float) -> None:
+    """Let requests finish, and their clients read the rest."""
+    deadline = time.monotonic() + max(timeout_s, _LAST_WORDS_S)
+    await loop.drain(timeout_s)
+    while gate.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+
+
+async def _watch(loop: EngineLoop, on_ready: Callable[[], None]) -> bool:
+    """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)
-    if loop.state == "ready":
+    was_ready = loop.state == "ready"
+    if was_ready:
         on_ready()
     while loop.state != "dead":
         await asyncio.sleep(_POLL_S)
+    return was_ready

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from http_helpers import LiveServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from http_helpers import LiveServer
 
 from octavo.server.api.types import ChatRequest, CompletionRequest
 

@@ -92,7 +92,7 @@ def test_the_async_client_side_by_side(live: LiveServer) -> None:
         async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="unused") as client:
 
             async def whole() -> str | None:
-                body = {key: value for key, value in chat("x", seed=3, max_tokens=6).items()}
+                body = chat("x", seed=3, max_tokens=6)
                 answer = await client.chat.completions.create(model="tiny", **body)
                 return answer.choices[0].message.content
 

@@ -74,11 +74,12 @@ def test_a_shutdown_timeout_of_0_aborts(start: Start) -> None:
     with httpx.Client(base_url=url) as client:
         body = chat("Hi", max_tokens=490, ignore_eos=True, stream=True)
         with client.stream("POST", CHAT, json=body) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            next(lines)
             begun = time.monotonic()
             process.send_signal(signal.SIGINT)
-            for _ in answer.iter_lines():
-                pass
+            rest = [line for line in lines if line]
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
     assert process.wait(10) == 0
     assert time.monotonic() - begun < 6
 
@@ -101,8 +102,13 @@ def test_only_one_port_is_open_and_only_on_loopback(start: Start) -> None:
     listening = [row[1] for row in rows if len(row) > 9 and row[3] == "0A" and row[9] in inodes]
     port = int(url.rsplit(":", 1)[1])
     assert listening == [f"0100007F:{port:04X}"]
-    # The key is in no place that other users see, and children do not inherit it.
+    # The key is in no place that other users see, and the child that renders templates does not have it.
     assert "sk-from" not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert httpx.post(url + CHAT, json=chat("Hi"), headers=key).status_code == 200
+    children = Path(f"/proc/{process.pid}/task").glob("*/children")
+    pids = [pid for path in children for pid in path.read_text().split()]
+    assert pids
+    assert not any("sk-from" in Path(f"/proc/{pid}/environ").read_text() for pid in pids)
 
 
 def test_a_unix_socket(start: Start, tmp_path: Path) -> None:
