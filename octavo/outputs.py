@@ -156,48 +156,63 @@ class DeltaReader:
 
     def __init__(self, output: RequestOutput) -> None:
         self._output = output
-        # Per completion: tokens read, characters read, whether it had ended.
-        self._seen = [(0, 0, False) for _ in output.outputs]
-        self._num_open = len(output.outputs)
+        self._cutters = [_Cutter(completion) for completion in output.outputs]
+        self._num_open = len(self._cutters)
 
     def read(self) -> list[CompletionDelta]:
         """Return what is new, at most one delta per completion; the very last delta carries the output."""
-        finished = self._output.finished
+        output = self._output
+        finished = output.finished
         deltas = []
-        for index, completion in enumerate(self._output.outputs):
-            seen = self._seen[index]
+        for cutter in self._cutters:
             # The end of the last completion is news together with the end of all.
-            ended = completion.finish_reason is not None and (finished or seen[2] or self._num_open > 1)
-            text = completion.text
-            now = (len(completion.token_ids), len(text), ended)
-            if now != seen:
-                deltas.append(self._cut(completion, text, seen, now))
-                self._seen[index] = now
-                self._num_open -= ended and not seen[2]
-        if deltas and finished:
-            deltas[-1].output = self._output
+            delta = cutter.cut(output.request_id, may_end=finished or self._num_open > 1)
+            if delta is not None:
+                deltas.append(delta)
+                if delta.finish_reason is not None:
+                    self._num_open -= 1
+        if finished and deltas:
+            deltas[-1].output = output
         return deltas
 
-    def _cut(
-        self,
-        completion: CompletionOutput,
-        text: str,
-        seen: tuple[int, int, bool],
-        now: tuple[int, int, bool],
-    ) -> CompletionDelta:
-        """Make a delta of all between two points, each (tokens, characters, ended)."""
-        begin, end, ended = seen[0], now[0], now[2]
-        logprobs = completion.logprobs
-        return CompletionDelta(
-            request_id=self._output.request_id,
-            index=completion.index,
-            text=text[seen[1] :],
-            token_ids=tuple(completion.token_ids[begin:end]),
-            logprobs=None if logprobs is None else tuple(logprobs[begin:end]),
-            finish_reason=completion.finish_reason if ended else None,
-            stop_reason=completion.stop_reason if ended else None,
-            message=completion.message if ended else None,
+
+class _Cutter:
+    """Cuts what is new in one completion."""
+
+    __slots__ = ("_completion", "_has_ended", "_num_chars", "_num_tokens")
+
+    def __init__(self, completion: CompletionOutput) -> None:
+        self._completion = completion
+        self._num_tokens = self._num_chars = 0
+        self._has_ended = False
+
+    def cut(self, request_id: str, *, may_end: bool) -> CompletionDelta | None:
+        """Return what was written since the last call, or None.
+
+        Args:
+            request_id: for the delta.
+            may_end: if the completion has ended, say so.
+        """
+        completion, num_tokens, num_chars = self._completion, self._num_tokens, self._num_chars
+        if self._has_ended:
+            return None
+        ended = may_end and completion.finish_reason is not None
+        text, token_ids, logprobs = completion.text, completion.token_ids, completion.logprobs
+        end = len(token_ids)
+        if end == num_tokens and len(text) == num_chars and not ended:
+            return None
+        self._num_tokens, self._num_chars, self._has_ended = end, len(text), ended
+        delta = CompletionDelta(
+            request_id,
+            completion.index,
+            text[num_chars:],
+            tuple(token_ids[num_tokens:end]),
+            None if logprobs is None else tuple(logprobs[num_tokens:end]),
         )
+        if ended:
+            delta.finish_reason, delta.stop_reason = completion.finish_reason, completion.stop_reason
+            delta.message = completion.message
+        return delta
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ class Readers:
     """The streams of one event loop that wait for news.
 
     Attributes:
+        num_rings: a stream that has looked since the last one need not look again.
         first_token_s: seconds to the first tokens that were read.
-        inter_token_s: seconds between further ones.
     """
 
     def __init__(
@@ -32,11 +32,15 @@ class Readers:
         self._event_loop = event_loop
         self._waiting: dict[Stream, asyncio.Future[None]] = {}
         self._is_rung = False
+        # Seconds between tokens, and how many took so long: of those who wait together, most took the same.
+        self._gaps: dict[float, int] = {}
+        self._inter_token_s = inter_token_s
+        self.num_rings = 0
         self.first_token_s = first_token_s
-        self.inter_token_s = inter_token_s
 
     def ring(self) -> bool:
-        """Have all look for news, from any thread; False if the event loop is closed."""
+        """Have all look for what was written, from any thread; False if the event loop is closed."""
+        self.num_rings += 1
         if self._waiting and not self._is_rung:
             self._is_rung = True
             try:
@@ -45,36 +49,48 @@ class Readers:
                 return False
         return True
 
-    async def wait(self, stream: "Stream") -> None:
-        """Return when a stream has news. Cancelling loses nothing."""
+    def expect(self, stream: "Stream") -> "asyncio.Future[None] | None":
+        """Return what is done when the stream has news; None if it has some now."""
         if stream in self._waiting:
             raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
+        # First wait, then look: what is written between the two rings for this stream too.
         future = self._waiting[stream] = self._event_loop.create_future()
-        try:
-            # What was written after the caller looked, but before it waited, rang for others only.
-            if not stream.look(time.monotonic()):
-                await future
-        finally:
-            self._waiting.pop(stream, None)
+        if stream.num_rings_seen != self.num_rings:
+            has_news = stream.look(time.monotonic())
+            self._count_gaps()
+            if has_news:
+                del self._waiting[stream]
+                return None
+        return future
+
+    def note_gap(self, seconds: float, num_tokens: int) -> None:
+        """Note how long after the ones before so many tokens came."""
+        self._gaps[seconds] = self._gaps.get(seconds, 0) + num_tokens
+
+    def forget(self, stream: "Stream") -> None:
+        """A stream waits no longer."""
+        self._waiting.pop(stream, None)
 
     def _wake(self) -> None:
         self._is_rung = False
         now = time.monotonic()
-        woken = []
-        for stream, future in self._waiting.items():
+        for stream, future in [*self._waiting.items()]:
             try:
-                has_news = stream.look(now)
+                if not stream.look(now):
+                    continue
             except Exception as error:
                 # The others shall see their news.
-                has_news = True
                 if not future.done():
                     future.set_exception(error)
-            if has_news:
-                woken.append(stream)
-                if not future.done():
-                    future.set_result(None)
-        for stream in woken:
             del self._waiting[stream]
+            if not future.done():
+                future.set_result(None)
+        self._count_gaps()
+
+    def _count_gaps(self) -> None:
+        for seconds, num_tokens in self._gaps.items():
+            self._inter_token_s.observe(seconds, num_tokens)
+        self._gaps.clear()
 
 
 class Stream:
@@ -88,6 +104,7 @@ class Stream:
     Attributes:
         request_id: as submitted.
         prompt_token_ids: what the model reads.
+        num_rings_seen: Readers.num_rings when it looked for news.
     """
 
     def __init__(self, job: Job, readers: Readers, abort: Callable[[Job], None]) -> None:
@@ -99,6 +116,8 @@ class Stream:
         self._only_whole = False
         self._is_ended = False
         self._num_seen, self._seen_s = 0, job.submitted_s
+        self._num_completions = job.params.n
+        self.num_rings_seen = -1
         self.request_id = job.request_id
         self.prompt_token_ids = job.token_ids.listed
 
@@ -119,7 +138,13 @@ class Stream:
             self._raise_error()
             raise StopAsyncIteration
         if not self._deltas:
-            await self._readers.wait(self)
+            future = self._readers.expect(self)
+            if future is not None:
+                try:
+                    await future
+                except BaseException:
+                    self._readers.forget(self)
+                    raise
         deltas, self._deltas = self._deltas, []
         if not deltas:
             self._is_ended = True
@@ -135,9 +160,8 @@ class Stream:
             OctavoError: the request failed, or the engine is dead.
         """
         self._only_whole = True
-        if not self._job.has_ended:
-            await self._readers.wait(self)
-        self._raise_error()
+        async for _ in self:
+            pass
         return self.output
 
     def abort(self) -> None:
@@ -161,6 +185,7 @@ class Stream:
 
     def look(self, now: float) -> bool:
         """Cut what is new, for `__anext__` to return; True if there is something, or if it is over."""
+        self.num_rings_seen = self._readers.num_rings
         job = self._job
         output = job.output
         if job.failure is not None:
@@ -169,22 +194,23 @@ class Stream:
             return False
         if output.metrics.num_output_tokens > self._num_seen:
             self._observe(output.metrics.num_output_tokens, now)
-        if self._only_whole:
-            return output.finished
+        if self._only_whole and not output.finished:
+            return False
         if self._cutter is None:
             self._cutter = DeltaReader(output)
-        self._deltas += self._cutter.read()
+        deltas = self._cutter.read()
+        # Some may be left of a reader that was cancelled.
+        self._deltas = [*self._deltas, *deltas] if self._deltas else deltas
         return bool(self._deltas)
 
     def _observe(self, num_tokens: int, now: float) -> None:
         """Note how long new tokens took. Those of n completions come side by side, others one by one."""
-        num_new, num_completions = num_tokens - self._num_seen, self._job.params.n
-        seconds = now - self._seen_s
+        num_new, seconds = num_tokens - self._num_seen, now - self._seen_s
         if self._num_seen == 0:
             self._readers.first_token_s.observe(seconds)
         else:
-            rounds = max(1.0, num_new / num_completions)
-            self._readers.inter_token_s.observe(seconds / rounds, num_new)
+            rounds = num_new / self._num_completions
+            self._readers.note_gap(seconds / rounds if rounds > 1 else seconds, num_new)
         self._num_seen, self._seen_s = num_tokens, now
 
     def _raise_error(self) -> None:

@@ -2,13 +2,24 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
-from loop_helpers import assert_drained, collect
+from loop_helpers import assert_drained, collect, texts_of, until
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, EngineConfig, SamplingParams
 from octavo.engine.engine import Engine
+from octavo.errors import (
+    InvalidArgumentError,
+    NotReadyError,
+    PromptError,
+    QueueFullError,
+    RequestTooLongError,
+    SamplingParamsError,
+)
 from octavo.server.loop import EngineLoop
 
 StartLoop = Callable[..., EngineLoop]
@@ -79,5 +90,288 @@ def test_200_streams_with_random_aborts_all_end_and_the_pool_is_full_again(start
         assert {"length", "abort", "drop", "close", "cancel"} >= set(reasons) > {"length", "abort"}
         await assert_drained(loop)
         assert sum(loop.stats().num_finished.values()) == 200
+
+    asyncio.run(run())
+
+
+def test_cancelling_a_read_loses_nothing(start_loop: StartLoop) -> None:
+    """A keep-alive's timeout cancels `__anext__` at every moment, also when news has just been cut."""
+
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        stream, whole = [await loop.submit([5, 6], LONG, request_id=name) for name in "ab"]
+        tokens: list[int] = []
+        rng, num_cancelled = random.Random(1), 0
+        while True:
+            try:
+                deltas = await asyncio.wait_for(anext(stream), rng.random() * 2e-3)
+            except TimeoutError:
+                num_cancelled += 1
+                continue
+            except StopAsyncIteration:
+                break
+            tokens += [token for delta in deltas for token in delta.token_ids]
+        assert num_cancelled > 0
+        assert tokens == (await whole.result()).outputs[0].token_ids
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_gets_one_delta_and_costs_no_memory(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        stream = await loop.submit([5, 6], LONG, request_id="slow")
+        await until(lambda: loop.stats().num_live == 0)
+        assert stream._deltas == []
+        (delta,) = await collect(stream)
+        assert len(delta.token_ids) == 150
+        assert delta.finish_reason == "length"
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    asyncio.run(run())
+
+
+STATES = {
+    # The requests that keep the engine busy, options, and the state in which the request is aborted.
+    "queued": (LONG, {"max_num_seqs": 1}, lambda output: output.metrics.first_scheduled_s is None),
+    "mid-prefill": (
+        None,
+        {"max_num_batched_tokens": 4},
+        lambda output: output.metrics.first_scheduled_s is not None and not output.outputs[0].token_ids,
+    ),
+    "mid-decode": (None, {}, lambda output: len(output.outputs[0].token_ids) > 2),
+    "n = 3": (None, {}, lambda output: len(output.outputs[2].token_ids) > 2),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("way", ["abort", "drop"])
+def test_an_abort_frees_the_blocks_within_two_steps(start_loop: StartLoop, state: str, way: str) -> None:
+    busy_params, options, is_reached = STATES[state]
+    params = SamplingParams(n=3 if state == "n = 3" else 1, max_tokens=100, ignore_eos=True)
+
+    async def run() -> None:
+        loop = start_loop(**options)
+        await loop.wait_until_ready()
+        busy = None if busy_params is None else await loop.submit([9] * 8, busy_params, request_id="busy")
+        stream = await loop.submit([5] * 100, params, request_id="aborted")
+        job = stream._job
+        freed_after: list[int] = []
+
+        def abort_when_reached(engine: Engine) -> bool:
+            """In the engine's thread, between two steps; True once the state is reached."""
+            nonlocal stream
+            if job.output is None or not is_reached(job.output):
+                return False
+            before, step = engine._num_steps, engine.step
+
+            def counted() -> None:
+                step()
+                if "aborted" not in engine.outputs and not freed_after:
+                    freed_after.append(engine._num_steps - before)
+
+            engine.step = counted  # type: ignore[method-assign]
+            stream.abort() if way == "abort" else stream.__del__()
+            return True
+
+        while not await loop.call(abort_when_reached):
+            pass
+        del stream
+        await until(lambda: job.has_ended)
+        if busy is not None:
+            await until(lambda: bool(freed_after))
+            assert freed_after[0] <= 2
+            await busy.aclose()
+        assert job.output is not None
+        assert {c.finish_reason for c in job.output.outputs} == {"abort"}
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_the_queue_is_bounded_by_requests_and_by_tokens(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop({"max_waiting": 4, "max_waiting_tokens": 100}, max_num_seqs=1)
+        await loop.wait_until_ready()
+        busy = await loop.submit([9], LONG, request_id="busy")
+        await until(lambda: loop.stats().num_waiting == 0)
+        waiting = [await loop.submit([5] * 20, PARAMS, request_id=str(n)) for n in range(3)]
+        with pytest.raises(QueueFullError, match="60 prompt tokens wait, at most 100") as refused:
+            await loop.submit([5] * 41, PARAMS, request_id="long")
+        assert 1 <= refused.value.retry_after_s <= 60
+        with pytest.raises(QueueFullError, match="3 completions wait, at most 4"):
+            await loop.submit([5], SamplingParams(n=2), request_id="two")
+        waiting.append(await loop.submit([5], PARAMS, request_id="last"))
+        with pytest.raises(QueueFullError):
+            await loop.submit([5], PARAMS, request_id="more")
+        assert loop.stats().num_rejected == 3
+        await busy.aclose()
+        await asyncio.gather(*(stream.result() for stream in waiting))
+        # An empty queue takes what is larger than all of it.
+        large = await loop.submit([5] * 150, SamplingParams(n=5, max_tokens=2), request_id="large")
+        await large.result()
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_lower_priorities_are_admitted_first(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop(max_num_seqs=1)
+        await loop.wait_until_ready()
+        busy = await loop.submit([9], LONG, request_id="busy")
+        await until(lambda: loop.stats().num_waiting == 0)
+        order: list[str] = []
+
+        async def client(name: str, priority: int) -> None:
+            stream = await loop.submit([5, 6], PARAMS, request_id=name, priority=priority)
+            await stream.result()
+            order.append(name)
+
+        named = [("a", 1), ("b", 0), ("c", -1), ("d", 0), ("e", -1)]
+        clients = [asyncio.ensure_future(client(*pair)) for pair in named]
+        await until(lambda: loop.stats().num_waiting == 5)
+        await busy.aclose()
+        await asyncio.gather(*clients)
+        assert order == ["c", "e", "b", "d", "a"]
+
+    asyncio.run(run())
+
+
+def test_what_can_never_run_is_refused_before_it_waits(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        with pytest.raises(NotReadyError, match="loading"):
+            await loop.submit([5], PARAMS, request_id="early")
+        with pytest.raises(NotReadyError, match="loading"):
+            loop.engine  # noqa: B018
+        await loop.wait_until_ready()
+        running = await loop.submit([5], LONG, request_id="a")
+        for prompt, params, options, error in [
+            ([], PARAMS, {}, PromptError),
+            ("no tokenizer", PARAMS, {}, PromptError),
+            ([101], PARAMS, {}, PromptError),
+            ([5] * 300, PARAMS, {}, RequestTooLongError),
+            ([5], {}, {}, SamplingParamsError),
+            ([5], SamplingParams(stop=["x"]), {}, SamplingParamsError),
+            ([5], PARAMS, {"request_id": "a"}, InvalidArgumentError),
+            ([5], PARAMS, {"request_id": ""}, InvalidArgumentError),
+            ([5], PARAMS, {"cache_salt": 3}, InvalidArgumentError),
+            ([5], PARAMS, {"priority": True}, InvalidArgumentError),
+        ]:
+            with pytest.raises(error):
+                await loop.submit(prompt, params, **{"request_id": "b", **options})  # type: ignore[arg-type]
+        await running.result()
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("limit", ["max_waiting", "max_waiting_tokens", "step_deadline_s"])
+def test_limits_must_be_above_zero(limit: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=limit):
+        EngineLoop(lambda: None, **{limit: 0})  # type: ignore[arg-type, return-value]
+
+
+def test_a_drain_lets_requests_finish_and_aborts_the_rest_at_its_timeout(start_loop: StartLoop) -> None:
+    async def run(timeout_s: float) -> str | None:
+        loop = start_loop(max_num_seqs=2)
+        await loop.wait_until_ready()
+        streams = [await loop.submit([5, n], LONG, request_id=str(n)) for n in range(6)]
+        draining = asyncio.ensure_future(loop.drain(timeout_s))
+        await asyncio.sleep(0)
+        assert loop.state == "draining"
+        with pytest.raises(NotReadyError, match="about to end"):
+            await loop.submit([5], PARAMS, request_id="late")
+        await draining
+        assert loop.stats().num_live == 0
+        last = (await collect(streams[-1]))[-1]
+        await assert_drained(loop)
+        return last.finish_reason
+
+    assert asyncio.run(run(60)) == "length"
+    assert asyncio.run(run(0)) == "abort"
+
+
+def test_stats_may_be_asked_from_any_thread_all_the_time(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        seen, errors, stopped = [], [], threading.Event()
+
+        def ask() -> None:
+            try:
+                while not stopped.is_set():
+                    seen.append(loop.stats())
+                    assert loop.seconds_since_progress < 5
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        await loop.wait_until_ready()
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        streams = [await loop.submit([5, n], params, request_id=str(n)) for n in range(30)]
+        await asyncio.gather(*map(collect, streams))
+        await assert_drained(loop)
+        stopped.set()
+        thread.join()
+        assert not errors
+        stats = loop.stats()
+        assert dict(stats.num_finished) == {"length": 30}
+        assert (stats.num_prompt_tokens, stats.num_output_tokens) == (60, 600)
+        assert stats.first_token_s.count == stats.e2e_s.count == stats.queue_s.count == 30
+        assert stats.inter_token_s.count + stats.first_token_s.count <= 600
+        assert stats.output_tokens.quantile(0.5) == 32
+        assert stats.engine is not None
+        assert stats.engine.num_output_tokens == 600
+        assert all(a.num_output_tokens <= b.num_output_tokens for a, b in pairwise(seen))
+
+    asyncio.run(run())
+
+
+def test_readers_are_woken_once_a_step_at_most(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        event_loop, num_wakeups = asyncio.get_running_loop(), 0
+        call_soon_threadsafe = event_loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal num_wakeups
+            num_wakeups += 1
+            return call_soon_threadsafe(*arguments, **options)
+
+        event_loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        streams = [await loop.submit([5, n], LONG, request_id=str(n)) for n in range(16)]
+        await asyncio.gather(*map(collect, streams))
+        engine_stats = loop.stats().engine
+        assert engine_stats is not None
+        assert 1 <= num_wakeups <= engine_stats.num_steps
+
+    asyncio.run(run())
+
+
+def test_text_is_streamed_as_it_is_generated() -> None:
+    """The real tokenizer: emoji and other scripts, whose characters take several tokens."""
+    engine = Engine(EngineConfig.from_dict({"num_blocks": 256}))
+    prompts = ["Emoji: 😀 🎉 👩‍👩‍👧 ", "日本語の文章を", "x" * 300, "Übung macht den"]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=24, n=2, stop=["\n\n"])
+    expected = LLM.from_engine(engine).generate(prompts, params)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        loop = EngineLoop(lambda: engine)
+        loop.start()
+        await loop.wait_until_ready()
+        streams = [await loop.submit(prompt, params, request_id=prompt[:5]) for prompt in prompts]
+        for stream, output in zip(streams, expected, strict=True):
+            deltas = await collect(stream)
+            assert texts_of(deltas, 2) == [completion.text for completion in output.outputs]
+            assert stream.output.prompt == output.prompt
+        await assert_drained(loop)
+        loop.stop()
 
     asyncio.run(run())
