@@ -12,12 +12,14 @@ from importlib.resources import files
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.engine import Engine
 from octavo.errors import OctavoError
+from octavo.server.errors import ApiError
+from octavo.server.limits import ClientGoneError, unless_gone
 from octavo.server.loop import EngineLoop
 from octavo.server.snapshot import Describer, Look, Snapshot, look
 
@@ -27,6 +29,7 @@ MAX_WATCHERS = 64
 _ENGINE_SHARE, _SHARE = 1e-3, 1e-2
 # A cost counts for the next intervals, too: ever less of it.
 _COST_DECAY = 0.9
+_WRITE_TIMEOUT_S = 30.0
 
 _ASSETS = (
     "style.css",
@@ -54,6 +57,13 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 
 
 def page_routes(loop: EngineLoop) -> list[Route]:
@@ -117,11 +127,20 @@ class Watch:
         return max(MIN_INTERVAL_S, self._engine_cost_s / _ENGINE_SHARE, self._cost_s / _SHARE)
 
     def answer(self) -> Response:
-        """Answer one watcher with an event stream, or with 429 if there are too many."""
+        """Answer one watcher with an event stream.
+
+        Raises:
+            ApiError: 429, too many watch already.
+        """
         if self.num_watchers >= MAX_WATCHERS:
-            error = {"message": "too many watch already", "type": "rate_limit_error", "param": None}
-            return JSONResponse({"error": {**error, "code": "too_many_watchers"}}, 429, {"Retry-After": "10"})
-        return _EventStream(self.events(), headers={**_HEADERS, "Cache-Control": "no-store"})
+            raise ApiError(
+                429,
+                "too many watch the engine already; try again later",
+                type="rate_limit_error",
+                code="too_many_watchers",
+                headers={"Retry-After": "10"},
+            )
+        return _EventStream(self.events())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield snapshots as server-sent events. Who is slow misses some; nothing is kept for anybody."""
@@ -196,17 +215,25 @@ class Watch:
         return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
 
 
-class _EventStream(StreamingResponse):
-    """Stops watching as soon as the client has left, even in the middle of an event."""
+class _EventStream(Response):
+    """Stops watching as soon as the client has left, or has left an event unread for too long."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(events, headers=headers)
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await unless_gone(receive, self._send_all(send))
+        except (ClientGoneError, TimeoutError):
+            # Nobody watches for ever.
+            return
         finally:
             await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        async for event in self._events:
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

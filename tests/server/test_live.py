@@ -14,6 +14,7 @@ from starlette.types import Message
 from octavo import SamplingParams
 from octavo.errors import EngineDeadError
 from octavo.server import live as live_module
+from octavo.server.errors import ApiError
 from octavo.server.live import MAX_WATCHERS, MIN_INTERVAL_S, Watch, page_routes
 from octavo.server.loop import EngineLoop
 from octavo.server.snapshot import Snapshot
@@ -188,6 +189,28 @@ def test_the_route_streams_and_ends_with_its_client(start_loop: StartLoop) -> No
     asyncio.run(run())
 
 
+def test_a_client_that_never_reads_loses_its_place(
+    start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "_WRITE_TIMEOUT_S", 0.05)
+
+    async def for_ever(message: Message | None = None) -> Message:
+        if message is not None and message["type"] == "http.response.start":
+            return message
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        watch = Watch(loop)
+        await asyncio.wait_for(watch.answer()({"type": "http"}, for_ever, for_ever), 5)
+        assert watch.num_made == 1
+        assert watch.num_watchers == 0
+
+    asyncio.run(run())
+
+
 def test_a_client_that_reads_nothing_is_sent_the_newest_and_costs_no_memory(start_loop: StartLoop) -> None:
     async def run() -> None:
         loop = start_loop()
@@ -211,10 +234,9 @@ def test_too_many_watchers_are_refused(start_loop: StartLoop) -> None:
         watch = Watch(loop)
         streams = [watch.events() for _ in range(MAX_WATCHERS)]
         await asyncio.gather(*(anext(stream) for stream in streams))
-        refused = watch.answer()
-        assert refused.status_code == 429
-        assert refused.headers["retry-after"] == "10"
-        assert json.loads(bytes(refused.body))["error"]["code"] == "too_many_watchers"
+        with pytest.raises(ApiError, match="too many watch") as refused:
+            watch.answer()
+        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "10"})
         for stream in streams:
             await stream.aclose()
         assert watch.answer().status_code == 200

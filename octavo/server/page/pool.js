@@ -43,10 +43,10 @@ function drawShared(context, left, top, side, { readers, numbers }) {
   context.lineWidth = 1;
   if (side < 15) return;
   const label = readers > 99 ? "99+" : String(readers);
-  context.font = `700 ${Math.min(12, side * 0.55)}px system-ui, sans-serif`;
-  const room = context.measureText(label).width + 4;
+  context.font = `700 ${Math.min(11, side * 0.5)}px system-ui, sans-serif`;
+  const room = context.measureText(label).width + 3;
   context.fillStyle = style("--card");
-  const height = Math.min(14, side * 0.66);
+  const height = Math.min(12, side * 0.55);
   context.fillRect(left + (side - room) / 2, top + (side - height) / 2, room, height);
   context.fillStyle = ink;
   context.textAlign = "center";
