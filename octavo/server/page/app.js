@@ -1,7 +1,7 @@
 // Puts the page together: the chat on one side, the engine's snapshots on the other.
 
 import { Chat } from "./chat.js";
-import { colourOf, forgetStyles, histogram, line } from "./charts.js";
+import { assignColours, colourOf, forgetStyles, histogram, line } from "./charts.js";
 import { drawLegend, PoolView } from "./pool.js";
 import { follow } from "./stream.js";
 import { TreeView } from "./tree.js";
@@ -33,6 +33,10 @@ function show(snapshot) {
   find("state").className = `state ${snapshot.state}`;
   if (!snapshot.pool) return;
   latest = snapshot;
+  assignColours([
+    ...(snapshot.requests ?? []).map((request) => request.number),
+    ...snapshot.pool.parts.flatMap(([, , numbers]) => numbers),
+  ]);
   if (chat.model === null) chat.findModel();
   showTiles(snapshot);
   showPool(snapshot.pool);

@@ -5,8 +5,26 @@ import { seconds } from "./words.js";
 // Okabe and Ito's colours that tell sequences apart for every kind of eyes.
 export const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
 
+const taken = new Map();
+
+/** Give each of these sequences a colour that few others have, and keep it; forget all other sequences. */
+export function assignColours(numbers) {
+  const present = new Set(numbers);
+  const uses = COLOURS.map(() => 0);
+  for (const [number, slot] of taken) {
+    if (present.has(number)) uses[slot] += 1;
+    else taken.delete(number);
+  }
+  for (const number of present) {
+    if (taken.has(number)) continue;
+    const slot = uses.indexOf(Math.min(...uses));
+    uses[slot] += 1;
+    taken.set(number, slot);
+  }
+}
+
 export function colourOf(number) {
-  return COLOURS[(number - 1) % COLOURS.length];
+  return COLOURS[taken.get(number)];
 }
 
 const known = new Map();

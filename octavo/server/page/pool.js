@@ -1,12 +1,12 @@
 // The block pool: one square per block, coloured by who reads it.
 
-import { colourOf, fit, style } from "./charts.js";
+import { COLOURS, colourOf, fit, style } from "./charts.js";
 import { blockWords } from "./words.js";
 
 const STRIPES = 4;
 
 /** Draw one block into a square. */
-export function drawBlock(context, left, top, size, { readers, numbers }) {
+export function drawBlock(context, left, top, size, { readers, colours }) {
   const gap = size > 7 ? 2 : size > 4 ? 1 : 0.5;
   const side = size - gap;
   if (readers < 0) {
@@ -14,7 +14,7 @@ export function drawBlock(context, left, top, size, { readers, numbers }) {
     context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
     return;
   }
-  context.fillStyle = readers === 0 || !numbers.length ? style("--cached") : colourOf(numbers[0]);
+  context.fillStyle = readers === 0 || !colours.length ? style("--cached") : colours[0];
   context.fillRect(left, top, side, side);
   if (readers === 0) {
     context.fillStyle = style("--card");
@@ -25,15 +25,15 @@ export function drawBlock(context, left, top, size, { readers, numbers }) {
     context.lineTo(left + side * 0.3, top + side);
     context.fill();
   }
-  if (readers > 1) drawShared(context, left, top, side, { readers, numbers });
+  if (readers > 1) drawShared(context, left, top, side, { readers, colours });
 }
 
 /** A shared block has a stripe of each reader's colour, a frame, and the number of readers if there is room. */
-function drawShared(context, left, top, side, { readers, numbers }) {
-  const shown = numbers.slice(0, STRIPES);
+function drawShared(context, left, top, side, { readers, colours }) {
+  const shown = colours.slice(0, STRIPES);
   const width = side / shown.length;
-  shown.forEach((number, index) => {
-    context.fillStyle = colourOf(number);
+  shown.forEach((colour, index) => {
+    context.fillStyle = colour;
     context.fillRect(left + index * width, top, width + 0.3, side);
   });
   const ink = style("--ink");
@@ -76,12 +76,15 @@ export class PoolView {
     this.cells = [];
     for (const [length, readers, index] of pool.runs) {
       const part = index < 0 ? null : pool.parts[index];
-      const cell = { readers, part, numbers: part && readers > 0 ? part[2].slice(0, readers) : [] };
+      const numbers = part && readers > 0 ? part[2].slice(0, readers) : [];
+      const cell = { readers, part, numbers, colours: numbers.map(colourOf) };
       for (let count = 0; count < length; count += 1) this.cells.push(cell);
     }
     if (this.at >= this.cells.length) this.at = -1;
     this.explain();
-    this.draw();
+    // Those that read the block may be others by now.
+    if (this.at >= 0) this.onPoint(this.cells[this.at].numbers);
+    else this.draw();
   }
 
   /** Light up the blocks that any of these sequences reads. */
@@ -96,12 +99,14 @@ export class PoolView {
     const count = this.cells.length;
     const wanted = Math.sqrt((width * Math.min(300, width * 0.6)) / count);
     this.size = Math.max(4, Math.min(28, Math.floor(wanted)));
-    this.columns = Math.max(1, Math.floor(width / this.size));
-    const { context } = fit(this.canvas, Math.ceil(count / this.columns) * this.size + 2);
+    this.columns = Math.max(1, Math.floor((width - 1) / this.size));
+    // Squares fill the whole width; their corners are rounded to pixels.
+    this.size = (width - 1) / this.columns;
+    const { context } = fit(this.canvas, Math.ceil(Math.ceil(count / this.columns) * this.size) + 2);
     this.cells.forEach((cell, index) => {
-      context.globalAlpha = this.lit.size && !this.isLit(cell) ? 0.25 : 1;
+      context.globalAlpha = this.lit.size && !this.isLit(cell) ? 0.35 : 1;
       const [left, top] = this.corner(index);
-      drawBlock(context, left, top, this.size, cell);
+      drawBlock(context, left, top, Math.floor(this.size), cell);
     });
     context.globalAlpha = 1;
     if (this.at >= 0) this.drawCursor(context);
@@ -111,7 +116,7 @@ export class PoolView {
     const [left, top] = this.corner(this.at);
     context.strokeStyle = style("--ink");
     context.lineWidth = 2;
-    context.strokeRect(left - 0.5, top - 0.5, this.size, this.size);
+    context.strokeRect(left, top, Math.floor(this.size) - 1, Math.floor(this.size) - 1);
     context.lineWidth = 1;
   }
 
@@ -120,7 +125,8 @@ export class PoolView {
   }
 
   corner(index) {
-    return [(index % this.columns) * this.size + 1, Math.floor(index / this.columns) * this.size + 1];
+    const [column, row] = [index % this.columns, Math.floor(index / this.columns)];
+    return [Math.round(column * this.size) + 1, Math.round(row * this.size) + 1];
   }
 
   cellAt(event) {
@@ -160,10 +166,10 @@ export class PoolView {
 /** Fill a list with one example of each kind of block. */
 export function drawLegend(list) {
   const kinds = [
-    ["free", { readers: -1, numbers: [] }],
-    ["cached, nobody reads it", { readers: 0, numbers: [] }],
-    ["one sequence's", { readers: 1, numbers: [1] }],
-    ["one block, many readers", { readers: 3, numbers: [1, 2, 3] }],
+    ["free", { readers: -1, colours: [] }],
+    ["cached, nobody reads it", { readers: 0, colours: [] }],
+    ["one sequence's", { readers: 1, colours: COLOURS.slice(0, 1) }],
+    ["one block, many readers", { readers: 3, colours: COLOURS.slice(0, 3) }],
   ];
   const items = kinds.map(([label, cell]) => {
     const item = document.createElement("li");

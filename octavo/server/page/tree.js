@@ -96,8 +96,8 @@ export class TreeView {
 
   label(context, numBlocks, numReaders, numHits, room) {
     const long = `${numBlocks} blk · ${numReaders} reading · ${numHits} hits`;
-    const middle = `${numBlocks} blk · ${numReaders} r`;
-    return [long, middle, `${numBlocks}`].find((label) => context.measureText(label).width <= room);
+    const middle = `${numBlocks} blk · ${numReaders} reading`;
+    return [long, middle, `${numBlocks} blk`, `${numBlocks}`].find((label) => context.measureText(label).width <= room);
   }
 
   boxAt(event) {
