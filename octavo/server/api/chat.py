@@ -53,7 +53,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     asked = decode(body, ChatRequest)
     del body
     context.check_model(asked.model)
-    prompts = await context.prompts()
+    prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),
