@@ -3,12 +3,14 @@
 The stand-in engine writes one token and a piece of text to every running output per step, as the real one
 does, and nothing else. Its own time is measured without the loop and taken off. Prints microseconds of CPU
 per streamed token, deltas per second and core, wake-ups of the event loop per step; of several runs the one
-that took least, since neighbours on the machine only add. The last line is JSON.
+that took least, since neighbours on the machine only add. "one thread" is the same way from output to reader
+without the engine's thread, the median of all steps: what Python alone costs. The last line is JSON.
 
     python benchmarks/server_loop.py [--streams 256] [--tokens 400] [--step-ms 2] [--runs 5] [--save MACHINE]
 """
 
 import asyncio
+import statistics
 import time
 from array import array
 from types import SimpleNamespace
@@ -20,7 +22,10 @@ from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.server.jobs import Job
 from octavo.server.loop import EngineLoop
+from octavo.server.loop_stats import Histogram
+from octavo.server.stream import Readers, Stream
 
 VOCAB_SIZE = 1000
 
@@ -104,6 +109,7 @@ def main() -> None:
         "tokens_per_stream": num_tokens,
         "step_ms": arguments.step_ms,
         "us_per_token_each_run": [(run["cpu_s"] - alone_s) / total * 1e6 for run in all_runs],
+        "us_per_token_one_thread": asyncio.run(one_thread(num_streams, num_tokens)) * 1e6,
         "us_per_token": own_s / total * 1e6,
         "us_per_token_engine_alone": alone_s / total * 1e6,
         "tokens_per_s_and_core": total / own_s,
@@ -157,6 +163,32 @@ async def streamed(num_streams: int, num_tokens: int, step_s: float) -> dict[str
     cpu_s = time.process_time() - start
     loop.stop()
     return {"cpu_s": cpu_s, "deltas": sum(counts), "wakeups": num_wakeups, "steps": engine.num_steps}
+
+
+async def one_thread(num_streams: int, num_tokens: int) -> float:
+    """Median seconds per token from ring to reader, with steps on the event loop's own thread."""
+    engine = FakeEngine(0)
+    readers = Readers(asyncio.get_running_loop(), Histogram(), Histogram())
+
+    async def client(number: int) -> None:
+        job = Job(str(number), None, _prompt(), _params(num_tokens), "", 0, True, time.monotonic())
+        job.output = engine.add_request(job.token_ids, job.params, request_id=job.request_id)
+        async for _ in Stream(job, readers, lambda _: None):
+            pass
+
+    clients = [asyncio.ensure_future(client(number)) for number in range(num_streams)]
+    await asyncio.sleep(0)
+    times: list[float] = []
+    while engine.has_unfinished_requests:
+        engine.step()
+        start = time.perf_counter()
+        readers.ring()
+        # The wake-up, then the tasks.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        times.append(time.perf_counter() - start)
+    await asyncio.gather(*clients)
+    return statistics.median(times) / num_streams
 
 
 def _prompt() -> TokenIds:

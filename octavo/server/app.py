@@ -97,6 +97,7 @@ class Gate:
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         begun = time.monotonic()
         answer = _Answer(send, scope)
+        scope["octavo.send"] = send
         self.num_open += 1
         try:
             self._check(scope)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from octavo.engine.engine import Engine
 from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.prompts import Prompts
 from octavo.server.api.sse import EventStream
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
@@ -53,14 +53,14 @@ class Context:
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
         self.metrics = Metrics(loop, model)
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
-        self._prompts: Prompts | None = None
 
     async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
         """Run slow work in the pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
-    async def prompts(self) -> Prompts:
-        """Return the reader of prompts.
+    @property
+    def engine(self) -> Engine:
+        """The engine, which takes requests.
 
         Raises:
             NotReadyError: the server loads or drains.
@@ -71,9 +71,7 @@ class Context:
             raise EngineDeadError("the engine is dead")
         if state != "ready":
             raise NotReadyError(f"the server is {state}")
-        if self._prompts is None:
-            self._prompts = await self.run(Prompts, self.loop.engine.prompts)
-        return self._prompts
+        return self.loop.engine
 
     def check_model(self, model: str | None) -> None:
         """Refuse another model's name.

@@ -44,7 +44,10 @@ class Generation:
         """
         try:
             if len(self.streams) == 1:
-                async for deltas in self._one(0):
+                # Every layer of generators costs as much as writing an event.
+                async for deltas in self.streams[0]:
+                    if deltas[-1].output is not None:
+                        self._note_end(0, deltas[-1].output)
                     yield 0, deltas
             else:
                 async for item in self._many():
@@ -70,13 +73,15 @@ class Generation:
 
     async def _one(self, position: int) -> AsyncIterator[list[CompletionDelta]]:
         async for deltas in self.streams[position]:
-            output = deltas[-1].output
-            if output is not None:
-                self._check_time()
-                if output.error is not None:
-                    raise output.error
-                self.outputs[position] = output
+            if deltas[-1].output is not None:
+                self._note_end(position, deltas[-1].output)
             yield deltas
+
+    def _note_end(self, position: int, output: RequestOutput) -> None:
+        self._check_time()
+        if output.error is not None:
+            raise output.error
+        self.outputs[position] = output
 
     def _check_time(self) -> None:
         if self._timed_out:

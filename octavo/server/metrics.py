@@ -75,6 +75,7 @@ class _LoopCollector(Collector):
             yield self._histogram(f"vllm:{name}", histogram)
         if stats.engine is not None:
             yield from self._engine(stats.engine)
+            yield self._cache_config(stats.engine)
         yield self._gauge(
             "octavo:waiting_tokens", "prompt tokens that wait for admission", stats.num_waiting_tokens
         )
@@ -101,6 +102,17 @@ class _LoopCollector(Collector):
             "vllm:admission_rejections", "requests refused", labels=[*_LABELS, "reason"]
         )
         family.add_metric([*self._labels, "capacity"], stats.num_rejected)
+        return family
+
+    def _cache_config(self, engine: EngineStats) -> Metric:
+        plan, config = self._loop.engine.plan, self._loop.engine.config
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "the KV cache",
+            labels=["engine", "block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype"],
+        )
+        values = (plan.block_size, engine.kv.num_blocks, config.enable_prefix_caching, plan.kv_dtype)
+        family.add_metric(["0", *(str(value).removeprefix("torch.") for value in values)], 1)
         return family
 
     def _engine(self, engine: EngineStats) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from granian.constants import Interfaces
+from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
@@ -106,6 +106,8 @@ def make_server(gate: Gate, config: ServerConfig) -> Server:
         port=config.port,
         uds=Path(config.uds) if config.uds is not None else None,
         interface=Interfaces.ASGINL,
+        # HTTP/2 would allow 16 MiB of headers.
+        http=HTTPModes.http1,
         websockets=False,
         backlog=1024,
         backpressure=_MAX_CONNECTIONS,

@@ -53,7 +53,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     asked = decode(body, ChatRequest)
     del body
     context.check_model(asked.model)
-    prompts = await context.prompts()
+    prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),
@@ -137,13 +137,12 @@ async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncItera
     has_role = [False] * n
     async for position, deltas in generation.deltas():
         events = []
-        for delta in deltas:
+        for delta in gathered.add(position, deltas):
             if not has_role[delta.index]:
                 has_role[delta.index] = True
                 role = ChunkChoice(index=delta.index, delta=Delta(role="assistant", content=""))
                 events.append(_chunk(answer, [role], usage.now, first_ids))
                 first_ids = UNSET
-        for delta in gathered.add(position, deltas):
             usage.add(len(delta.token_ids))
             choice = _choice(answer, delta)
             if choice is not None:

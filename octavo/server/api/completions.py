@@ -62,7 +62,7 @@ async def completions(context: Context, request: Request) -> Response:
     asked = decode(body, CompletionRequest)
     del body
     context.check_model(asked.model)
-    prompts = await context.prompts()
+    prompts = Prompts(context.engine.prompts)
     params = completion_params(asked)
     work = _generate(context, request, asked, prompts, params)
     if asked.stream:

@@ -13,8 +13,11 @@ from octavo.server.errors import refused
 # Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats
 # are rendered once.
 _HERE = secrets.token_hex(16)
-# Normalising a text shrinks it at most so far.
-_SHRINK = 4
+# Texts are measured in parts of so many characters. That counts a few tokens too many, never twice as many.
+_PART_CHARS = 1 << 16
+_FAR_TOO_LONG = 2
+# What is to be truncated may be longer, but not without end.
+_FAR_TOO_LONG_TO_TRUNCATE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,6 @@ class Prompts:
 
     def __init__(self, reader: PromptReader) -> None:
         self._reader = reader
-        tokenizer = reader.tokenizer
-        longest = 0
-        if tokenizer is not None:
-            longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
-        # No longer text can become so few tokens as the model takes: it is refused without tokenizing it.
-        self._max_chars = longest * _SHRINK * (reader.max_model_len + 1)
 
     def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
         """Read the prompts of a completion: a text, token ids, or a list of either.
@@ -127,18 +124,29 @@ class Prompts:
         return before
 
     def encode(self, text: str, reading: Reading) -> list[int]:
-        """Tokenize a text, whatever its length but for sure limits.
+        """Tokenize a text, but none that is far too long: that would take seconds.
 
         Raises:
             RequestTooLongError: it is certainly too long.
         """
-        if len(text) > self._max_chars and self._reader.tokenizer is not None and reading.truncate is None:
-            raise RequestTooLongError(
-                f"a prompt must leave room for one token in max_model_len = {self._reader.max_model_len}, "
-                f"got {len(text)} characters"
-            )
+        self._check_size(text, _FAR_TOO_LONG if reading.truncate is None else _FAR_TOO_LONG_TO_TRUNCATE)
         special = reading.add_special_tokens
         return self._reader.encode(text, add_special_tokens=True if special is None else special)
+
+    def _check_size(self, text: str, factor: int) -> None:
+        """Count tokens part by part until it is clear that there are too many."""
+        max_model_len = self._reader.max_model_len
+        if len(text) <= max(_PART_CHARS, 4 * max_model_len):
+            return
+        num_tokens = 0
+        for begin in range(0, len(text), _PART_CHARS):
+            part = text[begin : begin + _PART_CHARS]
+            num_tokens += len(self._reader.encode(part, add_special_tokens=False))
+            if num_tokens > factor * max_model_len:
+                raise RequestTooLongError(
+                    f"a prompt must leave room for one token in max_model_len = {max_model_len}, "
+                    f"got more than {num_tokens} tokens"
+                )
 
     def _read_ids(self, token_ids: list[int], reading: Reading) -> TokenIds:
         if reading.truncate is not None:

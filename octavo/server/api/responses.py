@@ -41,7 +41,7 @@ async def responses(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
-    prompts = await context.prompts()
+    prompts = Prompts(context.engine.prompts)
     params = _params(asked)
 
     async def generate() -> Generation:

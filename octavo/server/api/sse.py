@@ -69,25 +69,25 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; the generation has ended when this returns or raises."""
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            # Past all that stands between: each layer costs as much as writing an event.
+            send = scope.get("octavo.send", send)
             await unless_gone(receive, self._pump(send), self._guard(send))
         finally:
             self._generation.abort()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        now = asyncio.get_running_loop().time
         try:
             async for events in self._events:
                 if events:
-                    await self._write(send, events)
+                    self._written_at, self._is_writing = now(), True
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    self._is_writing = False
         except Exception as error:
-            await self._write(send, self._write_error(as_api_error(error)))
+            event = self._write_error(as_api_error(error))
+            await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": self._last, "more_body": False})
-
-    async def _write(self, send: Send, body: bytes) -> None:
-        self._written_at = asyncio.get_running_loop().time()
-        self._is_writing = True
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._is_writing = False
 
     async def _guard(self, send: Send) -> None:
         """Send comments while nothing else is sent; return when the client does not read any more."""
@@ -101,7 +101,8 @@ class EventStream(Response):
                 if idle_s > self._write_timeout_s:
                     return
             elif self._keep_alive_s and idle_s >= self._keep_alive_s:
-                await self._write(send, _PING)
+                self._written_at = loop.time()
+                await send({"type": "http.response.body", "body": _PING, "more_body": True})
 
 
 class Gathered:

@@ -17,7 +17,7 @@ async def tokenize(context: Context, request: Request) -> Response:
     body = await context.bodies.read(request.scope["headers"], request.receive)
     asked = decode(body, TokenizeRequest)
     context.check_model(asked.model)
-    prompts = await context.prompts()
+    prompts = Prompts(context.engine.prompts)
     token_ids = await context.run(_tokenize, prompts, asked)
     engine = context.loop.engine
     texts = None
@@ -34,8 +34,7 @@ async def detokenize(context: Context, request: Request) -> Response:
     body = await context.bodies.read(request.scope["headers"], request.receive)
     asked = decode(body, DetokenizeRequest)
     context.check_model(asked.model)
-    await context.prompts()
-    engine = context.loop.engine
+    engine = context.engine
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise PromptError("this model has no tokenizer")

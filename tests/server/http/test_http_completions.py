@@ -167,6 +167,7 @@ def test_metrics_have_the_names_of_dashboards(live: LiveServer) -> None:
     assert float(samples["vllm:generation_tokens_total" + labels]) >= 4
     assert float(samples["vllm:time_to_first_token_seconds_count" + labels]) >= 1
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}' in samples
+    assert 'num_gpu_blocks="256"' in text
     assert 'octavo:http_responses_total{status="200"}' in samples
 
 

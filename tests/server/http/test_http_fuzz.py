@@ -64,7 +64,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=1200,
+    max_examples=800,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,

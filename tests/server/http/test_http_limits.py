@@ -241,6 +241,34 @@ def test_loading_is_alive_but_not_ready(serve_tiny: Serve, monkeypatch: pytest.M
     assert server.http.get("/ready").status_code == 200
 
 
+def test_routes_may_have_a_prefix(serve_tiny: Serve) -> None:
+    server = serve_tiny(root_path="/llm", api_key="sk-0123456789")
+    key = {"Authorization": "Bearer sk-0123456789"}
+    assert server.post("/llm" + CHAT, chat("Hi"), headers=key).status_code == 200
+    assert server.http.get("/llm/v1/models").status_code == 401
+    assert server.http.get("/llm/health").status_code == 200
+
+
+def test_lower_priorities_go_first(serve_tiny: Serve) -> None:
+    server = serve_tiny({"max_num_seqs": 1})
+    slow(server, 0.03)
+    done: list[int] = []
+
+    def ask(priority: int) -> None:
+        server.post(TEXT, {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "priority": priority})
+        done.append(priority)
+
+    with connected(server, request(TEXT, {"prompt": "a", "max_tokens": 30, "ignore_eos": True})):
+        eventually(lambda: num_live(server) == 1)
+        threads = [threading.Thread(target=ask, args=(priority,)) for priority in (5, 1, 9, 3)]
+        for number, thread in enumerate(threads, start=2):
+            thread.start()
+            eventually(lambda number=number: num_live(server) == number)
+        for thread in threads:
+            thread.join()
+    assert done == [1, 3, 5, 9]
+
+
 def test_a_dead_engine_is_not_healthy(serve_tiny: Serve) -> None:
     server = serve_tiny()
     slow(server, 0.02)

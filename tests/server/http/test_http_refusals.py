@@ -168,6 +168,19 @@ def test_hostile_json(live: LiveServer, body: bytes) -> None:
         assert time.monotonic() - begun < 2
 
 
+@pytest.mark.parametrize(
+    "text", ["a" * 3_000_000, "😀" * 1_500_000, " " * 500_000 + "😀" * 500_000], ids=range(3)
+)
+def test_texts_that_are_far_too_long_are_refused_at_once(
+    live: LiveServer, real: LiveServer, text: str
+) -> None:
+    for server in (live, real):
+        assert refused(server, TEXT, {"prompt": text})["code"] == "context_length_exceeded"
+        assert refused(server, CHAT, chat(text))["code"] == "context_length_exceeded"
+        refused(server, TEXT, {"prompt": text, "truncate_prompt_tokens": 5})
+        assert server.post(TEXT, {"prompt": text[:2000], "truncate_prompt_tokens": 5}).status_code == 200
+
+
 def test_other_kinds_of_bodies_routes_and_methods(live: LiveServer) -> None:
     response = live.http.post(CHAT, content=json.dumps(chat("Hi")), headers={"content-type": "text/plain"})
     assert response.status_code == 415

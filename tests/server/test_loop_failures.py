@@ -1,0 +1,273 @@
+"""The loop when its engine fails: requests, steps, the whole engine, and steps that hang."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from loop_helpers import assert_drained, collect, until
+
+from octavo import SamplingParams
+from octavo.engine.engine import Engine
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.scheduler import Scheduler
+from octavo.errors import EngineDeadError, EngineError, ModelNotFoundError
+from octavo.server.loop import EngineLoop
+from octavo.server.watchdog import Watchdog
+
+StartLoop = Callable[..., EngineLoop]
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+
+
+async def tokens_of(loop: EngineLoop, name: str) -> list[int]:
+    stream = await loop.submit([5, 6], PARAMS, request_id=name)
+    return (await stream.result()).outputs[0].token_ids
+
+
+def test_an_engine_that_cannot_be_loaded_is_dead_and_says_why() -> None:
+    def make() -> Engine:
+        raise ModelNotFoundError("no such model")
+
+    async def run() -> None:
+        loop = EngineLoop(make)
+        loop.start()
+        with pytest.raises(EngineDeadError, match="no such model"):
+            await loop.wait_until_ready()
+        assert loop.state == "dead"
+        assert isinstance(loop.error, ModelNotFoundError)
+        for act in (lambda: loop.submit([5], PARAMS, request_id="a"), lambda: loop.call(lambda _: None)):
+            with pytest.raises(EngineDeadError, match="no such model"):
+                await act()
+        loop.stop()
+
+    asyncio.run(run())
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_others(
+    start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        expected = await tokens_of(loop, "before")
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("kernel failed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelRunner, "_forward", broken)
+            stream = await loop.submit([5], PARAMS, request_id="a")
+            deltas = await anext(stream)
+            assert deltas[-1].finish_reason == "error"
+            for _ in range(2):
+                with pytest.raises(EngineError, match="kernel failed"):
+                    await anext(stream)
+        assert loop.state == "ready"
+        assert await tokens_of(loop, "after") == expected
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_added_fails_alone(
+    start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        expected = await tokens_of(loop, "before")
+        add = OutputProcessor.add
+
+        def broken(self: OutputProcessor, requests: list, *arguments: object) -> object:
+            output = add(self, requests, *arguments)  # type: ignore[arg-type]
+            if requests[0].request_id == "bad":
+                raise RuntimeError("half added")
+            return output
+
+        monkeypatch.setattr(OutputProcessor, "add", broken)
+        neighbour = await loop.submit([9], LONG, request_id="neighbour")
+        bad = await loop.submit([5], LONG, request_id="bad")
+        with pytest.raises(EngineError, match="half added"):
+            await collect(bad)
+        assert not await loop.call(lambda engine: "bad" in engine.outputs)
+        assert len((await neighbour.result()).outputs[0].token_ids) == 150
+        assert await tokens_of(loop, "after") == expected
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_a_step_that_raises_once_is_tried_again(
+    start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        expected = await tokens_of(loop, "before")
+        schedule, failures = Scheduler.schedule, [MemoryError("once"), MemoryError("twice")]
+
+        def broken(self: Scheduler, *arguments: object) -> object:
+            output = schedule(self, *arguments)  # type: ignore[arg-type]
+            if failures:
+                raise failures.pop()
+            return output
+
+        monkeypatch.setattr(Scheduler, "schedule", broken)
+        assert await tokens_of(loop, "during") == expected
+        assert not failures
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device gone"), SystemExit("device gone")], ids=repr)
+def test_when_the_engine_dies_every_stream_raises_within_two_seconds(
+    start_loop: StartLoop, error: BaseException
+) -> None:
+    async def run() -> None:
+        loop = start_loop(max_num_seqs=4)
+        await loop.wait_until_ready()
+        streams = [await loop.submit([5, n], LONG, request_id=str(n)) for n in range(20)]
+        readers = [asyncio.ensure_future(collect(stream)) for stream in streams[1:]]
+        slow = streams[0]
+        await anext(slow)
+
+        def broken() -> None:
+            raise error
+
+        await loop.call(lambda engine: setattr(engine, "step", broken))
+        start = time.monotonic()
+        results = await asyncio.gather(*readers, return_exceptions=True)
+        assert time.monotonic() - start < 2
+        assert {type(result) for result in results} == {EngineDeadError}
+        assert len({id(result) for result in results}) == len(results)
+        with pytest.raises(EngineDeadError, match="device gone"):
+            await collect(slow)
+        assert loop.state == "dead"
+        assert loop.error is error
+        with pytest.raises(EngineDeadError, match="device gone"):
+            await loop.submit([5], PARAMS, request_id="late")
+        await loop.drain(10)
+        stats = loop.stats()
+        assert (stats.num_live, stats.num_waiting, stats.num_waiting_tokens) == (0, 0, 0)
+
+    asyncio.run(run())
+
+
+def test_a_step_past_its_deadline_ends_all_streams_and_the_engine_lives_if_it_comes_back(
+    start_loop: StartLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        loop = start_loop({"step_deadline_s": 0.3}, max_num_seqs=2)
+        await loop.wait_until_ready()
+        expected = await tokens_of(loop, "before")
+        released = threading.Event()
+
+        def hang(engine: Engine) -> None:
+            step = engine.step
+
+            def hangs_here_in_a_step() -> None:
+                engine.step = step  # type: ignore[method-assign]
+                step()
+                released.wait()
+
+            engine.step = hangs_here_in_a_step  # type: ignore[method-assign]
+
+        streams = [await loop.submit([5, n], LONG, request_id=str(n)) for n in range(8)]
+        await loop.call(hang)
+        start = time.monotonic()
+        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        assert time.monotonic() - start < 2
+        assert {type(result) for result in results} == {EngineDeadError}
+        assert loop.state == "dead"
+        assert loop.seconds_since_progress > 0.25
+        with pytest.raises(EngineDeadError, match="has run for"):
+            await loop.submit([5], PARAMS, request_id="late")
+        assert "hangs_here_in_a_step" in capfd.readouterr().err
+        released.set()
+        await until(lambda: loop.state == "ready")
+        # The ids are free again, and what the streams had is gone.
+        assert await tokens_of(loop, "0") == expected
+        with pytest.raises(EngineDeadError):
+            await anext(streams[0])
+        await assert_drained(loop)
+
+    asyncio.run(run())
+
+
+def test_a_stopped_loop_ends_its_streams(start_loop: StartLoop) -> None:
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        reader = asyncio.ensure_future(collect(await loop.submit([5], LONG, request_id="a")))
+        await asyncio.sleep(0)
+        loop.stop()
+        loop.stop()
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await reader
+        assert not loop._worker._thread.is_alive()
+
+    asyncio.run(run())
+
+
+def test_a_loop_that_was_never_started_can_be_stopped() -> None:
+    EngineLoop(lambda: None).stop()  # type: ignore[arg-type, return-value]
+
+
+def test_a_watchdog_counts_only_time_in_which_it_runs() -> None:
+    """A process that SIGSTOP held for longer than the deadline has not overrun it when it goes on."""
+    program = """
+import os, time
+from octavo.server.watchdog import Watchdog
+overruns = []
+watchdog = Watchdog(1.5, overruns.append)
+watchdog.start()
+watchdog.begin()
+print("begun", flush=True)
+time.sleep(0.6)
+# The sleep ends at once when the process goes on: let the watchdog look.
+time.sleep(0.3)
+assert not overruns, overruns
+print("going on", flush=True)
+time.sleep(2)
+print("overruns", len(overruns), flush=True)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        time.sleep(0.3)
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.stdout.readline() == "going on\n"
+        assert child.stdout.readline() == "overruns 1\n"
+
+
+def test_a_watchdog_reports_a_long_piece_once_and_short_ones_never(capfd: pytest.CaptureFixture[str]) -> None:
+    overruns: list[float] = []
+    watchdog = Watchdog(0.2, overruns.append)
+    watchdog.start()
+    for _ in range(30):
+        watchdog.begin()
+        time.sleep(0.01)
+        watchdog.end()
+    assert not overruns
+    for _ in range(2):
+        watchdog.begin()
+        time.sleep(0.6)
+        watchdog.end()
+        time.sleep(0.05)
+    watchdog.stop()
+    assert len(overruns) == 2
+    assert all(seconds > 0.2 for seconds in overruns)
+    assert "test_a_watchdog_reports" in capfd.readouterr().err
