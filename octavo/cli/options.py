@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +13,7 @@ from octavo.config import DType
 from octavo.errors import ConfigError
 from octavo.json_file import read_file
 from octavo.sampling_params import MAX_GRAMMAR_BYTES, SamplingParams, StructuredOutput
+from octavo.server.config import ServerConfig
 
 _POSITIVE = Parameter(validator=Number(gte=1))
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
@@ -111,6 +112,28 @@ class ChatSampling(GenerateSampling):
     temperature: float = 0.6
     top_p: float = 0.95
     max_tokens: int | None = 512
+
+
+def _read_secret(hint: object, tokens: Sequence[Token]) -> str:
+    """Read a secret from anywhere but the command line, which every user of the machine can see.
+
+    Raises:
+        ValueError: it comes as a flag.
+    """
+    if tokens[0].source == "cli":
+        raise ValueError(
+            "keys come from --api-key-file, OCTAVO_API_KEY or octavo.toml: flags can be seen by others"
+        )
+    return tokens[0].value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions(ServerConfig):
+    """Options of `octavo serve`. See ServerConfig."""
+
+    api_key: Annotated[str | None, Parameter(converter=_read_secret, n_tokens=1)] = field(
+        default=None, repr=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,6 +51,14 @@ class BlockPool:
         """Ids of the cached blocks, least recently used first."""
         return list(self._cached)
 
+    def states(self, step: int) -> list[int]:
+        """Return [ceil(N / step)] reference counts of blocks 0, step, 2 step, ...; -1 for free ones."""
+        cached = self._cached
+        return [
+            count or (0 if block_id in cached else -1)
+            for block_id, count in zip(range(0, self.num_blocks, step), self.ref_counts[::step], strict=True)
+        ]
+
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Hand out blocks with reference count 1: free ones first, then the least recently used cached ones.
 

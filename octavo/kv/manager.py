@@ -67,6 +67,11 @@ class KVCacheManager:
         self._num_hit_tokens = 0
 
     @property
+    def store(self) -> BlockStore:
+        """The blocks, for those who look on; `reset` replaces it."""
+        return self._store
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that `allocate` can hand out: free ones and cached ones nobody references."""
         return self._store.pool.num_available
@@ -102,6 +107,8 @@ class KVCacheManager:
         keys = sequence.keys(token_ids, len(known), num_blocks)
         block_ids = self._store.tree.longest_match(keys, known)
         self._store.retain(block_ids)
+        if block_ids:
+            self._store.tree.note_hit(block_ids[-1])
         num_tokens = len(block_ids) * self.block_size
         sequence.block_ids = block_ids
         sequence.num_filled_tokens = num_tokens

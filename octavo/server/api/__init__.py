@@ -1,0 +1,1 @@
+"""The routes: requests, answers, and how one becomes the other."""

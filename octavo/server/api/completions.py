@@ -1,0 +1,210 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.prompts import TokenIds
+from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.chat import reading_of
+from octavo.server.api.decode import decode
+from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
+from octavo.server.api.prompts import Prompts
+from octavo.server.api.sampling import completion_params
+from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.types import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    Usage,
+)
+from octavo.server.api.usage import UsageCounter, usage_of
+from octavo.server.context import Context, new_id
+from octavo.server.errors import refused
+from octavo.server.generation import Generation
+from octavo.server.limits import unless_gone
+from octavo.tokenizer import Tokenizer
+
+_MAX_COMPLETIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What every part of an answer needs.
+
+    Attributes:
+        echoes: the prompts' texts if they are to be repeated, else None.
+    """
+
+    id: str
+    created: int
+    model: str
+    request: CompletionRequest
+    n: int
+    logprobs: LogprobWriter
+    echoes: list[str] | None
+
+    @property
+    def only_echo(self) -> bool:
+        """True if what is generated is not shown."""
+        return self.request.max_tokens == 0
+
+
+async def completions(context: Context, request: Request) -> Response:
+    """Continue prompts."""
+    body = await context.bodies.read(request.scope["headers"], request.receive)
+    asked = decode(body, CompletionRequest)
+    del body
+    context.check_model(asked.model)
+    prompts = Prompts(context.engine.prompts)
+    params = completion_params(asked)
+    work = _generate(context, request, asked, prompts, params)
+    if asked.stream:
+        generation, answer = await unless_gone(request.receive, work)
+        return context.events(_events(answer, generation), generation)
+
+    async def whole() -> Response:
+        generation, answer = await work
+        outputs = await generation.finish()
+        return Response(encode(_completion(answer, outputs)), media_type="application/json")
+
+    return await unless_gone(request.receive, whole())
+
+
+async def _generate(
+    context: Context, request: Request, asked: CompletionRequest, prompts: Prompts, params: SamplingParams
+) -> tuple[Generation, _Answer]:
+    read = await context.run(prompts.read_all, asked.prompt, reading_of(asked))
+    if len(read) * params.n > _MAX_COMPLETIONS:
+        raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
+    tokenizer = context.loop.engine.tokenizer
+    answer = _Answer(
+        new_id("cmpl", request, asked.request_id),
+        int(time.time()),
+        context.model,
+        asked,
+        params.n,
+        LogprobWriter(tokenizer, asked.logprobs or 0, ids_as_tokens=bool(asked.return_tokens_as_token_ids)),
+        await context.run(_texts, tokenizer, read) if asked.echo else None,
+    )
+    salt = context.salt(request, asked.cache_salt)
+    generation = await context.generate(read, params, cache_salt=salt, priority=asked.priority or 0)
+    return generation, answer
+
+
+def _texts(tokenizer: Tokenizer | None, prompts: Sequence[TokenIds]) -> list[str]:
+    if tokenizer is None:
+        return [""] * len(prompts)
+    return [tokenizer.decode(prompt.listed, skip_special_tokens=False) for prompt in prompts]
+
+
+def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion:
+    choices = [
+        _whole_choice(answer, position, output, completion)
+        for position, output in enumerate(outputs)
+        for completion in output.outputs
+    ]
+    usage = usage_of(outputs, without_output=answer.only_echo)
+    return Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
+
+
+def _whole_choice(
+    answer: _Answer, position: int, output: RequestOutput, completion: CompletionOutput
+) -> CompletionChoice:
+    asked = answer.request
+    text = "" if answer.only_echo else completion.text
+    token_ids = [] if answer.only_echo else completion.token_ids
+    wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
+    return CompletionChoice(
+        index=position * answer.n + completion.index,
+        text=text if answer.echoes is None else answer.echoes[position] + text,
+        logprobs=_whole_logprobs(answer, output, completion),
+        finish_reason="length" if answer.only_echo else completion.finish_reason,
+        stop_reason=None if answer.only_echo else completion.stop_reason,
+        token_ids=token_ids if asked.return_token_ids else UNSET,
+        prompt_token_ids=output.prompt_token_ids if asked.return_token_ids else UNSET,
+        prompt_logprobs=prompt_logprobs(output.prompt_logprobs or []) if wants_prompt else UNSET,
+    )
+
+
+def _whole_logprobs(
+    answer: _Answer, output: RequestOutput, completion: CompletionOutput
+) -> CompletionLogprobs | None:
+    """Write a text's log-probabilities; with echo the prompt's come first."""
+    if completion.logprobs is None:
+        return None
+    token_ids, entries = completion.token_ids, list(completion.logprobs)
+    if answer.only_echo:
+        token_ids, entries = [], []
+    if answer.echoes is None:
+        return answer.logprobs.completion(token_ids, entries, 0)
+    before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+    return answer.logprobs.completion([*output.prompt_token_ids, *token_ids], [*before, *entries], 0)
+
+
+class _Text:
+    """One of the texts that are streamed: how far it is."""
+
+    __slots__ = ("has_begun", "offset")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.offset = 0
+
+
+async def _events(answer: _Answer, generation: Generation) -> AsyncIterator[bytes]:
+    """Yield the events of streamed texts: what is new, and the usage."""
+    options = answer.request.stream_options
+    usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+    gathered = Gathered(answer.request.stream_interval or 1)
+    texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
+    async for position, deltas in generation.deltas():
+        events = []
+        for delta in gathered.add(position, deltas):
+            usage.add(0 if answer.only_echo else len(delta.token_ids))
+            choice = _choice(answer, generation, position, delta, texts[position * answer.n + delta.index])
+            if choice is not None:
+                events.append(_event(answer, [choice], usage.now))
+        yield b"".join(events)
+    if options is not None and options.include_usage:
+        yield _event(answer, [], usage.final)
+
+
+def _event(answer: _Answer, choices: list[CompletionChoice], usage: Usage | UnsetType) -> bytes:
+    return event(
+        Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
+    )
+
+
+def _choice(
+    answer: _Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
+) -> CompletionChoice | None:
+    """Return what is new, or None if a client would see nothing in it."""
+    asked = answer.request
+    new = "" if answer.only_echo else delta.text
+    token_ids = () if answer.only_echo else delta.token_ids
+    ids = generation.prompts[position].listed if asked.return_token_ids and not text.has_begun else UNSET
+    if answer.echoes is not None and not text.has_begun:
+        new = answer.echoes[position] + new
+    text.has_begun = True
+    if not (new or delta.finish_reason or delta.logprobs or asked.return_token_ids):
+        return None
+    logprobs = None
+    if delta.logprobs is not None:
+        logprobs = answer.logprobs.completion(delta.token_ids, delta.logprobs, text.offset)
+        text.offset += sum(map(len, logprobs.tokens))
+    return CompletionChoice(
+        index=position * answer.n + delta.index,
+        text=new,
+        logprobs=logprobs,
+        finish_reason="length" if answer.only_echo and delta.finish_reason else delta.finish_reason,
+        stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
+        token_ids=token_ids if asked.return_token_ids else UNSET,
+        prompt_token_ids=ids,
+    )

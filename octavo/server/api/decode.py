@@ -1,0 +1,137 @@
+"""Reads a body into its struct.
+
+An unknown field is refused with the nearest name, a known one that Octavo lacks with the reason.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo.errors import suggest
+from octavo.server.errors import ApiError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_NO_GRAMMAR = "is not supported: this server does not constrain output yet"
+_NO_TOOLS = "is not supported: this server does not call tools yet; describe them in a message"
+_GUIDED = "is an old name of vLLM's; response_format or structured_outputs would say it, " + _NO_GRAMMAR[3:]
+_TEXT_ONLY = "is not supported: this server reads and writes text only"
+
+# Fields of other servers: why they are refused, and which values ask for nothing.
+_REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
+    "best_of": ("is not supported; ask for n completions and choose by their log-probabilities", (None, 1)),
+    "use_beam_search": ("is not supported; sample n completions instead", (None, False)),
+    "suffix": ("is not supported: models are asked to continue, not to fill in", (None, "")),
+    "response_format": (_NO_GRAMMAR, (None, {"type": "text"})),
+    "structured_outputs": (_NO_GRAMMAR, (None,)),
+    "guided_json": (_GUIDED, (None,)),
+    "guided_regex": (_GUIDED, (None,)),
+    "guided_choice": (_GUIDED, (None,)),
+    "guided_grammar": (_GUIDED, (None,)),
+    "guided_decoding_backend": (_GUIDED, (None,)),
+    "tools": (_NO_TOOLS, (None, [])),
+    "tool_choice": (_NO_TOOLS, (None, "none", "auto")),
+    "functions": (_NO_TOOLS, (None, [])),
+    "function_call": (_NO_TOOLS, (None, "none", "auto")),
+    "chat_template": ("is not taken from requests; the model's own is used", (None,)),
+    "allowed_token_ids": ("is not supported; give logit_bias to the ids you do not want", (None,)),
+    "bad_words": ("is not supported; give logit_bias to their token ids", (None, [])),
+    "logprob_token_ids": ("is not supported; ask for logprobs of the most likely tokens", (None, [])),
+    "repetition_detection": ("is not supported; use repetition_penalty or stop", (None,)),
+    "vllm_xargs": ("is not supported: it is for vLLM's plugins", (None, {})),
+    "kv_transfer_params": ("is not supported: caches are not moved between servers", (None, {})),
+    "prompt_embeds": ("is not supported: send text or token ids", (None,)),
+    "mm_processor_kwargs": (_TEXT_ONLY, (None, {})),
+    "modalities": (_TEXT_ONLY, (None, ["text"])),
+    "audio": (_TEXT_ONLY, (None,)),
+    "web_search_options": ("is not supported: this server opens no connections", (None,)),
+    "prediction": ("is not supported", (None,)),
+    "verbosity": ("is not supported; say it in a message", (None, "medium")),
+    "include_reasoning": ("is not supported: reasoning stays in the text", (None, False)),
+    "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
+    "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
+    "background": ("is not supported: this server keeps no answers", (None, False)),
+    "previous_response_id": ("is not supported: nothing is kept; send the conversation", (None,)),
+    "conversation": ("is not supported: this server keeps no conversations; send the messages", (None,)),
+    "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
+    "include": ("is not supported: answers hold text only", (None, [])),
+    "max_tool_calls": (_NO_TOOLS, (None,)),
+    "reasoning": ("is not supported; use chat_template_kwargs of /v1/chat/completions", (None,)),
+    "truncation": ("is not supported; shorten the input", (None, "disabled")),
+}  # fmt: skip
+
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`(?: - at `(.*)`)?$", re.DOTALL)
+_PLACE = re.compile(r" - at (?:`key` in )?`(\$.*)`$")
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """Decode a body.
+
+    Raises:
+        ApiError: 400: no JSON, a wrong type or value, an unknown or a refused field.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        return _without_neutral(body, kind, error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body must be JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise ApiError(400, "the body nests too deep", code="invalid_json") from error
+
+
+def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationError) -> Body:
+    """Decode again without fields that Octavo lacks if all they ask for is nothing."""
+    fields = _as_object(body)
+    if fields is not None:
+        for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):
+            why, neutral = _REFUSED[name]
+            if not _is_one_of(fields.pop(name), neutral):
+                raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
+        try:
+            return msgspec.convert(fields, kind, str_keys=True)
+        except msgspec.ValidationError as found:
+            error = found
+        except RecursionError:
+            raise ApiError(400, "the body nests too deep", code="invalid_json") from None
+    raise _explained(error, kind)
+
+
+def _as_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    """Compare with types: 0 is not False here."""
+    return any(type(value) is type(other) and value == other for other in neutral)
+
+
+def _explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:
+    message = str(error)
+    unknown = _UNKNOWN.match(message)
+    if unknown:
+        name, place = unknown[1], (unknown[2] or "$").removeprefix("$").lstrip(".")
+        hint = suggest(name[:100], _fields_at(kind, place))
+        where = f" in {place}" if place else ""
+        text = f"unknown field {name[:100]!r}{where}{hint}"
+        return ApiError(400, text, param=name[:100], code="unknown_field")
+    place_found = _PLACE.search(message)
+    param = place_found[1].removeprefix("$").lstrip(".") or None if place_found else None
+    if param is None:
+        return ApiError(400, message)
+    return ApiError(
+        400, f"{param}: {message[: place_found.start()]}" if place_found else message, param=param
+    )
+
+
+def _fields_at(kind: type[msgspec.Struct], place: str) -> tuple[str, ...]:
+    if not place:
+        return kind.__struct_fields__
+    from octavo.server.api.types import StreamOptions
+
+    return StreamOptions.__struct_fields__ if place == "stream_options" else ()

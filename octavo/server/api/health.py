@@ -1,0 +1,51 @@
+"""GET /health (is it alive), /ready (does it take requests), /metrics."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.api.sse import encode
+from octavo.server.context import Context
+from octavo.server.metrics import CONTENT_TYPE
+
+
+class Health(msgspec.Struct):
+    """Answer of GET /health and /ready.
+
+    Attributes:
+        status: loading, ready, draining, stalled or dead.
+        seconds_since_progress: how long the step under way has taken; 0 when there is nothing to do.
+    """
+
+    status: str
+    seconds_since_progress: float
+
+
+async def health(context: Context, request: Request) -> Response:
+    """Answer 200 while the engine loads or makes progress, 503 when it is dead or a step does not end."""
+    found = _health(context)
+    return _answer(found, alive=found.status not in ("dead", "stalled"))
+
+
+async def ready(context: Context, request: Request) -> Response:
+    """Answer 200 while requests are taken."""
+    found = _health(context)
+    return _answer(found, alive=found.status == "ready")
+
+
+async def metrics(context: Context, request: Request) -> Response:
+    """Answer with Prometheus' text."""
+    return Response(await context.run(context.metrics.text), headers={"content-type": CONTENT_TYPE})
+
+
+def _health(context: Context) -> Health:
+    seconds = context.loop.seconds_since_progress
+    state: str = context.loop.state
+    if state in ("ready", "draining") and seconds > context.config.step_deadline_s:
+        state = "stalled"
+    return Health(state, round(seconds, 3))
+
+
+def _answer(found: Health, *, alive: bool) -> Response:
+    headers = {} if alive else {"Retry-After": "1"}
+    return Response(encode(found), 200 if alive else 503, headers, media_type="application/json")

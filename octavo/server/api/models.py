@@ -1,0 +1,42 @@
+"""GET /v1/models and /version."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.api.sse import encode
+from octavo.server.api.types import ModelCard, ModelList
+from octavo.server.context import VERSION, Context
+
+
+class Version(msgspec.Struct):
+    """Answer of GET /version."""
+
+    version: str
+
+
+async def models(context: Context, request: Request) -> Response:
+    """List the one model."""
+    return Response(encode(ModelList(data=[_card(context)])), media_type="application/json")
+
+
+async def model(context: Context, request: Request) -> Response:
+    """Describe a model by name."""
+    context.check_model(request.path_params["name"])
+    return Response(encode(_card(context)), media_type="application/json")
+
+
+async def version(context: Context, request: Request) -> Response:
+    """Tell the version."""
+    return Response(encode(Version(VERSION)), media_type="application/json")
+
+
+def _card(context: Context) -> ModelCard:
+    loop = context.loop
+    is_loaded = loop.state in ("ready", "draining")
+    return ModelCard(
+        id=context.model,
+        created=context.created,
+        root=context.model,
+        max_model_len=loop.engine.plan.max_model_len if is_loaded else None,
+    )

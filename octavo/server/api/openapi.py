@@ -1,0 +1,92 @@
+"""GET /openapi.json: the routes and their types, made from the structs."""
+
+import functools
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.api import health, models, response_types, types
+from octavo.server.context import VERSION, Context
+from octavo.server.errors import ErrorBody
+
+_Struct = type[msgspec.Struct]
+
+# Method, path, what it does, body, answer, whether it streams.
+_OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], ...] = (
+    ("post", "/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatCompletion, True),
+    ("post", "/v1/completions", "Continue prompts", types.CompletionRequest, types.Completion, True),
+    (
+        "post",
+        "/v1/responses",
+        "Answer an input",
+        response_types.ResponsesRequest,
+        response_types.ResponseObject,
+        True,
+    ),
+    ("get", "/v1/models", "List the model", None, types.ModelList, False),
+    ("get", "/v1/models/{name}", "Describe the model", None, types.ModelCard, False),
+    ("post", "/tokenize", "Turn text into token ids", types.TokenizeRequest, types.Tokens, False),
+    ("post", "/detokenize", "Turn token ids into text", types.DetokenizeRequest, types.Text, False),
+    ("get", "/health", "Is the engine alive?", None, health.Health, False),
+    ("get", "/ready", "Does the server take requests?", None, health.Health, False),
+    ("get", "/version", "Which version is this?", None, models.Version, False),
+    ("get", "/metrics", "Metrics for Prometheus", None, None, False),
+)
+_ERRORS = ("400", "401", "403", "404", "408", "413", "415", "429", "500", "503")
+
+
+async def document(context: Context, request: Request) -> Response:
+    """Describe the API."""
+    return Response(_document(), media_type="application/json")
+
+
+@functools.cache
+def _document() -> bytes:
+    kinds = {kind for _, _, _, body, answer, _ in _OPERATIONS for kind in (body, answer) if kind is not None}
+    listed = [ErrorBody, *sorted(kinds, key=lambda kind: kind.__name__)]
+    schemas, components = msgspec.json.schema_components(listed, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(listed, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, summary, body, answer, streams in _OPERATIONS:
+        operation = _operation(summary, body and schema_of[body], answer and schema_of[answer], streams)
+        if "{name}" in path:
+            place = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [place]
+        paths.setdefault(path, {})[method] = operation
+    key = {"type": "http", "scheme": "bearer"}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Octavo", "version": VERSION},
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": {"key": key}},
+            "security": [{"key": []}, {}],
+        }
+    )
+
+
+def _operation(summary: str, body: object, answer: object, streams: bool) -> dict[str, Any]:
+    content: dict[str, Any] = (
+        {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
+    )
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    failed = {
+        "description": "An error",
+        "content": {"application/json": {"schema": {"$ref": _ref(ErrorBody)}}},
+    }
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": "Success", "content": content}} | dict.fromkeys(_ERRORS, failed),
+    }
+    if summary.endswith("?"):
+        operation["responses"]["503"] = {"description": "No", "content": content}
+    if body:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation
+
+
+def _ref(kind: _Struct) -> str:
+    return f"#/components/schemas/{kind.__name__}"

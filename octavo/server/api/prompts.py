@@ -1,0 +1,165 @@
+"""From the fields of a request to token ids. All of it may take long, so it runs in the thread pool."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from octavo.engine.prompts import PromptReader, TokenIds
+from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
+from octavo.server.api.types import MAX_PROMPTS
+from octavo.server.errors import refused
+
+# Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats
+# are rendered once.
+_HERE = secrets.token_hex(16)
+# Texts are measured in parts of so many characters. That counts a few tokens too many, never twice as many.
+_PART_CHARS = 1 << 16
+_FAR_TOO_LONG = 2
+# What is to be truncated may be longer, but not without end.
+_FAR_TOO_LONG_TO_TRUNCATE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How prompts are read.
+
+    Attributes:
+        add_special_tokens: add BOS and EOS where the model was trained with them; None: as the kind of
+            prompt has it.
+        truncate: keep at most this many tokens; -1: as many as the model takes; None: refuse longer prompts.
+        keep_left: keep a prompt's beginning when it is truncated, not its end.
+    """
+
+    add_special_tokens: bool | None = None
+    truncate: int | None = None
+    keep_left: bool = False
+
+
+class Prompts:
+    """Reads the prompts of one model."""
+
+    def __init__(self, reader: PromptReader) -> None:
+        self._reader = reader
+
+    def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
+        """Read the prompts of a completion: a text, token ids, or a list of either.
+
+        Raises:
+            PromptError: they are mixed, empty, too many, or with ids outside the vocabulary.
+            RequestTooLongError: one is too long.
+        """
+        if isinstance(prompt, str):
+            return [self.read_text(prompt, reading)]
+        if prompt and all(type(item) is int for item in prompt):
+            return [self._read_ids(cast(list[int], prompt), reading)]
+        if not 0 < len(prompt) <= MAX_PROMPTS:
+            raise PromptError(f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompt)}")
+        if all(isinstance(item, str) for item in prompt):
+            return [self.read_text(cast(str, item), reading) for item in prompt]
+        if all(isinstance(item, list) for item in prompt):
+            return [self._read_ids(cast(list[int], item), reading) for item in prompt]
+        raise PromptError("prompt must hold texts, token ids or lists of token ids, got several of these")
+
+    def read_text(self, text: str, reading: Reading) -> TokenIds:
+        """Tokenize a text.
+
+        Raises:
+            PromptError, RequestTooLongError: as `read_all`.
+        """
+        return self._read_ids(self.encode(text, reading), reading)
+
+    def read_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reading: Reading,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TokenIds:
+        """Render messages with the model's template and tokenize the text.
+
+        Raises:
+            ChatTemplateError: no template, or it refuses the messages.
+            ApiError: the flags contradict each other.
+            PromptError, RequestTooLongError: as `read_all`.
+        """
+        text = self.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        special = bool(reading.add_special_tokens)
+        return self.read_text(text, Reading(special, reading.truncate, reading.keep_left))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """Return the text of a chat; see `read_chat`."""
+        tokenizer = self._reader.tokenizer
+        template = tokenizer.chat_template if tokenizer else None
+        if template is None:
+            raise ChatTemplateError("this model has no chat template; use /v1/completions")
+        plain = [_without_nulls(message) for message in messages]
+        if not continue_final_message:
+            add = True if add_generation_prompt is None else add_generation_prompt
+            return template.render(plain, add_generation_prompt=add, variables=variables)
+        if add_generation_prompt:
+            raise refused("continue_final_message", "and add_generation_prompt contradict each other")
+        last = plain[-1]
+        if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+            raise refused("continue_final_message", "needs a final message of the assistant, with a text")
+        plain[-1] = last | {"content": last["content"] + _HERE}
+        text = template.render(plain, add_generation_prompt=False, variables=variables)
+        before, found, _ = text.rpartition(_HERE)
+        if not found:
+            raise refused("continue_final_message", "is not possible: the template leaves out the message")
+        return before
+
+    def encode(self, text: str, reading: Reading) -> list[int]:
+        """Tokenize a text, but none that is far too long: that would take seconds.
+
+        Raises:
+            RequestTooLongError: it is certainly too long.
+        """
+        self._check_size(text, _FAR_TOO_LONG if reading.truncate is None else _FAR_TOO_LONG_TO_TRUNCATE)
+        special = reading.add_special_tokens
+        return self._reader.encode(text, add_special_tokens=True if special is None else special)
+
+    def _check_size(self, text: str, factor: int) -> None:
+        """Count tokens part by part until it is clear that there are too many."""
+        max_model_len = self._reader.max_model_len
+        if len(text) <= max(_PART_CHARS, 4 * max_model_len):
+            return
+        num_tokens = 0
+        for begin in range(0, len(text), _PART_CHARS):
+            part = text[begin : begin + _PART_CHARS]
+            num_tokens += len(self._reader.encode(part, add_special_tokens=False))
+            if num_tokens > factor * max_model_len:
+                raise RequestTooLongError(
+                    f"a prompt must leave room for one token in max_model_len = {max_model_len}, "
+                    f"got more than {num_tokens} tokens"
+                )
+
+    def _read_ids(self, token_ids: list[int], reading: Reading) -> TokenIds:
+        if reading.truncate is not None:
+            most = self._reader.max_model_len - 1
+            keep = most if reading.truncate == -1 else reading.truncate
+            if not 0 < keep <= most:
+                raise refused(
+                    "truncate_prompt_tokens", f"must be -1 or in [1, {most}], got {reading.truncate}"
+                )
+            token_ids = token_ids[:keep] if reading.keep_left else token_ids[-keep:]
+        return self._reader.read(token_ids)
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients send back what they got, with null for what was not there."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -1,0 +1,63 @@
+"""From the fields of a request to SamplingParams."""
+
+from typing import Any
+
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.errors import refused
+
+_SAME_NAME = tuple(
+    name
+    for name in SamplingFields.__struct_fields__
+    if name in SamplingParams.__dataclass_fields__ and name not in ("max_tokens", "logprobs")
+)
+
+
+def completion_params(request: CompletionRequest) -> SamplingParams:
+    """Return what a completion asks for; max_tokens 0 with echo becomes 1, whose token is left out.
+
+    Raises:
+        SamplingParamsError: a value is out of range.
+        ApiError: fields contradict each other.
+    """
+    options = _options(request)
+    options["max_tokens"] = request.max_tokens
+    if request.max_tokens == 0 and request.echo:
+        options["max_tokens"] = 1
+    options["logprobs"] = request.logprobs
+    if request.echo and request.logprobs is not None:
+        if request.stream:
+            raise refused(
+                "echo", "with logprobs is not streamed: log-probabilities of a prompt come at the end"
+            )
+        options["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    return SamplingParams(**options)
+
+
+def chat_params(request: ChatRequest) -> SamplingParams:
+    """Return what a chat asks for.
+
+    Raises:
+        SamplingParamsError: a value is out of range.
+        ApiError: fields contradict each other.
+    """
+    options = _options(request)
+    options["max_tokens"] = request.max_tokens
+    if request.max_completion_tokens is not None:
+        if request.max_tokens not in (None, request.max_completion_tokens):
+            raise refused("max_completion_tokens", "and max_tokens contradict each other; give one of them")
+        options["max_tokens"] = request.max_completion_tokens
+    if request.top_logprobs is not None and not request.logprobs:
+        raise refused("top_logprobs", "needs logprobs: true")
+    if request.logprobs:
+        options["logprobs"] = request.top_logprobs or 0
+    return SamplingParams(**options)
+
+
+def _options(request: SamplingFields) -> dict[str, Any]:
+    if request.stream_options is not None and not request.stream:
+        raise refused("stream_options", "needs stream: true")
+    if request.stream and request.prompt_logprobs is not None:
+        raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
+    values = ((name, getattr(request, name)) for name in _SAME_NAME)
+    return {name: value for name, value in values if value is not None}

@@ -1,0 +1,231 @@
+"""The application: routes, and the gate that every request passes."""
+
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.api import health, models, openapi, tokenize
+from octavo.server.api.chat import chat_completions
+from octavo.server.api.completions import completions
+from octavo.server.api.responses import responses
+from octavo.server.api.types import RequestId
+from octavo.server.auth import KeyRing
+from octavo.server.config import ServerConfig
+from octavo.server.context import Context
+from octavo.server.errors import ApiError, as_api_error
+from octavo.server.limits import ClientGoneError
+from octavo.server.loop import EngineLoop
+
+logger = logging.getLogger("octavo.server")
+
+Endpoint = Callable[[Context, Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/responses", responses),
+    ("GET", "/v1/models", models.models),
+    ("GET", "/v1/models/{name:path}", models.model),
+    ("POST", "/tokenize", tokenize.tokenize),
+    ("POST", "/detokenize", tokenize.detokenize),
+    ("GET", "/health", health.health),
+    ("GET", "/ping", health.health),
+    ("GET", "/ready", health.ready),
+    ("GET", "/metrics", health.metrics),
+    ("GET", "/version", models.version),
+    ("GET", "/openapi.json", openapi.document),
+)
+_OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def make_app(loop: EngineLoop, config: ServerConfig, model: str) -> "Gate":
+    """Return the ASGI application.
+
+    Args:
+        loop: runs the engine; may still load.
+        config: the options.
+        model: the name that clients give.
+
+    Raises:
+        ConfigError: the keys cannot be read.
+    """
+    context = Context(loop, config, config.served_model_name or model)
+    routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
+    return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))
+
+
+def _bound(endpoint: Endpoint, context: Context) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return await endpoint(context, request)
+
+    return answer
+
+
+class Gate:
+    """Lets a request in if its host and key are right; turns every error into an answer.
+
+    Attributes:
+        context: what the endpoints share.
+        num_open: requests that are not answered to the end.
+    """
+
+    def __init__(self, app: ASGIApp, context: Context, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+        self.context = context
+        self.num_open = 0
+        config = context.config
+        self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
+        self._hosts = _LOCAL_HOSTS | {config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
+        # Without a key, a page in a browser could reach a local server under its own name (DNS rebinding).
+        self._checks_host = config.is_local and not keys and "*" not in config.allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            raise ValueError(f"expected a request over HTTP, got {scope['type']}")
+        begun = time.monotonic()
+        answer = _Answer(send, scope)
+        scope["octavo.send"] = send
+        self.num_open += 1
+        try:
+            self._check(scope)
+            await self._app(scope, receive, answer.send)
+        except ClientGoneError:
+            if not answer.has_begun:
+                # It may have sent half a body, and still listen.
+                await answer.send_error(ApiError(400, "the body ended early", code="incomplete_body"))
+            answer.status = 499
+        except Exception as error:
+            await self._fail(error, answer)
+        finally:
+            self.num_open -= 1
+        self.context.metrics.note_answer(answer.status)
+        if self.context.config.access_log:
+            self._log(scope, answer.status, time.monotonic() - begun)
+
+    def _check(self, scope: Scope) -> None:
+        """Find out who asks.
+
+        Raises:
+            ApiError: 401 no valid key, 403 another server's name.
+        """
+        headers = dict(scope["headers"])
+        scope["octavo.request_id"] = _request_id(headers.get(b"x-request-id"))
+        scope["octavo.holder"] = None
+        path = scope["path"].removeprefix(self.context.config.root_path)
+        if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
+            raise ApiError(
+                403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
+            )
+        if self._keys:
+            scope["octavo.holder"] = self._keys.holder(headers.get(b"authorization"))
+            if scope["octavo.holder"] is None and path not in self._open_paths:
+                raise ApiError(
+                    401,
+                    "expected a valid API key in the header Authorization: Bearer KEY",
+                    type="authentication_error",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+
+    async def _fail(self, error: Exception, answer: "_Answer") -> None:
+        found = as_api_error(error)
+        if found.status == 500:
+            # A message might hold a prompt; where it happened does not.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("a request failed with %s\n%s", type(error).__name__, frames)
+        if answer.has_begun:
+            raise error
+        await answer.send_error(found)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        client = (scope.get("client") or ("-",))[0]
+        # Written with escapes: a path may hold line breaks.
+        logger.info("%s %s %r %d %.3f s", client, scope["method"], scope["path"][:200], status, seconds)
+
+
+class _Answer:
+    """What is sent to one client, with the headers that every answer has.
+
+    Attributes:
+        status: once it is sent; 499 if the client left before.
+        has_begun: the status was sent.
+    """
+
+    def __init__(self, send: Send, scope: Scope) -> None:
+        self._send = send
+        self._scope = scope
+        self.status = 0
+        self.has_begun = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message; complete the first one's headers, and give starlette's own errors our form."""
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            if status in (404, 405) and b"application/json" not in dict(message["headers"]).values():
+                await self.send_error(_no_route(self._scope, status))
+                return
+            self.status, self.has_begun = status, True
+            request_id = self._scope.get("octavo.request_id", "")
+            message["headers"] = [
+                *message["headers"],
+                (b"x-request-id", request_id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
+        elif self._is_replaced:
+            return
+        await self._send(message)
+
+    _is_replaced = False
+
+    async def send_error(self, error: ApiError) -> None:
+        """Send an error."""
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(error.body)),
+            **error.headers,
+        }
+        listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
+        await self._send({"type": "http.response.body", "body": error.body, "more_body": False})
+        self._is_replaced = True
+
+
+def _no_route(scope: Scope, status: int) -> ApiError:
+    if status == 405:
+        methods = sorted({method for method, path, _ in ROUTES if path == scope["path"]})
+        allow = {"Allow": ", ".join(methods)} if methods else {}
+        return ApiError(
+            405, f"{scope['method']} is not possible here", code="method_not_allowed", headers=allow
+        )
+    return ApiError(404, f"there is no route {scope['path'][:200]!r}", code="not_found")
+
+
+def _request_id(given: bytes | None) -> str:
+    """Return the client's id if it is one, else a new one."""
+    if given is not None:
+        try:
+            return msgspec.convert(given.decode("ascii"), RequestId)
+        except (UnicodeDecodeError, msgspec.ValidationError):
+            pass
+    return uuid.uuid4().hex
+
+
+def _host(header: bytes) -> str:
+    """Return the host of a Host header, without its port."""
+    text = header.decode("latin-1").lower()
+    if text.startswith("["):
+        return text.partition("]")[0] + "]"
+    return text.partition(":")[0]

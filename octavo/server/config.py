@@ -1,0 +1,137 @@
+"""Options of the HTTP server.
+
+Like EngineConfig, one frozen dataclass gives flags, OCTAVO_... variables and keys of octavo.toml.
+"""
+
+import ipaddress
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """Where the server listens, who may call it, and how much it takes.
+
+    Attributes:
+        host: address to bind. The default is reached from this machine only.
+        port: TCP port.
+        uds: path of a unix socket to bind instead of host and port.
+        ssl_certfile: PEM certificate chain; with ssl_keyfile the server speaks HTTPS (TLS 1.3).
+        ssl_keyfile: PEM private key.
+        root_path: prefix of all routes behind a proxy that does not strip it, such as /llm.
+        served_model_name: the name that clients give as `model`. Default: the model's.
+        api_key: keys that clients may send, separated by commas. Only from OCTAVO_API_KEY or octavo.toml:
+            every user of a machine sees the flags of every command.
+        api_key_file: a file with one key per line; empty lines and lines that begin with # do not count.
+        insecure: bind a public address without a key.
+        public_metrics: let /metrics be read without a key.
+        allowed_hosts: further Host headers to answer to when there is no key; * allows any.
+        cache_isolation: "key" keeps the prefix caches of different API keys apart.
+        max_num_queued_reqs: prompts that wait for admission; further ones get 429.
+        max_num_queued_tokens: prompt tokens that wait for admission; likewise.
+        max_body_bytes: largest request body.
+        body_timeout_s: how long a client may take to send a body.
+        queue_timeout_s: how long a request may wait for admission; 0: for ever.
+        write_timeout_s: how long a client may leave a streamed event unread.
+        sse_keep_alive_s: a comment is sent on a stream that is idle for so long; 0: never.
+        shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
+        step_deadline_s: a step that takes longer has hung: its requests fail.
+        access_log: log method, path, status and duration of each request; never a body or a key.
+
+    Raises:
+        ConfigError: an option is out of range, or a public address would be open to everybody.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    root_path: str = ""
+    served_model_name: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = None
+    insecure: bool = False
+    public_metrics: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    cache_isolation: Literal["none", "key"] = "none"
+    max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 1_000_000
+    max_body_bytes: int = 8 << 20
+    body_timeout_s: float = 30.0
+    queue_timeout_s: float = 60.0
+    write_timeout_s: float = 120.0
+    sse_keep_alive_s: float = 15.0
+    shutdown_timeout: float = 30.0
+    step_deadline_s: float = 120.0
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        _in_range("port", self.port, 0, 65535)
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes"):
+            _in_range(name, getattr(self, name), 1, 2**40)
+        for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s"):
+            _in_range(name, getattr(self, name), 1e-3, 1e6)
+        for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):
+            _in_range(name, getattr(self, name), 0, 1e6)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile must be given together")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigError(f"root_path must begin with / and not end with it, got {self.root_path!r}")
+        if not (self.has_keys or self.insecure or self.is_local):
+            raise ConfigError(
+                f"host {self.host} is reached from other machines, so clients need a key: give api_key_file "
+                "or OCTAVO_API_KEY, or say insecure to let everybody in"
+            )
+
+    @property
+    def has_keys(self) -> bool:
+        """True if clients must send a key."""
+        return self.api_key is not None or self.api_key_file is not None
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches the server."""
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def read_keys(self) -> list[str]:
+        """Return all keys.
+
+        Raises:
+            ConfigError: the file cannot be read, there is no key in it, or a key is too short to be one.
+        """
+        keys = [key.strip() for key in (self.api_key or "").split(",")]
+        if self.api_key_file is not None:
+            keys += _lines(Path(self.api_key_file))
+        keys = [key for key in keys if key]
+        if self.has_keys and not keys:
+            raise ConfigError("expected at least one API key, got none; write one key per line")
+        for key in keys:
+            if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    f"an API key must be 8 or more printable ASCII characters without spaces, got {len(key)} "
+                    "characters"
+                )
+        return keys
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file {path} cannot be read: {error}") from error
+    return [line.strip() for line in lines if not line.lstrip().startswith("#")]
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")

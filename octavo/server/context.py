@@ -1,0 +1,132 @@
+"""What all endpoints share: the engine, the options, a pool for slow work, counters."""
+
+import asyncio
+import importlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from octavo.engine.engine import Engine
+from octavo.engine.prompts import TokenIds
+from octavo.errors import EngineDeadError, NotReadyError
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.sse import EventStream
+from octavo.server.api.types import RequestId
+from octavo.server.auth import isolated_salt
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
+from octavo.server.generation import Generation
+from octavo.server.limits import BodyReader
+from octavo.server.loop import EngineLoop
+from octavo.server.metrics import Metrics
+
+Found = TypeVar("Found")
+
+# Of the package that runs, which need not be installed.
+VERSION: str = importlib.import_module("octavo").__version__
+
+# Rendering and tokenizing let go of the interpreter's lock.
+_POOL_THREADS = 4
+
+
+class Context:
+    """One server.
+
+    Attributes:
+        loop: runs the engine.
+        config: the options.
+        model: the name clients give.
+        created: when the server started, seconds since 1970.
+        bodies: reads requests.
+        metrics: counts them.
+    """
+
+    def __init__(self, loop: EngineLoop, config: ServerConfig, model: str) -> None:
+        self.loop = loop
+        self.config = config
+        self.model = model
+        self.created = int(time.time())
+        self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
+        self.metrics = Metrics(loop, model)
+        self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
+
+    async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
+        """Run slow work in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which takes requests.
+
+        Raises:
+            NotReadyError: the server loads or drains.
+            EngineDeadError: the engine is dead.
+        """
+        state = self.loop.state
+        if state == "dead":
+            raise EngineDeadError("the engine is dead")
+        if state != "ready":
+            raise NotReadyError(f"the server is {state}")
+        return self.loop.engine
+
+    def check_model(self, model: str | None) -> None:
+        """Refuse another model's name.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model is not None and model != self.model:
+            text = f"there is no model {model[:200]!r} here, only {self.model!r}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+
+    def salt(self, request: Request, cache_salt: str | None) -> str:
+        """Return the salt under which a request finds cached prefixes."""
+        holder = request.scope["octavo.holder"]
+        if self.config.cache_isolation == "key" and holder is not None:
+            return isolated_salt(holder, cache_salt or "")
+        return cache_salt or ""
+
+    async def generate(
+        self, prompts: Sequence[TokenIds], params: SamplingParams, *, cache_salt: str, priority: int
+    ) -> Generation:
+        """Submit prompts: all of them or none.
+
+        Raises:
+            OctavoError: as EngineLoop.submit.
+        """
+        self.metrics.note_params(params)
+        generation = Generation(prompts)
+        try:
+            for prompt in prompts:
+                stream = await self.loop.submit(
+                    prompt, params, request_id=uuid.uuid4().hex, cache_salt=cache_salt, priority=priority
+                )
+                generation.streams.append(stream)
+        except BaseException:
+            generation.abort()
+            raise
+        generation.watch_queue(self.config.queue_timeout_s)
+        return generation
+
+    def events(self, events: AsyncIterator[bytes], generation: Generation, **options: Any) -> EventStream:
+        """Return an answer that streams events; see EventStream."""
+        return EventStream(
+            events,
+            generation,
+            keep_alive_s=self.config.sse_keep_alive_s,
+            write_timeout_s=self.config.write_timeout_s,
+            **options,
+        )
+
+    def close(self) -> None:
+        """Let the pool's threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def new_id(prefix: str, request: Request, given: RequestId | None) -> str:
+    """Return the id of an answer: made of the client's own if it gave one."""
+    return f"{prefix}-{given or request.scope['octavo.request_id']}"

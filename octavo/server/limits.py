@@ -1,0 +1,111 @@
+"""What a client may send, how long it may take, and what ends with it when it leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+from octavo.server.errors import ApiError
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Found = TypeVar("Found")
+
+# All bodies together may take this many times the largest.
+_NUM_LARGE_BODIES = 32
+
+
+class ClientGoneError(Exception):
+    """The client left, or reads nothing any more: there is nobody to answer."""
+
+
+class BodyReader:
+    """Reads the bodies of requests, with limits on one of them, on all together and on time."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._num_bytes = 0
+
+    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes:
+        """Return a body of JSON.
+
+        Args:
+            headers: of the request, names in lower case.
+            receive: gives the body's pieces.
+
+        Raises:
+            ApiError: 415 no JSON; 413 too large; 408 too slow; 429 too many large bodies at a time.
+            ClientGoneError: the client left while it sent the body.
+        """
+        found = dict(headers)
+        kind = found.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise ApiError(
+                415, "expected the header Content-Type: application/json", code="unsupported_media_type"
+            )
+        length = found.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._read(receive)
+        except TimeoutError:
+            message = f"the body was not there after {self._timeout_s:g} s"
+            raise ApiError(
+                408, message, code="request_timeout", headers={"x-should-retry": "false"}
+            ) from None
+
+    async def _read(self, receive: Receive) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                piece = message.get("body", b"")
+                size += len(piece)
+                self._num_bytes += len(piece)
+                if size > self._max_bytes:
+                    raise self._too_large()
+                if self._num_bytes > self._max_bytes * _NUM_LARGE_BODIES:
+                    raise ApiError(
+                        429,
+                        "too many large bodies are being read",
+                        type="rate_limit_error",
+                        code="rate_limit_exceeded",
+                        headers={"Retry-After": "1"},
+                    )
+                pieces.append(piece)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+        finally:
+            self._num_bytes -= size
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")
+
+
+async def unless_gone(
+    receive: Receive, work: Coroutine[Any, Any, Found], *guards: Coroutine[Any, Any, None]
+) -> Found:
+    """Return what `work` returns; cancel it if the client leaves or a guard returns first.
+
+    Raises:
+        ClientGoneError: work was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    others = [asyncio.ensure_future(other) for other in (_until_gone(receive), *guards)]
+    try:
+        await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for other in (task, *others):
+            other.cancel()
+        await asyncio.gather(task, *others, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,68 @@
+// Server-sent events over fetch: unlike EventSource, it sends a key, and stops when it is told to.
+
+/** Yield the data of each event of a response. */
+export async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) yield line.slice(5).trim();
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Headers with the key that the user gave, if there is one. */
+export function headers(extra = {}) {
+  const key = document.getElementById("key").value.trim();
+  return key ? { ...extra, Authorization: `Bearer ${key}` } : extra;
+}
+
+/** What a response that is no success says. */
+export async function errorOf(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The server answered ${response.status}.`;
+  }
+}
+
+/** Follow /live for ever: call onSnapshot for each snapshot, onLost with a reason whenever it breaks off. */
+export async function follow(onSnapshot, onLost) {
+  for (;;) {
+    await visible();
+    const stop = new AbortController();
+    const hide = () => document.hidden && stop.abort();
+    document.addEventListener("visibilitychange", hide);
+    try {
+      const response = await fetch("live", { headers: headers(), signal: stop.signal, cache: "no-store" });
+      if (!response.ok) throw new Error(await errorOf(response));
+      for await (const data of eventsOf(response)) onSnapshot(JSON.parse(data));
+      onLost("the stream has ended");
+    } catch (error) {
+      if (!stop.signal.aborted) onLost(error.message);
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1500));
+  }
+}
+
+function visible() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+  });
+}

@@ -1,0 +1,154 @@
+"""Runs a server from the first byte to the last: bind, load, serve, drain."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server
+
+from octavo.errors import ConfigError
+from octavo.server.app import Gate
+from octavo.server.config import ServerConfig
+from octavo.server.loop import EngineLoop
+
+logger = logging.getLogger("octavo.server")
+
+# Requests at a time; further ones wait in the kernel's queue.
+_MAX_CONNECTIONS = 4096
+_MAX_HEADER_BYTES = 64 << 10
+_HEADER_TIMEOUT_MS = 10_000
+_POLL_S = 0.1
+# A dead engine's streams get this long to tell their clients.
+_LAST_WORDS_S = 2.0
+
+
+def url_of(config: ServerConfig) -> str:
+    """Return where a server is reached."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://{host}:{config.port}{config.root_path}"
+
+
+def check_address(config: ServerConfig) -> None:
+    """Find out before a model is loaded whether the address is free.
+
+    Raises:
+        ConfigError: it is not, or it is not this machine's.
+    """
+    if config.uds is not None:
+        if Path(config.uds).exists():
+            raise ConfigError(f"uds {config.uds} is there already; remove it if no server uses it")
+        return
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[4])
+    except OSError as error:
+        raise ConfigError(
+            f"host {config.host}, port {config.port} cannot be bound: {error.strerror or error}"
+        ) from error
+
+
+async def serve(
+    gate: Gate, loop: EngineLoop, config: ServerConfig, on_ready: Callable[[], None]
+) -> BaseException | None:
+    """Serve until a signal or the engine's death; return why the engine died, or None.
+
+    Args:
+        gate: the application.
+        loop: not started yet.
+        config: the options.
+        on_ready: called when requests are taken.
+    """
+    leave = asyncio.Event()
+    _on_signals(leave)
+    server = make_server(gate, config)
+    if config.uds is not None:
+        # Only this user may connect.
+        os.umask(0o177)
+    serving = asyncio.ensure_future(server.serve())
+    loop.start()
+    watching = asyncio.ensure_future(_watch(loop, on_ready))
+    leaving = asyncio.ensure_future(leave.wait())
+    try:
+        await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        if leaving.done() and loop.state == "ready":
+            await _drain(gate, loop, config.shutdown_timeout)
+        elif watching.done() and watching.result():
+            await asyncio.sleep(_LAST_WORDS_S)
+    finally:
+        watching.cancel()
+        leaving.cancel()
+        server.stop()
+        await asyncio.wait((serving,), timeout=_LAST_WORDS_S)
+        gate.context.close()
+    return loop.error
+
+
+def make_server(gate: Gate, config: ServerConfig) -> Server:
+    """Return the HTTP server, with limits on headers and on the time they take."""
+    return Server(
+        gate,
+        address=config.host,
+        port=config.port,
+        uds=Path(config.uds) if config.uds is not None else None,
+        interface=Interfaces.ASGINL,
+        # HTTP/2 would allow 16 MiB of headers.
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=1024,
+        backpressure=_MAX_CONNECTIONS,
+        http1_settings=HTTP1Settings(
+            header_read_timeout=_HEADER_TIMEOUT_MS, max_buffer_size=_MAX_HEADER_BYTES
+        ),
+        log_level=LogLevels.error,
+        ssl_cert=Path(config.ssl_certfile) if config.ssl_certfile else None,
+        ssl_key=Path(config.ssl_keyfile) if config.ssl_keyfile else None,
+        url_path_prefix=config.root_path or None,
+    )
+
+
+def _on_signals(leave: asyncio.Event) -> None:
+    """Leave on SIGTERM and Ctrl-C; at once on the second."""
+    events = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if leave.is_set():
+            os._exit(128 + number)
+        leave.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, on_signal, number)
+
+
+async def _drain(gate: Gate, loop: EngineLoop, timeout_s: float) -> None:
+    """Let requests finish, and their clients read the rest."""
+    deadline = time.monotonic() + max(timeout_s, _LAST_WORDS_S)
+    await loop.drain(timeout_s)
+    while gate.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+
+
+async def _watch(loop: EngineLoop, on_ready: Callable[[], None]) -> bool:
+    """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
+    while loop.state == "loading":
+        await asyncio.sleep(_POLL_S)
+    was_ready = loop.state == "ready"
+    if was_ready:
+        on_ready()
+    while loop.state != "dead":
+        await asyncio.sleep(_POLL_S)
+    return was_ready

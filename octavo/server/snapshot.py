@@ -1,0 +1,294 @@
+"""What people see of an engine at work: its pool, its prefixes, its requests. Never a prompt, nor its id.
+
+engine's thread   look       copies what the next step changes: bounded, whatever the pool
+event loop        Describer  makes a snapshot of it
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+
+import msgspec
+
+from octavo.engine.engine import Engine
+from octavo.engine.request import Request
+from octavo.engine.stats import EngineStats
+from octavo.kv.branches import Branch, top_branches
+from octavo.server.loop_stats import HistogramSnapshot, LoopStats
+from octavo.server.readers import Part, parts_of
+
+MAX_CELLS = 2048
+MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12
+MAX_BRANCHES = 64
+_MAX_BRANCH_BLOCKS, _MAX_FIRST_BLOCKS = 768, 32
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen between two steps.
+
+    Attributes:
+        stats: counters.
+        block_size: tokens per block.
+        blocks_per_cell: a large pool is sampled: each cell shows the first of so many blocks.
+        cells: reference count of each cell's block; -1 if it is free.
+        rows: (request id, index) and figures of those that run or wait; not all of them if there are many.
+        keys: [S] the same two of every sequence that holds blocks.
+        tables: [S] its block ids, a list that only grows, and how many of them it had.
+        branches: of the prefix tree.
+    """
+
+    stats: EngineStats
+    block_size: int
+    blocks_per_cell: int
+    cells: list[int]
+    rows: list[tuple[_Key, "RequestRow"]]
+    keys: list[_Key]
+    tables: list[tuple[Sequence[int], int]]
+    branches: list[Branch]
+
+
+class RequestRow(msgspec.Struct):
+    """One completion that runs or waits.
+
+    Attributes:
+        state: "waiting", "preempted" (waits again), "prefill" or "decode".
+        prompt_tokens: length of its prompt.
+        cached_tokens: how many of them came from the prefix cache.
+        computed_tokens: tokens whose keys and values are in the pool.
+        output_tokens: tokens written.
+        max_output_tokens: where it ends at the latest.
+        blocks: blocks it reads.
+        age_s: seconds since it arrived.
+        number: of the sequence, counted since people look on; so is `request`, which its siblings share.
+    """
+
+    state: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    blocks: int
+    age_s: float
+    number: int = 0
+    request: int = 0
+
+
+class Pool(msgspec.Struct):
+    """The block pool.
+
+    Attributes:
+        num_blocks, block_size, blocks_per_cell: as in Look; the counts below are exact.
+        runs: (cells, readers, part): cells in a row that are alike. Readers: -1 free, 0 cached. Part: an
+            index into `parts`, -1 for none.
+        parts: (first token, token behind the last, numbers of the readers, not all if there are many).
+        table_entries: blocks that a copy for each sequence would take.
+    """
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    blocks_per_cell: int
+    num_free: int
+    num_cached: int
+    num_used: int
+    num_shared: int
+    num_evictions: int
+    table_entries: int
+    runs: list[tuple[int, int, int]]
+    parts: list[tuple[int, int, list[int]]]
+
+
+class Counts(msgspec.Struct):
+    """Counters and gauges; see EngineStats, KVStats and LoopStats."""
+
+    running: int
+    waiting: int
+    live: int
+    rejected: int
+    finished: dict[str, int]
+    steps: int
+    computed_tokens: int
+    output_tokens: int
+    preemptions: int
+    looked_up_tokens: int
+    found_tokens: int
+    late_compiled: int
+    late_captured: int
+    late_allocated: int
+
+
+class Buckets(msgspec.Struct):
+    """A histogram: counts has one entry more than bounds, which are upper bounds in seconds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    p50: float | None
+    p99: float | None
+
+
+class Snapshot(msgspec.Struct, omit_defaults=True):
+    """What the page shows; without an engine, only the state.
+
+    Attributes:
+        state: as EngineLoop.state.
+        time_s: of a clock that only differences mean something of.
+        branches: as octavo.kv.branches.Branch.
+    """
+
+    state: str
+    time_s: float
+    pool: Pool | None = None
+    counts: Counts | None = None
+    requests: list[RequestRow] = []
+    branches: list[Branch] = []
+    first_token: Buckets | None = None
+    inter_token: Buckets | None = None
+
+
+def look(engine: Engine) -> Look:
+    """Copy what a snapshot needs. Call it in the engine's thread, between two steps."""
+    stats = engine.stats()
+    store, scheduler = engine.manager.store, engine.scheduler
+    blocks_per_cell = -(-stats.kv.num_blocks // MAX_CELLS)
+    now = time.monotonic()
+    running = [*scheduler.running]
+    shown = chain(running[:MAX_RUNNING_ROWS], islice(scheduler.waiting, MAX_WAITING_ROWS))
+    tables: list[tuple[Sequence[int], int]] = [
+        (request.blocks.block_ids, len(request.blocks.block_ids)) for request in running
+    ]
+    oldest, newest = store.tree.first_blocks, reversed(store.tree.first_blocks)
+    first_blocks = dict.fromkeys(
+        chain(
+            (block_ids[0] for block_ids, length in tables[:_MAX_FIRST_BLOCKS] if length),
+            islice(oldest, _MAX_FIRST_BLOCKS),
+            islice(newest, _MAX_FIRST_BLOCKS),
+        )
+    )
+    return Look(
+        stats=stats,
+        block_size=engine.plan.block_size,
+        blocks_per_cell=blocks_per_cell,
+        cells=store.pool.states(blocks_per_cell),
+        rows=[((request.request_id, request.index), _row(request, now)) for request in shown],
+        keys=[(request.request_id, request.index) for request in running],
+        tables=tables,
+        branches=top_branches(store, first_blocks, max_branches=MAX_BRANCHES, max_blocks=_MAX_BRANCH_BLOCKS),
+    )
+
+
+def _row(request: Request, now: float) -> RequestRow:
+    if request.row < 0:
+        # A fork has begun with its leader, even if there is no row for it yet.
+        was_running = request.has_begun and (request.index == 0 or request.num_output_tokens > 0)
+        state = "preempted" if was_running else "waiting"
+    else:
+        state = "prefill" if request.num_computed_tokens < request.num_prompt_tokens else "decode"
+    return RequestRow(
+        state=state,
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        computed_tokens=request.num_computed_tokens,
+        output_tokens=request.num_output_tokens,
+        max_output_tokens=request.max_num_tokens - request.num_prompt_tokens,
+        blocks=len(request.blocks.block_ids),
+        age_s=round(now - request.metrics.arrival_s, 2),
+    )
+
+
+class Describer:
+    """Makes snapshots, in which a request keeps its number for as long as it is seen."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[_Key, int] = {}
+        self._requests: dict[str, int] = {}
+        self._num_sequences = self._num_requests = 0
+
+    def describe(self, state: str, seen: Look, stats: LoopStats) -> Snapshot:
+        """Make a snapshot of a look and of the loop's own figures."""
+        self._number([*seen.keys, *(key for key, _ in seen.rows)])
+        for key, row in seen.rows:
+            row.number, row.request = self._sequences[key], self._requests[key[0]]
+        return Snapshot(
+            state=state,
+            time_s=time.monotonic(),
+            pool=_pool(seen, [self._sequences[key] for key in seen.keys]),
+            counts=_counts(seen.stats, stats),
+            requests=[row for _, row in seen.rows],
+            branches=seen.branches,
+            first_token=_buckets(stats.first_token_s),
+            inter_token=_buckets(stats.inter_token_s),
+        )
+
+    def _number(self, keys: list[_Key]) -> None:
+        """Give numbers to those that are new; forget those that are gone."""
+        sequences, requests = self._sequences, self._requests
+        self._sequences, self._requests = {}, {}
+        for key in dict.fromkeys(keys):
+            if key not in sequences:
+                self._num_sequences += 1
+                sequences[key] = self._num_sequences
+            if key[0] not in requests:
+                self._num_requests += 1
+                requests[key[0]] = self._num_requests
+            self._sequences[key], self._requests[key[0]] = sequences[key], requests[key[0]]
+
+
+def _pool(seen: Look, numbers: list[int]) -> Pool:
+    kv, step = seen.stats.kv, seen.blocks_per_cell
+    parts = parts_of(seen.tables)
+    part_of = [-1] * len(seen.cells)
+    for index, part in enumerate(parts):
+        for block_id in part.block_ids[part.start : part.end]:
+            if not block_id % step:
+                part_of[block_id // step] = index
+    cells = groupby(zip(seen.cells, part_of, strict=True))
+    runs = [(sum(1 for _ in group), readers, index) for (readers, index), group in cells]
+    # Parts of which no cell shows a block are left out.
+    used = {index: place for place, index in enumerate(sorted({run[2] for run in runs} - {-1}))}
+    return Pool(
+        num_blocks=kv.num_blocks,
+        block_size=seen.block_size,
+        bytes_per_block=kv.bytes_per_block,
+        blocks_per_cell=step,
+        num_free=kv.num_free,
+        num_cached=kv.num_cached,
+        num_used=kv.num_referenced,
+        num_shared=kv.num_shared,
+        num_evictions=kv.num_evictions,
+        table_entries=kv.num_table_entries,
+        runs=[(length, readers, used.get(index, -1)) for length, readers, index in runs],
+        parts=[_described(parts[index], seen.block_size, numbers) for index in used],
+    )
+
+
+def _described(part: Part, block_size: int, numbers: list[int]) -> tuple[int, int, list[int]]:
+    readers = [numbers[reader] for reader in part.readers[:MAX_NAMED_READERS]]
+    return part.start * block_size, part.end * block_size, readers
+
+
+def _counts(engine: EngineStats, loop: LoopStats) -> Counts:
+    return Counts(
+        running=engine.num_running,
+        waiting=loop.num_waiting,
+        live=loop.num_live,
+        rejected=loop.num_rejected,
+        finished=dict(loop.num_finished),
+        steps=engine.num_steps,
+        computed_tokens=engine.num_computed_tokens,
+        output_tokens=engine.num_output_tokens,
+        preemptions=engine.num_preemptions,
+        looked_up_tokens=engine.kv.prefix_query_tokens,
+        found_tokens=engine.kv.prefix_hit_tokens,
+        late_compiled=engine.late_work.compiled,
+        late_captured=engine.late_work.captured,
+        late_allocated=engine.late_work.allocated,
+    )
+
+
+def _buckets(histogram: HistogramSnapshot) -> Buckets:
+    return Buckets(histogram.bounds, histogram.counts, histogram.quantile(0.5), histogram.quantile(0.99))

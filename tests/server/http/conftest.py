@@ -1,0 +1,64 @@
+"""Servers on loopback: one with the real model, and tiny ones, shared or with options of their own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_helpers import LiveServer
+from tiny_chat import write_model
+
+from octavo import EngineConfig
+from octavo.engine.engine import Engine
+
+TINY = {"num_blocks": 256, "block_size": 4, "prepare": False, "load_format": "dummy"}
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[LiveServer]:
+    config = EngineConfig(dtype="float32", num_blocks=512)
+    server = LiveServer(lambda: Engine(config), "smollm2", sse_keep_alive_s=0)
+    yield server.wait_until_ready()
+    server.close()
+
+
+@pytest.fixture
+def real(real_server: LiveServer) -> Iterator[LiveServer]:
+    """The real model; afterwards no request and no block may be left."""
+    yield real_server
+    real_server.assert_drained()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny-chat"))
+
+
+@pytest.fixture(scope="session")
+def tiny_server(model_folder: Path) -> Iterator[LiveServer]:
+    config = EngineConfig.from_dict({"model": str(model_folder), **TINY})
+    server = LiveServer(lambda: Engine(config), "tiny", sse_keep_alive_s=0)
+    yield server.wait_until_ready()
+    server.close()
+
+
+@pytest.fixture
+def live(tiny_server: LiveServer) -> Iterator[LiveServer]:
+    """The tiny model; afterwards no request and no block may be left."""
+    yield tiny_server
+    tiny_server.assert_drained()
+
+
+@pytest.fixture
+def serve_tiny(model_folder: Path) -> Iterator[Callable[..., LiveServer]]:
+    """Serve a tiny model with options of the engine, and of the server as keyword arguments."""
+    servers: list[LiveServer] = []
+
+    def serve(engine: dict | None = None, *, ready: bool = True, **options: Any) -> LiveServer:
+        config = EngineConfig.from_dict({"model": str(model_folder), **TINY, **(engine or {})})
+        servers.append(LiveServer(lambda: Engine(config), "tiny", **options))
+        return servers[-1].wait_until_ready() if ready else servers[-1]
+
+    yield serve
+    for server in servers:
+        server.close()

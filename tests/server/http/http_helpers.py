@@ -1,0 +1,128 @@
+"""A server on loopback in this process, and short ways to talk to it."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from octavo.engine.engine import Engine
+from octavo.server.app import make_app
+from octavo.server.config import ServerConfig
+from octavo.server.loop import EngineLoop
+from octavo.server.run import make_server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class LiveServer:
+    """Serves an engine over HTTP from a thread of its own, until `close`."""
+
+    def __init__(self, make_engine: Callable[[], Engine], model: str, **options: Any) -> None:
+        self.config = ServerConfig(port=free_port(), **options)
+        self.url = f"http://127.0.0.1:{self.config.port}"
+        self.loop = EngineLoop(
+            make_engine,
+            max_waiting=self.config.max_num_queued_reqs,
+            max_waiting_tokens=self.config.max_num_queued_tokens,
+            step_deadline_s=self.config.step_deadline_s,
+        )
+        self.gate = make_app(self.loop, self.config, model)
+        self.http = httpx.Client(base_url=self.url, timeout=30.0)
+        self._server: Any = None
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._await_port()
+        self.loop.start()
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._events = asyncio.get_running_loop()
+            self._server = make_server(self.gate, self.config)
+            await self._server.serve()
+
+        asyncio.run(serve())
+
+    def _await_port(self) -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.config.port)) == 0:
+                    return
+            time.sleep(0.01)
+        raise AssertionError("the server does not listen")
+
+    def wait_until_ready(self) -> "LiveServer":
+        eventually(lambda: self.loop.state == "ready", 60)
+        return self
+
+    def on_events(self, work: Callable[[], Any]) -> Any:
+        """Run a coroutine on the server's event loop."""
+        assert self._events is not None
+        return asyncio.run_coroutine_threadsafe(work(), self._events).result(30)
+
+    def post(self, path: str, body: Any, **keywords: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **keywords)
+
+    def events(self, path: str, body: dict, **keywords: Any) -> list[dict]:
+        """Return the events of a stream, which must end with [DONE]."""
+        with self.http.stream("POST", path, json={**body, "stream": True}, **keywords) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1] if not line.startswith(":")]
+
+    def assert_drained(self) -> None:
+        """No request is left anywhere, and every block is free."""
+        eventually(lambda: self.loop.stats().num_live == 0)
+        stats = self.on_events(lambda: self.loop.call(lambda engine: engine.stats()))
+        assert stats.num_running == stats.num_waiting == stats.kv.num_referenced == 0
+        assert self.loop.stats().num_waiting == self.loop.stats().num_waiting_tokens == 0
+        self.on_events(lambda: self.loop.call(lambda engine: engine.manager.check_invariants()))
+
+    def close(self) -> None:
+        self.http.close()
+        self.loop.stop()
+        if self._events is not None and self._server is not None:
+            self._events.call_soon_threadsafe(self._server.stop)
+        self._thread.join(10)
+        self.gate.context.close()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.005)
+
+
+def chat(text: str, **fields: Any) -> dict:
+    """A chat of one message, greedy and short unless told otherwise."""
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8, **fields}
+
+
+def raw(server: LiveServer, data: bytes, timeout: float = 5.0) -> bytes:
+    """Send bytes as they are; return all that comes back until the server closes or is silent."""
+    with socket.create_connection(("127.0.0.1", server.config.port), timeout=timeout) as connection:
+        connection.sendall(data)
+        return b"".join(_received(connection))
+
+
+def _received(connection: socket.socket) -> Iterator[bytes]:
+    try:
+        while piece := connection.recv(65536):
+            yield piece
+            connection.settimeout(0.5)
+    except (TimeoutError, ConnectionResetError):
+        return

@@ -1,0 +1,148 @@
+"""`octavo serve` as a process: what it says, how it ends, what it refuses to begin."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from http_helpers import chat, eventually, free_port
+
+from octavo.cli import main
+
+CHAT = "/v1/chat/completions"
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start a server; return its process and its URL, which comes from the one line that it prints."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, "-m", "octavo", "serve", str(model_folder), "--load-format", "dummy"]
+        command += ["--port", str(free_port()), "--num-blocks", "64", *arguments]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+        )
+        running.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "is served at" in line, process.communicate()
+        return process, line.split(" is served at ")[1].split(",")[0]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_lets_requests_finish(start: Start) -> None:
+    process, url = start("--shutdown-timeout", "20")
+    with httpx.Client(base_url=url) as client:
+        body = chat("Hi", max_tokens=200, ignore_eos=True, stream=True)
+        with client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
+            refused = httpx.post(url + CHAT, json=chat("Hi"))
+            rest = [line for line in lines if line]
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert output == ""
+    assert errors == ""
+
+
+def test_a_shutdown_timeout_of_0_aborts(start: Start) -> None:
+    process, url = start("--shutdown-timeout", "0")
+    with httpx.Client(base_url=url) as client:
+        body = chat("Hi", max_tokens=490, ignore_eos=True, stream=True)
+        with client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            begun = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 6
+
+
+def test_only_one_port_is_open_and_only_on_loopback(start: Start) -> None:
+    process, url = start(OCTAVO_API_KEY="sk-from-the-environment")
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    key = {"Authorization": "Bearer sk-from-the-environment"}
+    assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
+    inodes = set()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+        if found:
+            inodes.add(found[1])
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()
+    ]
+    listening = [row[1] for row in rows if len(row) > 9 and row[3] == "0A" and row[9] in inodes]
+    port = int(url.rsplit(":", 1)[1])
+    assert listening == [f"0100007F:{port:04X}"]
+    # The key is in no place that other users see, and the child that renders templates does not have it.
+    assert "sk-from" not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert httpx.post(url + CHAT, json=chat("Hi"), headers=key).status_code == 200
+    children = Path(f"/proc/{process.pid}/task").glob("*/children")
+    pids = [pid for path in children for pid in path.read_text().split()]
+    assert pids
+    assert not any("sk-from" in Path(f"/proc/{pid}/environ").read_text() for pid in pids)
+
+
+def test_a_unix_socket(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    _, url = start("--uds", str(path))
+    assert url == f"unix:{path}"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+        assert client.post(CHAT, json=chat("Hi")).status_code == 200
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *arguments])
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    return shown
+
+
+def test_what_it_refuses_to_begin(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "clients need a key" in fails(capsys, "--host", "0.0.0.0")
+    assert "OCTAVO_API_KEY" in fails(capsys, "--api-key", "sk-0123456789")
+    assert "port must be in" in fails(capsys, "--port", "70000")
+    assert "together" in fails(capsys, "--ssl-certfile", "a.pem")
+    assert "cannot be read" in fails(capsys, "--api-key-file", str(tmp_path / "nowhere"))
+    assert "did you mean" in fails(capsys, "--max-num-queued-request", "5").lower()
+    assert "nowhere" in fails(capsys, str(tmp_path / "nowhere"), "--port", str(free_port()), "--quiet")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot be bound" in fails(capsys, "--port", str(taken.getsockname()[1]))
+    (tmp_path / "octavo.toml").write_text('[serve]\nhost = "0.0.0.0"\n')
+    assert "clients need a key" in fails(capsys)
