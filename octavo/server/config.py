@@ -31,8 +31,8 @@ class ServerConfig:
         public_metrics: let /metrics be read without a key.
         allowed_hosts: further Host headers to answer to when there is no key; * allows any.
         cache_isolation: "key" keeps the prefix caches of different API keys apart.
-        max_num_queued_reqs: prompts that wait for admission; further ones get 429.
-        max_num_queued_tokens: prompt tokens that wait for admission; likewise.
+        max_num_queued_reqs: completions that may wait for admission; further requests get 429.
+        max_num_queued_tokens: prompt tokens that may wait for admission; likewise.
         max_body_bytes: largest request body.
         body_timeout_s: how long a client may take to send a body.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.

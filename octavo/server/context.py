@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -112,7 +112,9 @@ class Context:
         generation.watch_queue(self.config.queue_timeout_s)
         return generation
 
-    def events(self, events: AsyncIterator[bytes], generation: Generation, **options: Any) -> EventStream:
+    def events(
+        self, events: AsyncGenerator[bytes, None], generation: Generation, **options: Any
+    ) -> EventStream:
         """Return an answer that streams events; see EventStream."""
         return EventStream(
             events,

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -127,7 +127,7 @@ def _completion(answer: _Answer, output: RequestOutput) -> ChatCompletion:
     )
 
 
-async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncIterator[bytes]:
+async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer: roles, what is new, and the usage."""
     asked = answer.request
     options = asked.stream_options

@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -158,7 +158,7 @@ class _Text:
         self.offset = 0
 
 
-async def _events(answer: _Answer, generation: Generation) -> AsyncIterator[bytes]:
+async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
     """Yield the events of streamed texts: what is new, and the usage."""
     options = answer.request.stream_options
     usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))

@@ -1,7 +1,7 @@
 """POST /v1/responses: the part that needs no memory. Input and output are text; nothing is stored."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -136,7 +136,7 @@ def _finished(answer: ResponseObject, output: RequestOutput) -> ResponseObject:
     )
 
 
-async def _events(answer: ResponseObject, generation: Generation) -> AsyncIterator[bytes]:
+async def _events(answer: ResponseObject, generation: Generation) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer, numbered."""
     number = -1
 

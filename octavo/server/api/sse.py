@@ -1,7 +1,8 @@
 """Server-sent events: headers at once, events as they come, comments meanwhile, an error as an event."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import msgspec
 from starlette.responses import Response
@@ -38,7 +39,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes, None],
         generation: Generation,
         *,
         keep_alive_s: float,
@@ -79,11 +80,12 @@ class EventStream(Response):
     async def _pump(self, send: Send) -> None:
         now = asyncio.get_running_loop().time
         try:
-            async for events in self._events:
-                if events:
-                    self._written_at, self._is_writing = now(), True
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-                    self._is_writing = False
+            async with aclosing(self._events):
+                async for events in self._events:
+                    if events:
+                        self._written_at, self._is_writing = now(), True
+                        await send({"type": "http.response.body", "body": events, "more_body": True})
+                        self._is_writing = False
         except Exception as error:
             event = self._write_error(as_api_error(error))
             await send({"type": "http.response.body", "body": event, "more_body": True})
