@@ -22,6 +22,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.context import Context
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import ClientGoneError
+from octavo.server.live import PAGE_PATHS, page_routes
 from octavo.server.loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
@@ -43,7 +44,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/version", models.version),
     ("GET", "/openapi.json", openapi.document),
 )
-_OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -60,6 +61,7 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str) -> "Gate":
     """
     context = Context(loop, config, config.served_model_name or model)
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
+    routes += page_routes(loop)
     return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))
 
 

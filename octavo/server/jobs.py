@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from octavo.engine.prompts import TokenIds
+from octavo.engine.structured.grammar import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, OctavoError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ class Job:
         prompt: its text, None when token ids were given.
         token_ids: checked.
         submitted_s: when it came, by time.monotonic.
+        grammar: of params.structured, compiled.
         output: what the engine writes; None until it has the request.
         failure: why the output will not be finished, else None.
         is_aborted: nobody wants it any more.
@@ -32,6 +34,7 @@ class Job:
     priority: int
     read_along: bool
     submitted_s: float
+    grammar: Grammar | None = None
     output: RequestOutput | None = None
     failure: OctavoError | None = None
     is_aborted: bool = False

@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
+from octavo.engine.structured.grammar import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.jobs import Job, Jobs
@@ -139,6 +140,7 @@ class EngineLoop:
 
         Raises:
             PromptError, SamplingParamsError, InvalidArgumentError: as Engine.add_request.
+            ConfigError: the request asks for structured output, and llguidance is not installed.
             QueueFullError: too much waits.
             NotReadyError: the engine loads or drains.
             EngineDeadError: it is dead.
@@ -151,8 +153,11 @@ class EngineLoop:
         self._jobs.enter(params.n)
         try:
             token_ids = await self._read(prompt)
-            text = prompts.text_of(prompt)
-            job = Job(request_id, text, token_ids, params, cache_salt, priority, read_along, submitted_s)
+            text, grammar = prompts.text_of(prompt), await self._compile(params)
+            job = Job(
+                *(request_id, text, token_ids, params, cache_salt, priority, read_along, submitted_s),
+                grammar=grammar,
+            )
             self._check_ready()
             self._jobs.add(job)
         except BaseException:
@@ -234,6 +239,14 @@ class EngineLoop:
                 self._prompt_readers, prompts.read, prompt
             )
         return prompts.read(prompt)
+
+    async def _compile(self, params: SamplingParams) -> Grammar | None:
+        """Compile the grammar that a request asks for, if it does, beside the event loop."""
+        if params.structured is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(
+            self._prompt_readers, self.engine.grammars.of, params
+        )
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

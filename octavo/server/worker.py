@@ -179,6 +179,7 @@ class Worker:
                 cache_salt=job.cache_salt,
                 read_along=job.read_along,
                 priority=job.priority,
+                grammar=job.grammar,
             )
         except Exception as error:
             if not isinstance(error, OctavoError):

@@ -13,9 +13,8 @@ from octavo.server.errors import ApiError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_NO_GRAMMAR = "is not supported: this server does not constrain output yet"
 _NO_TOOLS = "is not supported: this server does not call tools yet; describe them in a message"
-_GUIDED = "is an old name of vLLM's; response_format or structured_outputs would say it, " + _NO_GRAMMAR[3:]
+_GUIDED = "is an old name of vLLM's; give structured_outputs"
 _TEXT_ONLY = "is not supported: this server reads and writes text only"
 
 # Fields of other servers: why they are refused, and which values ask for nothing.
@@ -23,8 +22,6 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "best_of": ("is not supported; ask for n completions and choose by their log-probabilities", (None, 1)),
     "use_beam_search": ("is not supported; sample n completions instead", (None, False)),
     "suffix": ("is not supported: models are asked to continue, not to fill in", (None, "")),
-    "response_format": (_NO_GRAMMAR, (None, {"type": "text"})),
-    "structured_outputs": (_NO_GRAMMAR, (None,)),
     "guided_json": (_GUIDED, (None,)),
     "guided_regex": (_GUIDED, (None,)),
     "guided_choice": (_GUIDED, (None,)),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
 from octavo.server.errors import refused
 
@@ -60,4 +60,23 @@ def _options(request: SamplingFields) -> dict[str, Any]:
     if request.stream and request.prompt_logprobs is not None:
         raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
     values = ((name, getattr(request, name)) for name in _SAME_NAME)
-    return {name: value for name, value in values if value is not None}
+    options = {name: value for name, value in values if value is not None}
+    structured = _structured(request)
+    return options if structured is None else {**options, "structured": structured}
+
+
+def _structured(request: SamplingFields) -> StructuredOutput | None:
+    asked, structured = request.response_format, request.structured_outputs
+    if structured is not None:
+        if asked is not None and asked.type != "text":
+            raise refused("structured_outputs", "and response_format contradict each other; give one of them")
+        fields = {name: getattr(structured, name) for name in ("json_object", "regex", "choice", "grammar")}
+        fields["json_schema"] = structured.json
+        return StructuredOutput(**{name: value for name, value in fields.items() if value is not None})
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return StructuredOutput(json_object=True)
+    if asked.json_schema is None:
+        raise refused("response_format", "needs json_schema, an object with a schema, for this type")
+    return StructuredOutput(json_schema=asked.json_schema.schema)

@@ -26,6 +26,32 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A schema by OpenAI's form. All schemas are strict."""
+
+    schema: JsonObject | bool
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the answer must be, by OpenAI's form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the answer must be, by vLLM's form; exactly one is set."""
+
+    json: JsonObject | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     """What requests for completions and for chats have in common. None is the default everywhere."""
 
@@ -47,6 +73,8 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: Annotated[dict[TokenId, float], Meta(max_length=1024)] | None = None
     prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = None

@@ -2,6 +2,9 @@
 
 # ruff: noqa: RUF001
 
+import json
+import re
+
 import pytest
 from http_helpers import LiveServer, chat
 
@@ -249,3 +252,36 @@ def test_the_clients_request_id_comes_back(live: LiveServer) -> None:
     assert response.json()["id"] == "chatcmpl-mine-1"
     hostile = live.post(URL, chat("Hi", max_tokens=1), headers={"X-Request-Id": "a" * 500})
     assert len(hostile.headers["x-request-id"]) == 32
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "people": {"type": "integer", "maximum": 99}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_follow_a_schema(real: LiveServer, stream: bool) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+    body = chat("Where?", max_tokens=60, temperature=1.0, seed=1, response_format=asked, stream=stream)
+    if stream:
+        events = real.events(URL, body)
+        text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
+    else:
+        text = real.post(URL, body).json()["choices"][0]["message"]["content"]
+    found = json.loads(text)
+    assert set(found) == {"city", "people"}
+    assert found["city"] in ("Paris", "Rome")
+    assert found["people"] <= 99
+
+
+def test_answers_follow_vllms_form_too(real: LiveServer) -> None:
+    for asked, pattern in (
+        ({"choice": ["left", "right"]}, "left|right"),
+        ({"regex": "[a-f]{4}"}, "[a-f]{4}"),
+    ):
+        body = chat("Go on", max_tokens=20, structured_outputs=asked)
+        text = real.post(URL, body).json()["choices"][0]["message"]["content"]
+        assert re.fullmatch(pattern, text), text

@@ -15,8 +15,6 @@ LACKING = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"regex": "a"},
     "guided_json": {"type": "object"},
     "chat_template": "{{ messages }}",
     "best_of": 2,
@@ -54,6 +52,11 @@ HOSTILE: list[tuple[str, dict]] = [
     *[("stream_interval", {"stream_interval": value}) for value in (0, -1, 10**9)],
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("structured", {"structured_outputs": {}}),
+    ("structured", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+    ("regex", {"structured_outputs": {"regex": "(("}}),
+    ("json_schema", {"response_format": {"type": "json_schema"}}),
+    ("response_format", {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
     ("model", {"model": "gpt-4"}),
 ]
 
@@ -185,7 +188,7 @@ def test_other_kinds_of_bodies_routes_and_methods(live: LiveServer) -> None:
     response = live.http.post(CHAT, content=json.dumps(chat("Hi")), headers={"content-type": "text/plain"})
     assert response.status_code == 415
     assert live.http.post(CHAT, data={"a": "b"}).status_code == 415
-    for path in ("/", "/v1", "/v1/chat/completions/", "/v1/embeddings", "/admin", "/../etc/passwd", "/%00"):
+    for path in ("/v1", "/v1/chat/completions/", "/v1/embeddings", "/admin", "/../etc/passwd", "/%00"):
         response = live.http.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "not_found"
