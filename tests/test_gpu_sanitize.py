@@ -23,7 +23,7 @@ def test_every_file_of_kernels_has_a_test_under_the_sanitizer() -> None:
 
 
 # Tests of attention choose Triton's interpreter for their process where there is no GPU: this one's too.
-@pytest.mark.parametrize("room", ["attention", "engine", "layers"])
+@pytest.mark.parametrize("room", ["attention", "engine", "layers", "ops"])
 def test_the_tests_exist(room: str) -> None:
     ids = sorted({test for _, test in ENTRIES if test.startswith(f"tests/{room}/")})
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *ids]
@@ -34,4 +34,4 @@ def test_the_tests_exist(room: str) -> None:
 
 
 def test_every_test_is_of_a_room_that_was_looked_at() -> None:
-    assert {test.split("/")[1] for _, test in ENTRIES} == {"attention", "engine", "layers"}
+    assert {test.split("/")[1] for _, test in ENTRIES} == {"attention", "engine", "layers", "ops"}

@@ -20,10 +20,10 @@ _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
 
 
 def read_logit_bias(hint: object, tokens: Sequence[Token]) -> dict[int, object]:
-    """Read any number of ID=VALUE, ID=VALUE,ID=VALUE... or JSON objects; SamplingParams checks the values.
+    """Read any number of ID=VALUE, ID=VALUE,ID=VALUE... or JSON objects; SamplingParams checks the range.
 
     Raises:
-        ValueError: a token is none of these, or an id occurs twice.
+        ValueError: a token is none of these, a value is no number, or an id occurs twice.
     """
     pairs: list[tuple[str, object]] = []
     for token in tokens:
@@ -31,6 +31,9 @@ def read_logit_bias(hint: object, tokens: Sequence[Token]) -> dict[int, object]:
             pairs += json.loads(token.value, object_pairs_hook=list)
         else:
             pairs += [_read_pair(text) for text in token.value.split(",")]
+    for token_id, value in pairs:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"the bias of token {token_id} must be a number, got {value!r}")
     bias = {int(token_id): value for token_id, value in pairs}
     if len(bias) < len(pairs):
         raise ValueError(f"each token id may be there once, got {', '.join(id_ for id_, _ in pairs)}")
