@@ -32,17 +32,21 @@ def test_importing_octavo_is_fast() -> None:
 
 
 def test_help_is_fast(tmp_path: Path) -> None:
-    """Once Python has compiled the package, as it does for users on the first call."""
+    """Once Python has compiled the package, as it does for users on the first call: beside its libraries."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    libraries = [sys.executable, "-c", "import cyclopts, rich.console, rich.markdown"]
     command = [sys.executable, "-m", "octavo", "--help"]
 
-    def seconds() -> float:
+    def seconds(command: list[str]) -> float:
         start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True, env=environment)
         return time.perf_counter() - start
 
-    assert min(seconds() for _ in range(5)) < 0.4
+    # In turns: both meet the same machine.
+    both = [(seconds(libraries), seconds(command)) for _ in range(6)]
+    alone, ours = (min(times) for times in zip(*both, strict=True))
+    assert ours - alone < 0.2
 
 
 def test_the_scheduler_and_kv_need_no_torch() -> None:
