@@ -36,6 +36,7 @@ from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
 from octavo.engine.step_result import PrepareProgress, StepResult
+from octavo.engine.step_time import StepWork
 from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
@@ -74,11 +75,13 @@ class _Launched(NamedTuple):
     Attributes:
         step: what it does.
         wait: waits for its result.
+        work: what is learned from it; None: nobody reads along, and it is no example for steps that matter.
         launched_at: when, by time.perf_counter.
     """
 
     step: SchedulerOutput
     wait: Callable[[], StepResult]
+    work: StepWork | None
     launched_at: float
 
 
@@ -275,7 +278,7 @@ class Engine:
         self._begin()
         begun_at = time.perf_counter()
         with self._garbage.paused():
-            step = self.scheduler.schedule(self._pace.step_time)
+            step = self.scheduler.schedule(self._pace.limit)
             for request in step.finished:
                 self._close(request)
             if step.scheduled:
@@ -292,8 +295,8 @@ class Engine:
         """
         if len(self._in_flight) != 1 or self._in_doubt:
             return 0.0
-        step, _, launched_at = self._in_flight[0]
-        return self._pace.spare_s(step.work, launched_at) if step.is_read_along else 0.0
+        launched = self._in_flight[0]
+        return 0.0 if launched.work is None else self._pace.spare_s(launched.work, launched.launched_at)
 
     def settle(self) -> None:
         """Start over if the last call was broken off; see this file's first lines.
@@ -355,18 +358,19 @@ class Engine:
             self._fail_step(step, error)
             return
         self.scheduler.launch(step)
-        self._in_flight.append(_Launched(step, wait, launched_at))
+        work = step.work if step.is_read_along else None
+        self._in_flight.append(_Launched(step, wait, work, launched_at))
 
     def _process_all_but(self, num_kept: int) -> None:
         """Wait for the steps under way, oldest first, until `num_kept` are left."""
         while len(self._in_flight) > num_kept:
-            step, wait, launched_at = self._in_flight.popleft()
+            step, wait, work, launched_at = self._in_flight.popleft()
             try:
                 result = wait()
             except Exception as error:
                 self._fail_step(step, error)
             else:
-                self._pace.note_end(step.work if step.is_read_along else None, launched_at)
+                self._pace.note_end(work, launched_at)
                 self._process(step, result)
 
     def _process(self, step: SchedulerOutput, result: StepResult) -> None:

@@ -25,11 +25,13 @@ class Pace:
 
     Attributes:
         step_time: what is known of the device.
+        limit: the same where EngineConfig sets max_step_ms: steps are planned by it; else None.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
         """Keep EngineConfig's limit."""
         self.step_time = StepTime(max_step_ms)
+        self.limit = None if max_step_ms is None else self.step_time
         self._host_s = 0.0
         self._idle_at = 0.0
 
