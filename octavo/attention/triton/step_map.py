@@ -49,6 +49,16 @@ class ThinWork:
     partial_out: Tensor
     partial_lse: Tensor
 
+    @classmethod
+    def allocate(
+        cls, shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
+    ) -> "ThinWork":
+        """Allocate the results of pieces."""
+        partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
+        partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
+        partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=units.device)
+        return cls(shape, units, schedule, arrivals, partial_out, partial_lse)
+
 
 @dataclass(frozen=True, slots=True)
 class FatWork:
@@ -71,6 +81,16 @@ class FatWork:
     partial_out: Tensor
     partial_lse: Tensor
     row_invariant: bool = False
+
+    @classmethod
+    def allocate(
+        cls, shape: TileShape, units: Tensor, count: Tensor, num_parts: int, results: tuple[int, int, int]
+    ) -> "FatWork":
+        """Allocate the results [T, H, Dv] of parts, if there are several."""
+        partial_shape = (num_parts if num_parts > 1 else 0, *results)
+        partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
+        partial_lse = torch.empty(partial_shape[:3], dtype=torch.float32, device=units.device)
+        return cls(shape, units, count, num_parts, partial_out, partial_lse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +179,8 @@ def plan_step(
     product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
     value_dim = value_dim or head_dim
     padded_dim = padded_head_dim(max(head_dim, value_dim))
+    # Hopper's kernels have one head dim; no block size of theirs is 1.
+    known_block_size = block_size if value_dim == head_dim else 1
     options = ScoreOptions(1.0, window, right=right)
     positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
     if deterministic:
@@ -171,19 +193,13 @@ def plan_step(
         group,
         max(head_dim, value_dim),
         cache_dtype,
-        block_size if value_dim == head_dim else 1,
+        known_block_size,
         num_sequences=metadata.seq_lens.shape[0],
         shares=forest is not None,
     )
     fat = fat or fat_shape(group, padded_dim, product_dtype)
     max_thin_tokens = thin.rows // group
-    most = whole_unit_programs(
-        metadata.seq_lens.device,
-        head_dim,
-        cache_dtype,
-        block_size if value_dim == head_dim else 1,
-        fat,
-    )
+    most = whole_unit_programs(metadata.seq_lens.device, head_dim, cache_dtype, known_block_size, fat)
     has_fat = metadata.max_query_len > max_thin_tokens
     heads = (num_heads, num_kv_heads, head_dim)
     if forest is not None:
@@ -220,15 +236,8 @@ def _thin_work(
         # Alone, a sequence needs all programs to be read fast.
         MOST_PIECES if num_units > 1 else num_programs,
     )
-    partial_shape = (2 * num_programs, shape.rows, padded_head_dim(value_dim))
-    return ThinWork(
-        shape=shape,
-        units=units,
-        schedule=schedule,
-        arrivals=torch.zeros(num_units, num_kv_heads, dtype=torch.int32, device=device),
-        partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
-        partial_lse=torch.empty(partial_shape[:2], dtype=torch.float32, device=device),
-    )
+    arrivals = torch.zeros(num_units, num_kv_heads, dtype=torch.int32, device=device)
+    return ThinWork.allocate(shape, units, schedule, arrivals, value_dim)
 
 
 def _fat_work(
@@ -243,7 +252,6 @@ def _fat_work(
 ) -> FatWork:
     """most_programs: see choice.whole_unit_programs."""
     num_heads, num_kv_heads, value_dim = heads
-    device = metadata.seq_lens.device
     tile_tokens = shape.rows * num_kv_heads // num_heads
     # A captured step has room for many sequences, but not for as many with more tokens than thin ones have.
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
@@ -252,15 +260,7 @@ def _fat_work(
     # Counted by tokens: a captured step has room for many sequences, most of them empty.
     num_items = (num_tokens // tile_tokens + 1) * num_kv_heads
     num_parts = count_parts(shape, most_programs, num_items, metadata.max_seq_len, num_splits)
-    partial_shape = (num_parts if num_parts > 1 else 0, num_tokens, num_heads, value_dim)
-    return FatWork(
-        shape=shape,
-        units=units,
-        count=count,
-        num_parts=num_parts,
-        partial_out=torch.empty(partial_shape, dtype=torch.float32, device=device),
-        partial_lse=torch.empty(partial_shape[:3], dtype=torch.float32, device=device),
-    )
+    return FatWork.allocate(shape, units, count, num_parts, (num_tokens, num_heads, value_dim))
 
 
 def count_parts(

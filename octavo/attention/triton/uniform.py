@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.attention.choice import decode_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.triton.shapes import fat_shape, padded_head_dim, thin_shape
 from octavo.attention.triton.step_map import MOST_PIECES, FatWork, StepMap, ThinWork, count_parts
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
 from octavo.gpu.device import num_multiprocessors, power_of_two
@@ -59,12 +59,14 @@ def plan_uniform(
     """
     group, num_sequences = num_heads // num_kv_heads, seq_lens.shape[0]
     padded_dim = padded_head_dim(max(head_dim, value_dim))
+    # As in plan_step.
+    known_block_size = block_size if value_dim == head_dim else 1
     thin = decode_tile(
         seq_lens.device,
         group,
         max(head_dim, value_dim),
         cache_dtype,
-        block_size if value_dim == head_dim else 1,
+        known_block_size,
         num_sequences=num_sequences,
         shares=False,
     )
@@ -95,14 +97,13 @@ def plan_uniform(
     )
     units = units.view(-1, RECORD.value)
     if is_thin:
-        work = _thin_work(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
+        work = ThinWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
         step_map = StepMap(work, None, options.window, None, options.right, positions)
     else:
         num_items = num_sequences * num_tiles * num_kv_heads
-        known_block_size = block_size if value_dim == head_dim else 1
         most = whole_unit_programs(seq_lens.device, head_dim, cache_dtype, known_block_size, shape)
         parts = count_parts(shape, most, num_items, max_seq_len, num_splits)
-        fat = _fat_work(shape, units, count, parts, (num_tokens, num_heads, value_dim))
+        fat = FatWork.allocate(shape, units, count, parts, (num_tokens, num_heads, value_dim))
         step_map = StepMap(None, fat, options.window, None, options.right, positions)
     return step_map, cu_seqlens_q
 
@@ -112,24 +113,6 @@ def _allocate(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...
     rounded = [-(-size // 4) * 4 for size in sizes]
     parts = torch.empty(sum(rounded), dtype=torch.int32, device=device).split(rounded)
     return tuple(part[:size] for part, size in zip(parts, sizes, strict=True))
-
-
-def _thin_work(
-    shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
-) -> ThinWork:
-    partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
-    partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
-    partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=units.device)
-    return ThinWork(shape, units, schedule, arrivals, partial_out, partial_lse)
-
-
-def _fat_work(
-    shape: TileShape, units: Tensor, count: Tensor, num_parts: int, results: tuple[int, int, int]
-) -> FatWork:
-    partial_shape = (num_parts if num_parts > 1 else 0, *results)
-    partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
-    partial_lse = torch.empty(partial_shape[:3], dtype=torch.float32, device=units.device)
-    return FatWork(shape, units, count, num_parts, partial_out, partial_lse)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "query_len", "num_tiles", "shift", "window"])
