@@ -4,6 +4,7 @@ from numbers import Real
 
 from torch import Tensor
 
+from octavo.attention.checks import check_num_splits
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
 from octavo.ops.checks.refusals import (
@@ -89,13 +90,12 @@ def _check_queries(q: Tensor, lengths: Lengths) -> int:
 
 
 def _check_options(q: Tensor, k: Tensor, num_sequences: int, options: Options) -> None:
-    scale, softcap, num_splits = options.softmax_scale, options.softcap, options.num_splits
+    scale, softcap = options.softmax_scale, options.softcap
     if scale is not None and not isinstance(scale, Real):
         raise InvalidArgumentError(f"softmax_scale must be a number; got {scale!r}")
     if not isinstance(softcap, Real) or softcap < 0:
         raise InvalidArgumentError(f"softcap must be 0 (off) or positive; got {softcap!r}")
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
-        raise InvalidArgumentError(f"num_splits must be 0 (automatic) or positive; got {num_splits!r}")
+    check_num_splits(options.num_splits)
     num_heads, slopes = q.shape[-2], options.alibi_slopes
     if slopes is not None:
         shape = [num_sequences, num_heads] if slopes.dim() == 2 else [num_heads]
