@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import ForestPlan
-from octavo.attention.cpu.kernel import AttendCall, check_status, kernel_library, plan_struct
+from octavo.attention import ForestPlan, LayerCache
+from octavo.attention.cpu.kernel import attend_planned, plan_struct
 from octavo.attention.options import ScoreOptions
 from octavo.ops.call import Call
 from octavo.ops.checks import debug
@@ -73,45 +73,17 @@ def _plan(
     return HostPlan(made, plan_struct(made), positions, positions.ctypes.data, num_pairs)
 
 
-def attend(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
+def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """Attend by the C kernel; the call has no plan of its own, and choose_for_call has chosen "c".
 
     Raises:
         InvalidArgumentError: a length or a block id is out of range.
     """
-    keys, q, host = call.keys, call.queries.q, plan(call, options)
-    num_tokens, num_heads, head_dim = q.shape
-    num_planned, num_partials = host.positions.shape[0], host.plan.num_partials
-    out = torch.empty(q.shape, dtype=torch.float32)
-    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
-    if num_planned < num_tokens:
-        out[num_planned:] = 0.0
-        lse[num_planned:] = -torch.inf
-    partial_out = partial_lse = None
-    if num_partials:
-        partial_out = torch.empty(num_partials, num_heads, head_dim, dtype=torch.float32)
-        partial_lse = torch.empty(num_partials, num_heads, dtype=torch.float32)
-    table, slopes = keys.block_table, options.alibi_slopes
-    if slopes is not None:
-        slopes = slopes.contiguous()
-    if table.stride(1) != 1:
-        # The kernel needs contiguous rows; a table of one column may have any stride.
-        table = table.contiguous()
-    num_blocks, block_size, num_kv_heads, _ = keys.k.shape
-    arguments = AttendCall(
-        *(q.data_ptr(), keys.k.data_ptr(), keys.v.data_ptr(), table.data_ptr(), host.address),
-        *(_address(slopes), out.data_ptr(), lse.data_ptr(), _address(partial_out), _address(partial_lse)),
-        *(*q.stride()[:2], *keys.k.stride()[:3], *keys.v.stride()[:3], table.stride(0)),
-        *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-        *(options.shifted_window or 0, options.scale, options.softcap),
-    )
+    q, host = call.queries.q, plan(call, options)
+    is_small = host.num_pairs * q.shape[1] * q.shape[2] <= _FEW_PRODUCTS
     # The kernel writes into the structure what it refuses, and another thread may use the plan.
     struct = type(host.struct).from_buffer_copy(host.struct)
-    is_small = host.num_pairs * num_heads * head_dim <= _FEW_PRODUCTS
-    num_threads = 1 if is_small else torch.get_num_threads()
-    check_status(kernel_library().octavo_attend(struct, arguments, num_threads), struct, arguments)
-    return out, lse
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    return attend_planned(
+        *(q, cache, call.keys.block_table, host.address, host.plan, struct, options),
+        num_threads=1 if is_small else torch.get_num_threads(),
+    )

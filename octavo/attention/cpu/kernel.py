@@ -123,32 +123,63 @@ def paged_attention_with_lse(
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
     plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
-    structure = plan_struct(plan)
+    positions = shift_positions(metadata.positions, options.shift).contiguous()
+    return attend_planned(
+        *(q, cache, metadata.block_table, positions.data_ptr(), plan, plan_struct(plan), options),
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def attend_planned(
+    q: Tensor,
+    cache: LayerCache,
+    block_table: Tensor,
+    positions: int,
+    plan: ForestPlan,
+    structure: _Plan,
+    options: ScoreOptions,
+    *,
+    num_threads: int,
+) -> tuple[Tensor, Tensor]:
+    """Attend by a plan; see octavo.attention.paged_attention_with_lse.
+
+    Args:
+        q, cache, block_table, options: of a call that call_unsupported_reason has no objection to.
+        positions: address of int32, one for each query token of the plan, shifted by options.shift.
+        plan: the work.
+        structure: of the plan; the kernel writes into it what it refuses.
+        num_threads: that work on it.
+
+    Raises:
+        InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
+    """
     num_tokens, num_heads, head_dim = q.shape
-    out, lse = torch.empty(q.shape), torch.empty(num_tokens, num_heads)
+    out = torch.empty(q.shape, dtype=torch.float32)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
     if plan.num_tokens < num_tokens:
         out[plan.num_tokens :] = 0.0
         lse[plan.num_tokens :] = -torch.inf
-    partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
-    partial_lse = torch.empty(plan.num_partials, num_heads)
+    partial_out = partial_lse = None
+    if plan.num_partials:
+        partial_out = torch.empty(plan.num_partials, num_heads, head_dim, dtype=torch.float32)
+        partial_lse = torch.empty(plan.num_partials, num_heads, dtype=torch.float32)
     # The kernel needs contiguous rows; a table of one column may have any stride.
-    table = metadata.block_table if metadata.block_table.stride(1) == 1 else metadata.block_table.contiguous()
-    positions = shift_positions(metadata.positions, options.shift).contiguous()
-    alibi = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
+    table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+    slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     num_blocks, block_size, num_kv_heads, _ = cache.k.shape
     call = AttendCall(
-        *(tensor.data_ptr() for tensor in (q, cache.k, cache.v, table, positions)),
-        None if alibi is None else alibi.data_ptr(),
-        *(tensor.data_ptr() for tensor in (out, lse, partial_out, partial_lse)),
+        *(q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr(), table.data_ptr(), positions),
+        *(_address(slopes), out.data_ptr(), lse.data_ptr(), _address(partial_out), _address(partial_lse)),
         *(*q.stride()[:2], *cache.k.stride()[:3], *cache.v.stride()[:3], table.stride(0)),
         *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-        options.shifted_window or 0,
-        options.scale,
-        options.softcap,
+        *(options.shifted_window or 0, options.scale, options.softcap),
     )
-    status = kernel_library().octavo_attend(structure, call, torch.get_num_threads())
-    check_status(status, structure, call)
+    check_status(kernel_library().octavo_attend(structure, call, num_threads), structure, call)
     return out, lse
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def plan_struct(plan: ForestPlan) -> _Plan:
