@@ -11,10 +11,8 @@ from torch import Tensor
 
 from octavo.ops.arguments import Window, read_window
 from octavo.ops.checks.refusals import check_forward_only, check_shape, refuse_missing
-from octavo.ops.given import Lengths, News, Options, Places
+from octavo.ops.given import Attended, Lengths, News, Options, Places
 from octavo.ops.run import run_cached, shape_lse
-
-Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 
 
 @overload

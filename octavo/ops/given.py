@@ -10,6 +10,9 @@ Plan = ForestPlan | DeviceForest | None
 Caches = tuple[Tensor, Tensor, Tensor]
 """(q, keys, values)."""
 
+Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
+"""What flash-attention's functions return: out, with lse, or with lse and None for the probabilities."""
+
 
 class Options(NamedTuple):
     """The options that all public functions share.

@@ -12,10 +12,8 @@ from octavo.ops.checks.refusals import (
     check_shape,
     refuse_missing,
 )
-from octavo.ops.given import Lengths, Options, Plan
+from octavo.ops.given import Attended, Lengths, Options, Plan
 from octavo.ops.run import run_ragged, shape_lse
-
-Attended = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 
 
 @overload
