@@ -22,10 +22,10 @@ from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from octavo.server.jobs import Job
-from octavo.server.loop import EngineLoop
-from octavo.server.loop_stats import Histogram
-from octavo.server.stream import Readers, Stream
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.jobs import Job
+from octavo.server.loop.stats import Histogram
+from octavo.server.loop.stream import Readers, Stream
 
 VOCAB_SIZE = 1000
 

@@ -46,7 +46,7 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
 def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseException | None:
     from octavo.engine.engine import Engine
     from octavo.server.app import make_app
-    from octavo.server.loop import EngineLoop
+    from octavo.server.loop.engine_loop import EngineLoop
     from octavo.server.run import check_address, serve, url_of
 
     # Children, such as the one that renders chat templates, need no key.

@@ -22,8 +22,8 @@ from octavo.server.config import ServerConfig
 from octavo.server.context import Context
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import ClientGoneError
-from octavo.server.live import PAGE_PATHS, page_routes
-from octavo.server.loop import EngineLoop
+from octavo.server.live.routes import PAGE_PATHS, page_routes
+from octavo.server.loop.engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
 

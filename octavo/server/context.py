@@ -21,7 +21,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.limits import BodyReader
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 
 Found = TypeVar("Found")

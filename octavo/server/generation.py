@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.errors import ApiError
-from octavo.server.stream import Stream
+from octavo.server.loop.stream import Stream
 
 
 class Generation:

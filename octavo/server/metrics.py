@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 from octavo.engine.stats import EngineStats
 from octavo.sampling_params import SamplingParams
-from octavo.server.loop import EngineLoop
-from octavo.server.loop_stats import HistogramSnapshot, LoopStats
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ["model_name", "engine"]

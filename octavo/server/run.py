@@ -17,7 +17,7 @@ from granian.server.embed import Server
 from octavo.errors import ConfigError
 from octavo.server.app import Gate
 from octavo.server.config import ServerConfig
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
 

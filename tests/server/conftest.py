@@ -9,7 +9,7 @@ from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 
 TINY_OPTIONS = {"num_blocks": 64, "block_size": 4, "prepare": False, "load_format": "dummy"}
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from octavo.outputs import CompletionDelta
-from octavo.server.loop import EngineLoop
-from octavo.server.stream import Stream
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.stream import Stream
 
 
 async def collect(stream: Stream) -> list[CompletionDelta]:

@@ -13,11 +13,11 @@ from starlette.types import Message
 
 from octavo import SamplingParams
 from octavo.errors import EngineDeadError
-from octavo.server import live as live_module
 from octavo.server.errors import ApiError
-from octavo.server.live import MAX_WATCHERS, MIN_INTERVAL_S, Watch, page_routes
-from octavo.server.loop import EngineLoop
-from octavo.server.snapshot import Snapshot
+from octavo.server.live import routes
+from octavo.server.live.routes import MAX_WATCHERS, MIN_INTERVAL_S, Watch, page_routes
+from octavo.server.live.snapshot import Snapshot
+from octavo.server.loop.engine_loop import EngineLoop
 
 StartLoop = Callable[..., EngineLoop]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -149,7 +149,7 @@ def test_a_failure_ends_every_stream_and_the_next_watcher_tries_again(
             raise RuntimeError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(live_module, "look", look_once)
+            patch.setattr(routes, "look", look_once)
             ended = await asyncio.gather(*(_all_events(watch) for _ in range(3)))
         assert ended == [[], [], []]
         assert len(calls) == 1
@@ -193,7 +193,7 @@ def test_the_route_streams_and_ends_with_its_client(start_loop: StartLoop) -> No
 def test_a_client_that_never_reads_loses_its_place(
     start_loop: StartLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(routes, "_WRITE_TIMEOUT_S", 0.05)
 
     async def for_ever(message: Message | None = None) -> Message:
         if message is not None and message["type"] == "http.response.start":

@@ -9,9 +9,8 @@ import pytest
 from octavo import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.kv.branches import top_branches
-from octavo.server.loop_stats import Histogram, LoopStats
-from octavo.server.readers import parts_of
-from octavo.server.snapshot import (
+from octavo.server.live.readers import parts_of
+from octavo.server.live.snapshot import (
     MAX_BRANCHES,
     MAX_CELLS,
     MAX_NAMED_READERS,
@@ -21,6 +20,7 @@ from octavo.server.snapshot import (
     Snapshot,
     look,
 )
+from octavo.server.loop.stats import Histogram, LoopStats
 
 MakeEngine = Callable[..., Engine]
 SYSTEM = list(range(10, 26))

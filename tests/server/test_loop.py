@@ -12,7 +12,7 @@ from loop_helpers import assert_drained, collect, texts_of, until
 
 from octavo import LLM, EngineConfig, SamplingParams
 from octavo.engine.engine import Engine
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 
 StartLoop = Callable[..., EngineLoop]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -18,8 +18,8 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.scheduler import Scheduler
 from octavo.errors import EngineDeadError, EngineError, ModelNotFoundError
-from octavo.server.loop import EngineLoop
-from octavo.server.watchdog import Watchdog
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.watchdog import Watchdog
 
 StartLoop = Callable[..., EngineLoop]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -225,7 +225,7 @@ def test_a_watchdog_counts_only_time_in_which_it_runs() -> None:
     """A process that SIGSTOP held for longer than the deadline has not overrun it when it goes on."""
     program = """
 import os, time
-from octavo.server.watchdog import Watchdog
+from octavo.server.loop.watchdog import Watchdog
 overruns = []
 watchdog = Watchdog(1.5, overruns.append)
 watchdog.start()

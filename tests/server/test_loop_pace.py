@@ -9,7 +9,7 @@ from loop_helpers import assert_drained, until
 
 from octavo import SamplingParams
 from octavo.engine.engine import Engine
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 
 
 def test_requests_that_come_in_spare_time_join_the_next_step(

@@ -7,9 +7,9 @@ import pytest
 
 from octavo.errors import QueueFullError
 from octavo.outputs import CompletionDelta, CompletionOutput, DeltaReader, Logprob, RequestOutput
-from octavo.server import waiting_room
-from octavo.server.loop_stats import SECONDS, Histogram
-from octavo.server.waiting_room import WaitingRoom
+from octavo.server.loop import waiting_room
+from octavo.server.loop.stats import SECONDS, Histogram
+from octavo.server.loop.waiting_room import WaitingRoom
 
 
 class Writer:

@@ -15,7 +15,7 @@ from octavo.errors import (
     RequestTooLongError,
     SamplingParamsError,
 )
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 
 StartLoop = Callable[..., EngineLoop]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -11,10 +11,10 @@ import pytest
 from starlette.applications import Starlette
 
 import octavo.server
-from octavo.server.live import PAGE_PATHS, page_routes
-from octavo.server.loop import EngineLoop
+from octavo.server.live.routes import PAGE_PATHS, page_routes
+from octavo.server.loop.engine_loop import EngineLoop
 
-FOLDER = Path(octavo.server.__file__).parent / "page"
+FOLDER = Path(octavo.server.__file__).parent / "live" / "page"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
@@ -49,7 +49,7 @@ def test_every_file_is_served_with_strict_headers(app: Starlette) -> None:
 
 
 def test_nothing_else_is_served(app: Starlette) -> None:
-    paths = ("/page/", "/page/none.js", "/page/../live.py", "/page/%2e%2e/live.py", "/page/index.html")
+    paths = ("/page/", "/page/none.js", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/index.html")
     assert [answer.status_code for answer in get(app, *paths)] == [404] * len(paths)
     assert [answer.status_code for answer in get(app, "/", "/page/app.js", method="POST")] == [405, 405]
 
@@ -80,5 +80,5 @@ def test_modules_import_what_is_there() -> None:
 def test_the_wheel_has_the_page() -> None:
     project = Path(octavo.server.__file__).parents[2] / "pyproject.toml"
     data = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"]["octavo"]
-    matched = {path for pattern in data for path in FOLDER.parents[1].glob(pattern)}
+    matched = {path for pattern in data for path in FOLDER.parents[2].glob(pattern)}
     assert {FOLDER / name for name in FILES} <= matched

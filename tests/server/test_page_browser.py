@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from octavo import SamplingParams
-from octavo.server.live import page_routes
-from octavo.server.loop import EngineLoop
-from octavo.server.stream import Stream
+from octavo.server.live.routes import page_routes
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.loop.stream import Stream
 
 CHROMIUM = os.environ.get("OCTAVO_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -115,6 +115,7 @@ class Page:
     async def _chunks(self, body: dict) -> AsyncIterator[str]:
         is_slow = body["messages"][-1]["content"] == SLOW
         text = "word " * 10_000 if is_slow else ANSWER
+        is_whole = False
         try:
             for start in range(0, len(text), 5):
                 for index in range(body["n"]):
@@ -123,9 +124,10 @@ class Page:
                 await asyncio.sleep(0.005 if is_slow else 0.001)
             usage = {"prompt_tokens": 32, "completion_tokens": 50, "total_tokens": 82}
             yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
-        except asyncio.CancelledError:
-            self.num_left += 1
-            raise
+            is_whole = True
+        finally:
+            # Whoever left ends this where it waits: within it, or where its last event is sent.
+            self.num_left += not is_whole
 
 
 async def _models(request: Request) -> Response:
@@ -317,7 +319,9 @@ def test_an_answer_can_be_stopped_and_an_error_is_told(browser: object, server: 
     page.click("#stop")
     until(page, "document.querySelector('.meta').textContent.startsWith('stopped')")
     assert page.is_enabled("#send")
-    page.wait_for_timeout(200)
+    deadline = time.monotonic() + 20
+    while server.num_left == 0 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
     assert server.num_left == 1
     assert tab.errors == []
     page.fill("#prompt", "fail")

@@ -13,7 +13,7 @@ import httpx
 from octavo.engine.engine import Engine
 from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
-from octavo.server.loop import EngineLoop
+from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.run import make_server
 
 

@@ -11,9 +11,9 @@ from octavo.engine.engine import Engine
 from octavo.engine.stats import EngineStats
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import freeze
-from octavo.server.jobs import Job, Jobs
-from octavo.server.loop_stats import Finished
-from octavo.server.watchdog import Watchdog
+from octavo.server.loop.jobs import Job, Jobs
+from octavo.server.loop.stats import Finished
+from octavo.server.loop.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

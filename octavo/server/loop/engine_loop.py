@@ -25,11 +25,11 @@ from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.structured.grammar import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.jobs import Job, Jobs
-from octavo.server.loop_stats import Histogram, LoopStats
-from octavo.server.stream import Readers, Stream
-from octavo.server.waiting_room import WaitingRoom
-from octavo.server.worker import Worker
+from octavo.server.loop.jobs import Job, Jobs
+from octavo.server.loop.stats import Histogram, LoopStats
+from octavo.server.loop.stream import Readers, Stream
+from octavo.server.loop.waiting_room import WaitingRoom
+from octavo.server.loop.worker import Worker
 
 Found = TypeVar("Found")
 State = Literal["loading", "ready", "draining", "dead"]

@@ -15,8 +15,8 @@ from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.stats import EngineStats
 from octavo.kv.branches import Branch, top_branches
-from octavo.server.loop_stats import HistogramSnapshot, LoopStats
-from octavo.server.readers import Part, parts_of
+from octavo.server.live.readers import Part, parts_of
+from octavo.server.loop.stats import HistogramSnapshot, LoopStats
 
 MAX_CELLS = 2048
 MAX_RUNNING_ROWS, MAX_WAITING_ROWS, MAX_NAMED_READERS = 48, 16, 12

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from octavo.errors import InvalidArgumentError
 from octavo.outputs import CompletionDelta, CompletionOutput, DeltaReader, RequestOutput
-from octavo.server.jobs import Job
-from octavo.server.loop_stats import Histogram
+from octavo.server.loop.jobs import Job
+from octavo.server.loop.stats import Histogram
 
 
 class Readers:

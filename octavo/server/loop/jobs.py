@@ -8,7 +8,7 @@ from octavo.engine.structured.grammar import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, OctavoError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
-from octavo.server.waiting_room import WaitingRoom
+from octavo.server.loop.waiting_room import WaitingRoom
 
 
 @dataclass(slots=True, eq=False)

@@ -20,8 +20,8 @@ from octavo.engine.engine import Engine
 from octavo.errors import OctavoError
 from octavo.server.errors import ApiError
 from octavo.server.limits import ClientGoneError, unless_gone
-from octavo.server.loop import EngineLoop
-from octavo.server.snapshot import Describer, Look, Snapshot, look
+from octavo.server.live.snapshot import Describer, Look, Snapshot, look
+from octavo.server.loop.engine_loop import EngineLoop
 
 MIN_INTERVAL_S = 0.2
 MAX_WATCHERS = 64
@@ -86,7 +86,7 @@ def page_routes(loop: EngineLoop) -> list[Route]:
 
 
 def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("octavo.server").joinpath("page", name).read_bytes()
+    content = files("octavo.server.live").joinpath("page", name).read_bytes()
     media_type = _TYPES[name.rpartition(".")[2]]
 
     async def answer(request: Request) -> Response:

@@ -1,0 +1,1 @@
+"""The page at / and the snapshots of the engine that it draws."""
