@@ -1,10 +1,10 @@
 """The documents' Python blocks and the examples run as they stand; documents cite files that exist."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -25,26 +25,33 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
 
 
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A place to run programs in: at the root, beside the examples, which are forgotten afterwards."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    yield
+    for path in EXAMPLES:
+        sys.modules.pop(path.stem, None)
+
+
+# In this process: to import torch takes longer than most of them.
+@pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_run(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=240, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_examples_run(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_run(block: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        # Where a block imports an example, it says so.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), *sys.path])},
-    )
-    assert done.returncode == 0, done.stderr
+def test_blocks_run(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "block.py"
+    path.write_text(block)
+    runpy.run_path(str(path), run_name="__main__")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

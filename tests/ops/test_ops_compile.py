@@ -13,7 +13,7 @@ def copied(arguments):
 
 
 @pytest.mark.parametrize("kind", [kvcache_case, varlen_case, dense_case])
-@pytest.mark.parametrize("seed", range(300_000, 300_004))
+@pytest.mark.parametrize("seed", range(300_000, 300_002))
 def test_compiles_to_one_graph(kind, seed):
     case = kind(Maker(seed, "cpu", (torch.float32,)))
     window = tuple(int(side) for side in case.arguments["window_size"])
@@ -33,7 +33,7 @@ def test_compiles_to_one_graph(kind, seed):
 
 
 @pytest.mark.parametrize("op", ["append", "attend"])
-@pytest.mark.parametrize("seed", [400_000, 400_003, 400_007])
+@pytest.mark.parametrize("seed", [400_000, 400_003])
 def test_opcheck(op, seed, monkeypatch):
     """torch.library.opcheck of the operators with the arguments of real calls."""
     from octavo.ops import custom_ops
