@@ -1,7 +1,7 @@
 """The commands. An error that the user can fix is one line on standard error.
 
 Exit codes: 0 done; 1 the output cannot be written, or (without a message) its reader left; 2 an option, a
-model or a prompt is wrong; 130 Ctrl-C.
+model or a prompt is wrong; 3 the engine failed; 130 Ctrl-C.
 """
 
 import sys
@@ -16,7 +16,7 @@ from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, Pre
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
 from octavo.config import EngineConfig
-from octavo.errors import OctavoError
+from octavo.errors import EngineError, OctavoError
 
 Engine = Annotated[EngineConfig, Parameter(name="*")]
 # Arguments without a flag come only from the command line.
@@ -179,6 +179,8 @@ def run(arguments: Sequence[str] | None) -> None:
             result_action="return_none",
         )
         sys.stdout.flush()
+    except EngineError as error:
+        _fail(str(error), 3)
     except (OctavoError, CycloptsError) as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:

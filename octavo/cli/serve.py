@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import importlib.util
-import logging
 import os
 import sys
 import time
@@ -14,10 +13,12 @@ from octavo.cli.interrupts import raise_on_interrupt
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineError, OctavoError
 from octavo.progress import progress_bar
+from octavo.server.address import check_address, url_of
 from octavo.server.config import ServerConfig
+from octavo.server.logs import configure_logging
+from octavo.server.supervisor import DYING, LISTENING, READY, Child, supervise
 
 _LIBRARIES = ("starlette", "granian", "prometheus_client")
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, quiet: bool) -> None:
@@ -25,33 +26,31 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
 
     Raises:
         ConfigError: the address is taken, a key cannot be read, or a library is missing.
-        OctavoError: the model cannot be loaded, or the engine died.
+        OctavoError: the model cannot be loaded.
+        EngineError: the engine died, with --restart too often.
+        SystemExit: with --restart, from the parent process.
     """
     for library in _LIBRARIES:
         if importlib.util.find_spec(library) is None:
             raise ConfigError(f"octavo serve needs {library}; install it with: pip install 'octavo[server]'")
     if model is not None:
         config = dataclasses.replace(config, model=model)
-    logging.basicConfig(level=logging.INFO if server.access_log else logging.WARNING, format=_FORMAT)
-    # The HTTP server's own lines say less than ours.
-    logging.getLogger("_granian").setLevel(logging.ERROR)
+    configure_logging(server)
     raise_on_interrupt()
-    error = _serve(config, server, quiet)
-    if isinstance(error, OctavoError):
-        raise error
-    if error is not None:
-        raise EngineError(f"the engine died: {type(error).__name__}")
+    check_address(server)
+    child = supervise(server) if server.restart else None
+    _serve(config, server, quiet, child)
 
 
-def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseException | None:
+def _serve(config: EngineConfig, server: ServerConfig, quiet: bool, child: Child | None) -> None:
+    # A parent that supervises never imports PyTorch.
     from octavo.engine.engine import Engine
     from octavo.server.app import make_app
     from octavo.server.loop.engine_loop import EngineLoop
-    from octavo.server.run import check_address, serve, url_of
+    from octavo.server.run import serve
 
     # Children, such as the one that renders chat templates, need no key.
     os.environ.pop("OCTAVO_API_KEY", None)
-    check_address(server)
     begun = time.monotonic()
     with ExitStack() as stack:
         report = stack.enter_context(progress_bar("loading", enabled=not quiet and sys.stderr.isatty()))
@@ -61,9 +60,14 @@ def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseExcep
             max_waiting_tokens=server.max_num_queued_tokens,
             step_deadline_s=server.step_deadline_s,
         )
-        gate = make_app(loop, server, config.model)
+        gate = make_app(loop, server, config.model, num_restarts=child.num_restarts if child else 0)
+
+        def tell(report: bytes) -> None:
+            if child is not None:
+                child.tell(report)
 
         def on_ready() -> None:
+            tell(READY)
             stack.close()
             seconds = time.monotonic() - begun
             print(
@@ -72,6 +76,22 @@ def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseExcep
             )
 
         try:
-            return asyncio.run(serve(gate, loop, server, on_ready))
+            error = asyncio.run(
+                serve(
+                    gate,
+                    loop,
+                    server,
+                    on_listening=partial(tell, LISTENING),
+                    on_ready=on_ready,
+                    on_dying=partial(tell, DYING),
+                )
+            )
         finally:
             loop.stop()
+    if isinstance(error, OctavoError) and loop.stats().engine is None:
+        # It could not be loaded.
+        raise error
+    if error is not None:
+        # Any other message might hold a prompt.
+        why = str(error) if isinstance(error, OctavoError) else type(error).__name__
+        raise EngineError(f"the engine died: {why}")

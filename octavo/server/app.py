@@ -48,18 +48,19 @@ _OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-def make_app(loop: EngineLoop, config: ServerConfig, model: str) -> "Gate":
+def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: int = 0) -> "Gate":
     """Return the ASGI application.
 
     Args:
         loop: runs the engine; may still load.
         config: the options.
         model: the name that clients give.
+        num_restarts: processes before this one whose engine died.
 
     Raises:
-        ConfigError: the keys cannot be read.
+        ConfigError: the keys cannot be read, or a library is missing.
     """
-    context = Context(loop, config, config.served_model_name or model)
+    context = Context(loop, config, config.served_model_name or model, num_restarts)
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     routes += page_routes(loop)
     return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))

@@ -43,15 +43,17 @@ class Context:
         created: when the server started, seconds since 1970.
         bodies: reads requests.
         metrics: counts them.
+        num_restarts: processes before this one whose engine died.
     """
 
-    def __init__(self, loop: EngineLoop, config: ServerConfig, model: str) -> None:
+    def __init__(self, loop: EngineLoop, config: ServerConfig, model: str, num_restarts: int = 0) -> None:
         self.loop = loop
         self.config = config
         self.model = model
         self.created = int(time.time())
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
-        self.metrics = Metrics(loop, model)
+        self.metrics = Metrics(loop, model, num_restarts)
+        self.num_restarts = num_restarts
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
 
     async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
@@ -63,10 +65,12 @@ class Context:
         """The engine, which takes requests.
 
         Raises:
-            NotReadyError: the server loads or drains.
+            NotReadyError: the server loads or drains, or the engine is dead and will be started again.
             EngineDeadError: the engine is dead.
         """
         state = self.loop.state
+        if state == "dead" and self.config.restart:
+            raise NotReadyError("the engine died and is being started again; try again in a few seconds")
         if state == "dead":
             raise EngineDeadError("the engine is dead")
         if state != "ready":

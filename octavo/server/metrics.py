@@ -24,9 +24,9 @@ _N_BUCKETS = tuple(float(1 << power) for power in range(8))
 class Metrics:
     """The counters of one server."""
 
-    def __init__(self, loop: EngineLoop, model: str) -> None:
+    def __init__(self, loop: EngineLoop, model: str, num_restarts: int = 0) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_LoopCollector(loop, model))
+        self._registry.register(_LoopCollector(loop, model, num_restarts))
         labels = (model, "0")
         self._n = Histogram(
             "vllm:request_params_n", "n of requests", _LABELS, registry=self._registry, buckets=_N_BUCKETS
@@ -60,8 +60,9 @@ class Metrics:
 class _LoopCollector(Collector):
     """Reads a loop's snapshot."""
 
-    def __init__(self, loop: EngineLoop, model: str) -> None:
+    def __init__(self, loop: EngineLoop, model: str, num_restarts: int) -> None:
         self._loop = loop
+        self._num_restarts = num_restarts
         self._labels = [model, "0"]
 
     def collect(self) -> Iterator[Metric]:
@@ -80,6 +81,9 @@ class _LoopCollector(Collector):
             "octavo:waiting_tokens", "prompt tokens that wait for admission", stats.num_waiting_tokens
         )
         yield self._gauge("octavo:live_requests", "unfinished requests", stats.num_live)
+        yield self._counter(
+            "octavo:engine_restarts", "processes before this one whose engine died", self._num_restarts
+        )
         seconds = self._loop.seconds_since_progress
         yield self._gauge("octavo:seconds_since_progress", "since a step ended, 0 when idle", seconds)
 
