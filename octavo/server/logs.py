@@ -11,7 +11,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one line of JSON: time (seconds since 1970), level, name, message, exception."""
+    """Writes a record as one line of JSON: time (seconds since 1970), level, name, message and exception.
+
+    A request's line has client, method, path, status, seconds and request_id, too.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -20,6 +23,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "name": record.name,
             "message": record.getMessage(),
+            **getattr(record, "octavo_fields", {}),
         }
         if record.exc_info:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info))

@@ -1,4 +1,4 @@
-"""GET /health (is it alive), /ready (does it take requests), /metrics."""
+"""GET /health (is it alive), /ready (does it take requests), /load (how many there are), /metrics."""
 
 import msgspec
 from starlette.requests import Request
@@ -31,6 +31,21 @@ async def ready(context: Context, request: Request) -> Response:
     """Answer 200 while requests are taken."""
     found = _health(context)
     return _answer(found, alive=found.status == "ready")
+
+
+class Load(msgspec.Struct):
+    """Answer of GET /load, in vLLM's form.
+
+    Attributes:
+        server_load: requests that are not answered to the end.
+    """
+
+    server_load: int
+
+
+async def load(context: Context, request: Request) -> Response:
+    """Tell how many requests there are."""
+    return Response(encode(Load(context.loop.stats().num_live)), media_type="application/json")
 
 
 async def metrics(context: Context, request: Request) -> Response:
