@@ -1,9 +1,8 @@
 """How `octavo serve` writes its log: lines of text, or of JSON."""
 
+import json
 import logging
 import traceback
-
-import msgspec
 
 from octavo.server.config import ServerConfig
 
@@ -27,7 +26,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info))
-        return msgspec.json.encode(line).decode()
+        # ASCII: a line separator of another alphabet would look like the end of the line.
+        return json.dumps(line)
 
 
 def configure_logging(config: ServerConfig) -> None:
