@@ -85,10 +85,8 @@ def test_panels_do_not_overlap() -> None:
 
 def test_probes_ask_for_routes_that_exist() -> None:
     routes = {path for method, path, _ in ROUTES if method == "GET"}
-    probes: dict[str, Any] = {
-        name: CONTAINER[f"{name}Probe"] for name in ("startup", "readiness", "liveness")
-    }
-    paths = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+    names = ("startup", "readiness", "liveness")
+    paths = {name: CONTAINER[f"{name}Probe"]["httpGet"]["path"] for name in names}
     assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
     assert {*paths.values()} <= routes
     assert "127.0.0.1:8000/ready" in dockerfile("HEALTHCHECK")
