@@ -7,6 +7,7 @@ model or a prompt is wrong; 3 the engine failed; 130 Ctrl-C.
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
@@ -97,6 +98,38 @@ def serve(
     from octavo.cli.serve import run_serve
 
     run_serve(model, engine, server, quiet=quiet)
+
+
+@app.command
+def run_batch(
+    model: str | None = None,
+    /,
+    *,
+    input_file: Annotated[Path, Parameter(alias="-i")],
+    output_file: Annotated[Path, Parameter(alias="-o")],
+    quiet: bool = False,
+    engine: Engine = EngineConfig(),
+) -> None:
+    """Answer a file of requests in OpenAI's batch format, without a server.
+
+    Args:
+        model: as --model.
+        input_file: one JSON object a line: custom_id, method, url, body.
+        output_file: gets one line for each answer, in any order.
+        quiet: no progress bar.
+        engine: engine options.
+    """
+    from octavo.cli.serve import run_batch
+
+    run_batch(model, engine, input_file, output_file, quiet=quiet)
+
+
+@app.command
+def collect_env() -> None:
+    """Print what a report of a bug should say about this machine."""
+    from octavo.cli.environment import run_collect_env
+
+    run_collect_env()
 
 
 bench = App(name="bench")

@@ -20,7 +20,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
-from octavo.server.supervisor import DYING, LISTENING, READY, supervise
+from octavo.server.restart.supervisor import DYING, LISTENING, READY, supervise
 port, max_restarts, window_s, *lives = sys.argv[1:]
 try:
     child = supervise(

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
-from octavo.server.stand_in import StandIn, listen
+from octavo.server.restart.stand_in import StandIn, listen
 
 # What a child tells its parent.
 LISTENING, READY, DYING = b"l", b"r", b"d"
@@ -31,19 +31,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """What a forked process knows of its parent.
+    """What a forked process knows of its parent; one that nobody supervises tells nobody.
 
     Attributes:
         num_restarts: children before this one.
     """
 
-    def __init__(self, num_restarts: int, pipe: int) -> None:
+    def __init__(self, num_restarts: int = 0, pipe: int | None = None) -> None:
         self.num_restarts = num_restarts
         self._pipe = pipe
 
     def tell(self, report: bytes) -> None:
         """Tell the parent one of LISTENING, READY and DYING."""
-        os.write(self._pipe, report)
+        if self._pipe is not None:
+            os.write(self._pipe, report)
 
 
 def supervise(config: ServerConfig) -> Child:
