@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,11 @@ import os, signal, sys, threading
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
 from octavo.server.restart.supervisor import DYING, LISTENING, READY, supervise
-port, max_restarts, window_s, *lives = sys.argv[1:]
+place, max_restarts, window_s, *lives = sys.argv[1:]
+where = {"port": int(place)} if place.isdigit() else {"uds": place}
 try:
     child = supervise(
-        ServerConfig(port=int(port), max_restarts=int(max_restarts), restart_window_s=float(window_s))
+        ServerConfig(**where, max_restarts=int(max_restarts), restart_window_s=float(window_s))
     )
 except EngineDeadError as error:
     sys.exit(str(error))
@@ -43,11 +45,19 @@ Start = Callable[..., "Parent"]
 class Parent:
     """A supervising process, and what its children print."""
 
-    def __init__(self, *lives: str, max_restarts: int = 3, window_s: float = 60.0) -> None:
+    def __init__(
+        self, *lives: str, max_restarts: int = 3, window_s: float = 60.0, uds: Path | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-c", PROGRAM, *map(str, (self.port, max_restarts, window_s)), *lives]
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            *map(str, (uds or self.port, max_restarts, window_s)),
+            *lives,
+        ]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
         )
@@ -86,8 +96,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     parents: list[Parent] = []
 
-    def run(*lives: str, **options: float) -> Parent:
-        parents.append(Parent(*lives, **options))  # type: ignore[arg-type]
+    def run(*lives: str, **options: Any) -> Parent:
+        parents.append(Parent(*lives, **options))
         return parents[-1]
 
     yield run
@@ -135,6 +145,16 @@ def test_a_child_that_dies_is_stood_in_for_at_once(start: Start) -> None:
     parent.process.send_signal(signal.SIGTERM)
     assert parent.wait()[0] == 0
     assert parent.status() is None
+
+
+def test_a_path_that_a_killed_child_leaves_behind_is_free_again(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    parent = start("ready", uds=path)
+    pid, _ = parent.child()
+    path.touch()
+    os.kill(pid, signal.SIGKILL)
+    assert parent.child()[1] == 1
+    assert not path.exists()
 
 
 def test_too_many_deaths_are_the_end(start: Start) -> None:

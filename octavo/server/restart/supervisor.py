@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
@@ -75,6 +76,9 @@ def supervise(config: ServerConfig) -> Child:
             sys.exit(code)
         _note_death(deaths, config)
         num_restarts += 1
+        if config.uds is not None:
+            # A process that was killed leaves it behind.
+            Path(config.uds).unlink(missing_ok=True)
         listening = life.listening or listen(config)
 
 
