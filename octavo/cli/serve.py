@@ -18,7 +18,7 @@ from octavo.progress import Report, progress_bar
 from octavo.server.address import check_address, url_of
 from octavo.server.config import ServerConfig
 from octavo.server.logs import configure_logging
-from octavo.server.restart.supervisor import DYING, LISTENING, READY, Child, supervise
+from octavo.server.restart.supervisor import READY, Child, supervise
 
 if TYPE_CHECKING:
     from octavo.server.app import Gate
@@ -53,25 +53,16 @@ def _serve(config: EngineConfig, server: ServerConfig, quiet: bool, child: Child
         report = stack.enter_context(progress_bar("loading", enabled=not quiet and sys.stderr.isatty()))
         loop, gate = _make(config, server, report, child)
 
-        def on_ready() -> None:
-            child.tell(READY)
-            stack.close()
-            seconds = time.monotonic() - begun
-            print(
-                f"octavo: {gate.context.model} is served at {url_of(server)}, ready after {seconds:.1f} s",
-                flush=True,
-            )
+        def tell(news: bytes) -> None:
+            child.tell(news)
+            if news == READY:
+                stack.close()
+                seconds = time.monotonic() - begun
+                where = f"{gate.context.model} is served at {url_of(server)}"
+                print(f"octavo: {where}, ready after {seconds:.1f} s", flush=True)
 
-        serving = serve(
-            gate,
-            loop,
-            server,
-            on_listening=partial(child.tell, LISTENING),
-            on_ready=on_ready,
-            on_dying=partial(child.tell, DYING),
-        )
         try:
-            error = asyncio.run(serving)
+            error = asyncio.run(serve(gate, loop, server, tell))
         finally:
             loop.stop()
     if error is not None:

@@ -104,10 +104,10 @@ class Gate:
         begun = time.monotonic()
         answer = _Answer(send, scope)
         scope["octavo.send"] = send
-        self.num_open += 1
         path = scope["path"].removeprefix(self.context.config.root_path)
         traces = self.context.traces
         trace = None if traces is None else traces.begin(scope, path)
+        self.num_open += 1
         try:
             self._check(scope, path)
             await self._app(scope, receive, answer.send)

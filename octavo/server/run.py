@@ -16,6 +16,7 @@ from granian.server.embed import Server
 from octavo.server.app import Gate
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.restart.supervisor import DYING, LISTENING, READY
 
 logger = logging.getLogger("octavo.server")
 
@@ -31,13 +32,7 @@ _LAST_WORDS_S = 2.0
 
 
 async def serve(
-    gate: Gate,
-    loop: EngineLoop,
-    config: ServerConfig,
-    *,
-    on_listening: Callable[[], None],
-    on_ready: Callable[[], None],
-    on_dying: Callable[[], None],
+    gate: Gate, loop: EngineLoop, config: ServerConfig, tell: Callable[[bytes], None]
 ) -> BaseException | None:
     """Serve until a signal or the engine's death; return why the engine died, or None.
 
@@ -45,9 +40,8 @@ async def serve(
         gate: the application.
         loop: not started yet.
         config: the options.
-        on_listening: called when clients can connect.
-        on_ready: called when requests are taken.
-        on_dying: called when the engine is dead, before its streams end.
+        tell: called with LISTENING when clients can connect, with READY when requests are taken, and with
+            DYING when the engine is dead, before the process ends.
     """
     leave = asyncio.Event()
     _on_signals(leave)
@@ -56,9 +50,9 @@ async def serve(
         # Only this user may connect.
         os.umask(0o177)
     serving = asyncio.ensure_future(server.serve())
-    asyncio.get_running_loop().call_later(_BIND_S, on_listening)
+    asyncio.get_running_loop().call_later(_BIND_S, tell, LISTENING)
     loop.start()
-    watching = asyncio.ensure_future(_watch(loop, on_ready))
+    watching = asyncio.ensure_future(_watch(loop, tell))
     leaving = asyncio.ensure_future(leave.wait())
     try:
         await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +61,7 @@ async def serve(
         if leaving.done() and loop.state == "ready":
             await _drain(gate, loop, config.shutdown_timeout)
         elif watching.done():
-            on_dying()
+            tell(DYING)
             if watching.result():
                 await _say_last_words(gate)
     finally:
@@ -131,13 +125,13 @@ async def _say_last_words(gate: Gate) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _watch(loop: EngineLoop, on_ready: Callable[[], None]) -> bool:
+async def _watch(loop: EngineLoop, tell: Callable[[bytes], None]) -> bool:
     """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)
     was_ready = loop.state == "ready"
     if was_ready:
-        on_ready()
+        tell(READY)
     while loop.state != "dead":
         await asyncio.sleep(_POLL_S)
     return was_ready

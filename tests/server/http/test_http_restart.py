@@ -44,21 +44,27 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def test_an_engine_that_dies_is_started_again_and_not_for_ever(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-c", PROGRAM, "serve", str(model_folder), "--load-format", "dummy"]
+def start(model: Path, folder: Path, port: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), "--num-blocks", "128", "--restart", "--max-restarts", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    # A connection for each request: the next one may be for another process.
-    client = httpx.Client(base_url=url, limits=httpx.Limits(max_keepalive_connections=0), timeout=30)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+
+
+def test_an_engine_that_dies_is_started_again_and_not_for_ever(model_folder: Path, tmp_path: Path) -> None:
     body = {"prompt": [5, 6], "max_tokens": 400, "ignore_eos": True}
-    with (
-        client,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
-        ) as process,
-    ):
+    port = free_port()
+    # A connection for each request: the next one may be for another process.
+    client = httpx.Client(
+        base_url=f"http://127.0.0.1:{port}", limits=httpx.Limits(max_keepalive_connections=0), timeout=30
+    )
+    with client, start(model_folder, tmp_path, port) as process:
         try:
             assert process.stdout is not None
             assert "is served at" in process.stdout.readline()
