@@ -1,12 +1,13 @@
 """The commands. An error that the user can fix is one line on standard error.
 
 Exit codes: 0 done; 1 the output cannot be written, or (without a message) its reader left; 2 an option, a
-model or a prompt is wrong; 130 Ctrl-C.
+model or a prompt is wrong; 3 the engine failed; 130 Ctrl-C.
 """
 
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
@@ -16,7 +17,7 @@ from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, Pre
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
 from octavo.config import EngineConfig
-from octavo.errors import OctavoError
+from octavo.errors import EngineError, OctavoError
 
 Engine = Annotated[EngineConfig, Parameter(name="*")]
 # Arguments without a flag come only from the command line.
@@ -99,6 +100,38 @@ def serve(
     run_serve(model, engine, server, quiet=quiet)
 
 
+@app.command
+def run_batch(
+    model: str | None = None,
+    /,
+    *,
+    input_file: Annotated[Path, Parameter(alias="-i")],
+    output_file: Annotated[Path, Parameter(alias="-o")],
+    quiet: bool = False,
+    engine: Engine = EngineConfig(),
+) -> None:
+    """Answer a file of requests in OpenAI's batch format, without a server.
+
+    Args:
+        model: as --model.
+        input_file: one JSON object a line: custom_id, method, url, body.
+        output_file: gets one line for each answer, in any order.
+        quiet: no progress bar.
+        engine: engine options.
+    """
+    from octavo.cli.serve import run_batch
+
+    run_batch(model, engine, input_file, output_file, quiet=quiet)
+
+
+@app.command
+def collect_env() -> None:
+    """Print what a report of a bug should say about this machine."""
+    from octavo.cli.environment import run_collect_env
+
+    run_collect_env()
+
+
 bench = App(name="bench")
 app.command(bench)
 
@@ -179,6 +212,8 @@ def run(arguments: Sequence[str] | None) -> None:
             result_action="return_none",
         )
         sys.stdout.flush()
+    except EngineError as error:
+        _fail(str(error), 3)
     except (OctavoError, CycloptsError) as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:

@@ -1,23 +1,30 @@
-"""`octavo serve`: an OpenAI-compatible server for one model."""
+"""`octavo serve`: an OpenAI-compatible server for one model; `octavo run-batch`: the same for a file."""
 
 import asyncio
 import dataclasses
 import importlib.util
-import logging
 import os
 import sys
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.cli.interrupts import raise_on_interrupt
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, EngineError, OctavoError
-from octavo.progress import progress_bar
+from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
+from octavo.progress import Report, progress_bar
+from octavo.server.address import check_address, url_of
 from octavo.server.config import ServerConfig
+from octavo.server.logs import configure_logging
+from octavo.server.restart.supervisor import READY, Child, supervise
+
+if TYPE_CHECKING:
+    from octavo.server.app import Gate
+    from octavo.server.loop.engine_loop import EngineLoop
 
 _LIBRARIES = ("starlette", "granian", "prometheus_client")
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, quiet: bool) -> None:
@@ -25,53 +32,106 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
 
     Raises:
         ConfigError: the address is taken, a key cannot be read, or a library is missing.
-        OctavoError: the model cannot be loaded, or the engine died.
+        OctavoError: the model cannot be loaded.
+        EngineError: the engine died, with --restart too often.
+        SystemExit: with --restart, from the parent process.
     """
-    for library in _LIBRARIES:
-        if importlib.util.find_spec(library) is None:
-            raise ConfigError(f"octavo serve needs {library}; install it with: pip install 'octavo[server]'")
-    if model is not None:
-        config = dataclasses.replace(config, model=model)
-    logging.basicConfig(level=logging.INFO if server.access_log else logging.WARNING, format=_FORMAT)
-    # The HTTP server's own lines say less than ours.
-    logging.getLogger("_granian").setLevel(logging.ERROR)
+    config = _prepared(model, config)
+    configure_logging(server)
     raise_on_interrupt()
-    error = _serve(config, server, quiet)
-    if isinstance(error, OctavoError):
-        raise error
-    if error is not None:
-        raise EngineError(f"the engine died: {type(error).__name__}")
-
-
-def _serve(config: EngineConfig, server: ServerConfig, quiet: bool) -> BaseException | None:
-    from octavo.engine.engine import Engine
-    from octavo.server.app import make_app
-    from octavo.server.loop.engine_loop import EngineLoop
-    from octavo.server.run import check_address, serve, url_of
-
-    # Children, such as the one that renders chat templates, need no key.
-    os.environ.pop("OCTAVO_API_KEY", None)
     check_address(server)
+    child = supervise(server) if server.restart else Child()
+    _serve(config, server, quiet, child)
+
+
+def _serve(config: EngineConfig, server: ServerConfig, quiet: bool, child: Child) -> None:
+    # A parent that supervises never imports PyTorch.
+    from octavo.server.run import serve
+
     begun = time.monotonic()
     with ExitStack() as stack:
         report = stack.enter_context(progress_bar("loading", enabled=not quiet and sys.stderr.isatty()))
-        loop = EngineLoop(
-            partial(Engine, config, progress=report),
-            max_waiting=server.max_num_queued_reqs,
-            max_waiting_tokens=server.max_num_queued_tokens,
-            step_deadline_s=server.step_deadline_s,
-        )
-        gate = make_app(loop, server, config.model)
+        loop, gate = _make(config, server, report, child)
 
-        def on_ready() -> None:
-            stack.close()
-            seconds = time.monotonic() - begun
-            print(
-                f"octavo: {gate.context.model} is served at {url_of(server)}, ready after {seconds:.1f} s",
-                flush=True,
-            )
+        def tell(news: bytes) -> None:
+            child.tell(news)
+            if news == READY:
+                stack.close()
+                seconds = time.monotonic() - begun
+                where = f"{gate.context.model} is served at {url_of(server)}"
+                print(f"octavo: {where}, ready after {seconds:.1f} s", flush=True)
 
         try:
-            return asyncio.run(serve(gate, loop, server, on_ready))
+            error = asyncio.run(serve(gate, loop, server, tell))
         finally:
             loop.stop()
+    if error is not None:
+        raise _explained(error, was_ready=loop.stats().engine is not None)
+
+
+def _make(
+    config: EngineConfig, server: ServerConfig, report: Report, child: Child
+) -> "tuple[EngineLoop, Gate]":
+    from octavo.engine.engine import Engine
+    from octavo.server.app import make_app
+    from octavo.server.loop.engine_loop import EngineLoop
+
+    # Children, such as the one that renders chat templates, need no key.
+    os.environ.pop("OCTAVO_API_KEY", None)
+    loop = EngineLoop(
+        partial(Engine, config, progress=report),
+        max_waiting=server.max_num_queued_reqs,
+        max_waiting_tokens=server.max_num_queued_tokens,
+        step_deadline_s=server.step_deadline_s,
+    )
+    return loop, make_app(loop, server, config.model, child.num_restarts)
+
+
+def _explained(error: BaseException, *, was_ready: bool) -> OctavoError:
+    """Return an error to raise: the model's, if it could not be loaded, else an engine's."""
+    if isinstance(error, OctavoError):
+        return EngineError(f"the engine died: {error}") if was_ready else error
+    # Its message might hold a prompt.
+    return EngineError(f"the engine died: {type(error).__name__}")
+
+
+def run_batch(
+    model: str | None, config: EngineConfig, input_file: Path, output_file: Path, *, quiet: bool
+) -> None:
+    """Answer the requests of a file by the server's code, without a server; see octavo.server.batch.
+
+    Raises:
+        ConfigError: a library is missing.
+        PromptError: a line is no request of a batch.
+        OctavoError: the model cannot be loaded, or the engine died.
+        OSError: a file cannot be read or written.
+    """
+    config = _prepared(model, config)
+    from octavo.server.batch import answer_all, read_batch
+
+    requests = read_batch(input_file)
+    if output_file.exists() and output_file.samefile(input_file):
+        raise ConfigError(f"output_file must be another file than input_file, got {output_file} for both")
+    # Nobody else sends anything, and nobody goes away: no limit is needed but the number at a time.
+    server = ServerConfig(max_num_queued_reqs=2**30, max_num_queued_tokens=2**40, queue_timeout_s=0)
+    configure_logging(server)
+    raise_on_interrupt()
+    with progress_bar("loading", enabled=not quiet and sys.stderr.isatty()) as report:
+        loop, gate = _make(config, server, report, Child())
+        loop.start()
+        try:
+            num_failed = asyncio.run(answer_all(gate, loop, requests, output_file, report))
+        except EngineDeadError as error:
+            was_ready = loop.stats().engine is not None
+            raise _explained(loop.error or error, was_ready=was_ready) from error
+        finally:
+            loop.stop()
+            gate.context.close()
+    print(f"octavo: {len(requests) - num_failed} of {len(requests)} requests were answered: {output_file}")
+
+
+def _prepared(model: str | None, config: EngineConfig) -> EngineConfig:
+    for library in _LIBRARIES:
+        if importlib.util.find_spec(library) is None:
+            raise ConfigError(f"this command needs {library}; install it with: pip install 'octavo[server]'")
+    return config if model is None else dataclasses.replace(config, model=model)

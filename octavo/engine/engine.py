@@ -315,6 +315,11 @@ class Engine:
         self._in_doubt = False
         return num_dropped
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens the model has computed, recomputation included."""
+        return self._num_computed_tokens
+
     def stats(self) -> EngineStats:
         """A snapshot of counters and of the block pool."""
         self.settle()
@@ -326,6 +331,7 @@ class Engine:
             num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             late_work=self.runner.late_work(),
+            sharing=self.runner.sharing(),
             kv=self.manager.stats(),
         )
 

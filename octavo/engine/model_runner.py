@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import ForestPlan, KVCache
+from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
@@ -49,16 +50,22 @@ class ModelRunner:
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
         )
         self._sampler = Sampler(decoder.config.vocab_size, device)
+        self._sharing = Sharing()
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner: nothing of it happens here."""
 
     def note_ready(self) -> None:
         """See StepRunner."""
+        self._sharing = Sharing()
 
     def late_work(self) -> LateWork:
         """See StepRunner."""
         return LateWork()
+
+    def sharing(self) -> Sharing:
+        """See StepRunner."""
+        return self._sharing
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         """See StepRunner."""
@@ -85,7 +92,9 @@ class ModelRunner:
         )
 
     def _forward(self, step_input: StepInput) -> Tensor:
-        metadata = step_input.metadata(self._plan(step_input), self._device)
+        plan = self._plan(step_input)
+        self._sharing = self._sharing.after(plan.sharing)
+        metadata = step_input.metadata(plan, self._device)
         input_ids = to_device(step_input.input_ids, self._device)
         return self.decoder.forward(input_ids, self.kv_cache, metadata)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.step_result import LateWork
 from octavo.kv import KVStats
 
@@ -18,6 +19,7 @@ class EngineStats:
         num_output_tokens: tokens sampled.
         num_preemptions: times a running request lost its blocks.
         late_work: what steps had to wait for since the engine was ready: compiling, capturing, allocating.
+        sharing: shared prefixes of the last step, and what all steps did not read thanks to them.
         kv: the block pool.
     """
 
@@ -28,4 +30,5 @@ class EngineStats:
     num_output_tokens: int
     num_preemptions: int
     late_work: LateWork
+    sharing: Sharing
     kv: KVStats

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from octavo.attention import KVCache
+from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken, Top
 from octavo.engine.scheduler import SchedulerOutput
@@ -79,11 +80,15 @@ class StepRunner(Protocol):
         ...
 
     def note_ready(self) -> None:
-        """Count what `late_work` returns from now on."""
+        """Count what `late_work` and `sharing` return from now on."""
         ...
 
     def late_work(self) -> LateWork:
         """Return what steps had to wait for since `note_ready`."""
+        ...
+
+    def sharing(self) -> Sharing:
+        """Return what sharing was worth since `note_ready`."""
         ...
 
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import health, models, openapi, tokenize
@@ -40,26 +40,30 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/health", health.health),
     ("GET", "/ping", health.health),
     ("GET", "/ready", health.ready),
+    ("GET", "/load", health.load),
     ("GET", "/metrics", health.metrics),
     ("GET", "/version", models.version),
     ("GET", "/openapi.json", openapi.document),
 )
+# Asked every few seconds by whoever watches.
+_PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-def make_app(loop: EngineLoop, config: ServerConfig, model: str) -> "Gate":
+def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: int = 0) -> "Gate":
     """Return the ASGI application.
 
     Args:
         loop: runs the engine; may still load.
         config: the options.
         model: the name that clients give.
+        num_restarts: processes before this one whose engine died.
 
     Raises:
-        ConfigError: the keys cannot be read.
+        ConfigError: the keys cannot be read, or a library is missing.
     """
-    context = Context(loop, config, config.served_model_name or model)
+    context = Context(loop, config, config.served_model_name or model, num_restarts)
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     routes += page_routes(loop)
     return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))
@@ -100,9 +104,12 @@ class Gate:
         begun = time.monotonic()
         answer = _Answer(send, scope)
         scope["octavo.send"] = send
+        path = scope["path"].removeprefix(self.context.config.root_path)
+        traces = self.context.traces
+        trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
         try:
-            self._check(scope)
+            self._check(scope, path)
             await self._app(scope, receive, answer.send)
         except ClientGoneError:
             if not answer.has_begun:
@@ -113,11 +120,13 @@ class Gate:
             await self._fail(error, answer)
         finally:
             self.num_open -= 1
+            if trace is not None:
+                trace.end(answer.status, scope["octavo.request_id"])
         self.context.metrics.note_answer(answer.status)
-        if self.context.config.access_log:
+        if self.context.config.access_log and (path not in _PROBED_PATHS or answer.status >= 400):
             self._log(scope, answer.status, time.monotonic() - begun)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, path: str) -> None:
         """Find out who asks.
 
         Raises:
@@ -126,7 +135,6 @@ class Gate:
         headers = dict(scope["headers"])
         scope["octavo.request_id"] = _request_id(headers.get(b"x-request-id"))
         scope["octavo.holder"] = None
-        path = scope["path"].removeprefix(self.context.config.root_path)
         if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
             raise ApiError(
                 403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
@@ -155,7 +163,12 @@ class Gate:
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         client = (scope.get("client") or ("-",))[0]
         # Written with escapes: a path may hold line breaks.
-        logger.info("%s %s %r %d %.3f s", client, scope["method"], scope["path"][:200], status, seconds)
+        method, path = scope["method"], scope["path"][:200]
+        fields = {"client": client, "method": method, "path": path, "status": status, "seconds": seconds}
+        fields["request_id"] = scope["octavo.request_id"]
+        logger.info(
+            "%s %s %r %d %.3f s", client, method, path, status, seconds, extra={"octavo_fields": fields}
+        )
 
 
 class _Answer:
@@ -207,11 +220,10 @@ class _Answer:
 
 def _no_route(scope: Scope, status: int) -> ApiError:
     if status == 405:
-        methods = sorted({method for method, path, _ in ROUTES if path == scope["path"]})
-        allow = {"Allow": ", ".join(methods)} if methods else {}
-        return ApiError(
-            405, f"{scope['method']} is not possible here", code="method_not_allowed", headers=allow
-        )
+        routes = [route for route in scope["router"].routes if route.matches(scope)[0] != Match.NONE]
+        allow = ", ".join(sorted({method for route in routes for method in route.methods}))
+        message = f"{scope['method']} is not possible here, only {allow}"
+        return ApiError(405, message, code="method_not_allowed", headers={"Allow": allow})
     return ApiError(404, f"there is no route {scope['path'][:200]!r}", code="not_found")
 
 

@@ -40,7 +40,16 @@ class ServerConfig:
         sse_keep_alive_s: a comment is sent on a stream that is idle for so long; 0: never.
         shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
         step_deadline_s: a step that takes longer has hung: its requests fail.
-        access_log: log method, path, status and duration of each request; never a body or a key.
+        restart: start the server again, in a new process, when its engine dies. Off where something else does
+            that, such as systemd or Kubernetes.
+        max_restarts: restarts within restart_window_s; one death more, and the command fails.
+        restart_window_s: seconds after which a death counts no longer.
+        access_log: log method, path, status and duration of each request; never a body or a key. Not of
+            /health, /ping, /ready and /metrics, unless they fail.
+        log_format: "json" writes each line of the log as a JSON object.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that
+            gets a span for each request: never a prompt, never an answer. The server connects to nothing
+            else. Needs octavo[otel].
 
     Raises:
         ConfigError: an option is out of range, or a public address would be open to everybody.
@@ -68,18 +77,27 @@ class ServerConfig:
     sse_keep_alive_s: float = 15.0
     shutdown_timeout: float = 30.0
     step_deadline_s: float = 120.0
+    restart: bool = False
+    max_restarts: int = 5
+    restart_window_s: float = 600.0
     access_log: bool = False
+    log_format: Literal["text", "json"] = "text"
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         _in_range("port", self.port, 0, 65535)
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes"):
             _in_range(name, getattr(self, name), 1, 2**40)
-        for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s"):
+        _in_range("max_restarts", self.max_restarts, 0, 1000)
+        for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s", "restart_window_s"):
             _in_range(name, getattr(self, name), 1e-3, 1e6)
         for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):
             _in_range(name, getattr(self, name), 0, 1e6)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_traces_endpoint must begin with http:// or https://, got {endpoint!r}")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path must begin with / and not end with it, got {self.root_path!r}")
         if not (self.has_keys or self.insecure or self.is_local):

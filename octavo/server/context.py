@@ -23,6 +23,7 @@ from octavo.server.generation import Generation
 from octavo.server.limits import BodyReader
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
+from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
 
@@ -43,15 +44,23 @@ class Context:
         created: when the server started, seconds since 1970.
         bodies: reads requests.
         metrics: counts them.
+        num_restarts: processes before this one whose engine died.
+        traces: makes spans, or None.
+
+    Raises:
+        ConfigError: traces need a library that is not installed.
     """
 
-    def __init__(self, loop: EngineLoop, config: ServerConfig, model: str) -> None:
+    def __init__(self, loop: EngineLoop, config: ServerConfig, model: str, num_restarts: int = 0) -> None:
         self.loop = loop
         self.config = config
         self.model = model
         self.created = int(time.time())
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
-        self.metrics = Metrics(loop, model)
+        self.metrics = Metrics(loop, model, num_restarts)
+        self.num_restarts = num_restarts
+        endpoint = config.otlp_traces_endpoint
+        self.traces = None if endpoint is None else Traces(endpoint, model)
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
 
     async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
@@ -63,10 +72,12 @@ class Context:
         """The engine, which takes requests.
 
         Raises:
-            NotReadyError: the server loads or drains.
+            NotReadyError: the server loads or drains, or the engine is dead and will be started again.
             EngineDeadError: the engine is dead.
         """
         state = self.loop.state
+        if state == "dead" and self.config.restart:
+            raise NotReadyError("the engine died and is being started again; try again in a few seconds")
         if state == "dead":
             raise EngineDeadError("the engine is dead")
         if state != "ready":
@@ -110,6 +121,7 @@ class Context:
             generation.abort()
             raise
         generation.watch_queue(self.config.queue_timeout_s)
+        note_generation(generation, params)
         return generation
 
     def events(
@@ -125,8 +137,10 @@ class Context:
         )
 
     def close(self) -> None:
-        """Let the pool's threads end."""
+        """Let the pool's threads end, and send the last spans."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.traces is not None:
+            self.traces.close()
 
 
 def new_id(prefix: str, request: Request, given: RequestId | None) -> str:

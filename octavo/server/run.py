@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from octavo.errors import ConfigError
 from octavo.server.app import Gate
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.restart.supervisor import DYING, LISTENING, READY
 
 logger = logging.getLogger("octavo.server")
 
@@ -26,42 +25,14 @@ _MAX_CONNECTIONS = 4096
 _MAX_HEADER_BYTES = 64 << 10
 _HEADER_TIMEOUT_MS = 10_000
 _POLL_S = 0.1
+# granian does not say when it listens; it takes a few milliseconds.
+_BIND_S = 0.1
 # A dead engine's streams get this long to tell their clients.
 _LAST_WORDS_S = 2.0
 
 
-def url_of(config: ServerConfig) -> str:
-    """Return where a server is reached."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    scheme = "https" if config.ssl_certfile else "http"
-    return f"{scheme}://{host}:{config.port}{config.root_path}"
-
-
-def check_address(config: ServerConfig) -> None:
-    """Find out before a model is loaded whether the address is free.
-
-    Raises:
-        ConfigError: it is not, or it is not this machine's.
-    """
-    if config.uds is not None:
-        if Path(config.uds).exists():
-            raise ConfigError(f"uds {config.uds} is there already; remove it if no server uses it")
-        return
-    try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(found[0], socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(found[4])
-    except OSError as error:
-        raise ConfigError(
-            f"host {config.host}, port {config.port} cannot be bound: {error.strerror or error}"
-        ) from error
-
-
 async def serve(
-    gate: Gate, loop: EngineLoop, config: ServerConfig, on_ready: Callable[[], None]
+    gate: Gate, loop: EngineLoop, config: ServerConfig, tell: Callable[[bytes], None]
 ) -> BaseException | None:
     """Serve until a signal or the engine's death; return why the engine died, or None.
 
@@ -69,7 +40,8 @@ async def serve(
         gate: the application.
         loop: not started yet.
         config: the options.
-        on_ready: called when requests are taken.
+        tell: called with LISTENING when clients can connect, with READY when requests are taken, and with
+            DYING when the engine is dead, before the process ends.
     """
     leave = asyncio.Event()
     _on_signals(leave)
@@ -78,8 +50,9 @@ async def serve(
         # Only this user may connect.
         os.umask(0o177)
     serving = asyncio.ensure_future(server.serve())
+    asyncio.get_running_loop().call_later(_BIND_S, tell, LISTENING)
     loop.start()
-    watching = asyncio.ensure_future(_watch(loop, on_ready))
+    watching = asyncio.ensure_future(_watch(loop, tell))
     leaving = asyncio.ensure_future(leave.wait())
     try:
         await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -87,8 +60,10 @@ async def serve(
             serving.result()
         if leaving.done() and loop.state == "ready":
             await _drain(gate, loop, config.shutdown_timeout)
-        elif watching.done() and watching.result():
-            await asyncio.sleep(_LAST_WORDS_S)
+        elif watching.done():
+            tell(DYING)
+            if watching.result():
+                await _say_last_words(gate)
     finally:
         watching.cancel()
         leaving.cancel()
@@ -142,13 +117,21 @@ async def _drain(gate: Gate, loop: EngineLoop, timeout_s: float) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _watch(loop: EngineLoop, on_ready: Callable[[], None]) -> bool:
+async def _say_last_words(gate: Gate) -> None:
+    """Let streams end with an error, and whoever asks in the meantime hear that the engine is dead."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    await asyncio.sleep(_LAST_WORDS_S / 2)
+    while gate.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+
+
+async def _watch(loop: EngineLoop, tell: Callable[[bytes], None]) -> bool:
     """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)
     was_ready = loop.state == "ready"
     if was_ready:
-        on_ready()
+        tell(READY)
     while loop.state != "dead":
         await asyncio.sleep(_POLL_S)
     return was_ready

@@ -131,7 +131,7 @@ def test_classes_tiles_and_segments():
     # 8 tiles x 2 heads of one segment would be 4 rounds of 4 programs; shorter ones bring nothing.
     assert sorted(set(plan.fat_units[:, 3])) == list(range(0, 1024, int(plan.fat_units[0, 4])))
     assert plan.thin_units[:, 2].tolist() == [2, 2]
-    assert plan.kv_tokens_saved == 63 * 1024 + 3 * 32
+    assert plan.sharing.saved_tokens == 63 * 1024 + 3 * 32
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
+from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.request import Request
@@ -35,6 +36,9 @@ class AheadRunner:
 
     def note_ready(self) -> None:
         self.inner.note_ready()
+
+    def sharing(self) -> Sharing:
+        return self.inner.sharing()
 
     def late_work(self) -> LateWork:
         return self.inner.late_work()

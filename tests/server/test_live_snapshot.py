@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from octavo.server.live.snapshot import (
     Snapshot,
     look,
 )
-from octavo.server.loop.stats import Histogram, LoopStats
+from octavo.server.loop.stats import Histogram, HistogramSnapshot, LoopStats
 
 MakeEngine = Callable[..., Engine]
 SYSTEM = list(range(10, 26))
@@ -29,15 +30,13 @@ SYSTEM = list(range(10, 26))
 def stats_of_loop() -> LoopStats:
     seconds = Histogram()
     seconds.observe(0.01, 3)
-    histograms = ("first_token_s", "inter_token_s", "queue_s", "prefill_s", "decode_s", "e2e_s")
+    histograms = [field.name for field in fields(LoopStats) if field.type is HistogramSnapshot]
     counts = ("num_waiting", "num_waiting_tokens", "num_live", "num_rejected", "num_prompt_tokens")
     return LoopStats(
         engine=None,
         num_finished={"stop": 2},
         num_cached_tokens=0,
         num_output_tokens=0,
-        prompt_tokens=seconds.snapshot(),
-        output_tokens=seconds.snapshot(),
         **dict.fromkeys(counts, 0),
         **dict.fromkeys(histograms, seconds.snapshot()),
     )

@@ -24,6 +24,7 @@ from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
     Costs,
     SharedPrefixes,
+    Sharing,
     find_shared_prefixes,
     shareable_blocks,
 )
@@ -65,6 +66,7 @@ class ForestPlan:
         max_item_tokens: most query tokens of an item.
         lengths: of the planned sequences.
         tile_tokens: query tokens that read a segment together.
+        sharing: how many shared prefixes there are and what they save.
         right: keys after its position that a token may see; None: all.
         kv_begin: [S] int32, the first key of each sequence; None: 0.
         packed: [5 I + 2 P + T + 2] int32, the arrays one after the other in the order of the fields.
@@ -84,6 +86,7 @@ class ForestPlan:
     max_item_tokens: int
     lengths: Lengths
     tile_tokens: int
+    sharing: Sharing
     right: int | None = 0
     kv_begin: np.ndarray | None = None
     # The default only serves plans made by hand, so that __post_init__ can refuse them with a clear message.
@@ -229,13 +232,14 @@ def _plan(
         raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
     segments = find_segments(lengths, shared, block_size, kv_begin)
     items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
-    return _assemble(segments.pool, items, lengths, tile_tokens, right, kv_begin)
+    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), tile_tokens, right, kv_begin)
 
 
 def _assemble(
     pool: np.ndarray,
     items: tuple[np.ndarray, ...],
     lengths: Lengths,
+    sharing: Sharing,
     tile_tokens: int,
     right: int | None,
     first_keys: np.ndarray | None,
@@ -259,6 +263,7 @@ def _assemble(
         max_item_tokens=int(num_item_tokens.max(initial=0)),
         lengths=lengths,
         tile_tokens=tile_tokens,
+        sharing=sharing,
         right=right,
         kv_begin=first_keys,
         packed=packed,

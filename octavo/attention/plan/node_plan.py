@@ -23,7 +23,13 @@ from math import lcm
 import numpy as np
 
 from octavo.attention.plan.node_segments import NodeTiling, cut_segments, gather_nodes
-from octavo.attention.plan.prefix_forest import Costs, SharedPrefixes, find_shared_prefixes, shareable_blocks
+from octavo.attention.plan.prefix_forest import (
+    Costs,
+    SharedPrefixes,
+    Sharing,
+    find_shared_prefixes,
+    shareable_blocks,
+)
 from octavo.attention.plan.ranges import concatenated_ranges, cumulative, expand
 from octavo.errors import InvalidArgumentError
 
@@ -71,7 +77,7 @@ class NodePlan:
         merge_begin: [T + 1] int32.
         leaf_begin: [S] int32, tokens of each sequence that nodes cover.
         block_ids: [N] int32, the nodes' blocks: copies, since a member's table row may be reused.
-        kv_tokens_saved: tokens of KV not read because nodes are shared.
+        sharing: how many nodes there are and what they save.
     """
 
     thin_units: np.ndarray
@@ -81,7 +87,7 @@ class NodePlan:
     merge_begin: np.ndarray
     leaf_begin: np.ndarray
     block_ids: np.ndarray
-    kv_tokens_saved: int
+    sharing: Sharing
 
     @classmethod
     def from_block_tables(
@@ -118,7 +124,7 @@ class NodePlan:
             shared = find_shared_prefixes(
                 block_tables, num_shareable, query_lens, block_size, costs, align_blocks
             )
-            if _saved_tokens(shared, block_size) < min_saved_tokens:
+            if shared.sharing(block_size).saved_tokens < min_saved_tokens:
                 shared = SharedPrefixes.none()
             plan = _cut(shared, block_tables, cu_seqlens_q, block_size, tiling, costs)
             if capacity is None or plan.fits(capacity):
@@ -193,13 +199,8 @@ def _cut(
         merge_begin=merge_begin,
         leaf_begin=leaf_begin,
         block_ids=block_ids,
-        kv_tokens_saved=_saved_tokens(shared, block_size),
+        sharing=shared.sharing(block_size),
     )
-
-
-def _saved_tokens(shared: SharedPrefixes, block_size: int) -> int:
-    num_blocks = (shared.last - shared.first) * (shared.block_end - shared.block_begin)
-    return int(num_blocks.sum()) * block_size
 
 
 def _block_ids(shared: SharedPrefixes, block_tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

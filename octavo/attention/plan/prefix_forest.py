@@ -36,6 +36,7 @@ work.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,6 +56,22 @@ class Costs:
     partial_tokens: float = 15.0
     node_tokens: float = 24.0
     tile_tokens: int = TILE_TOKENS
+
+
+class Sharing(NamedTuple):
+    """What sharing is worth, of one step or of an engine so far.
+
+    Attributes:
+        num_nodes: shared prefixes of the step, or of the last one.
+        saved_tokens: tokens of keys and values that one layer did not read because they are shared.
+    """
+
+    num_nodes: int = 0
+    saved_tokens: int = 0
+
+    def after(self, step: "Sharing") -> "Sharing":
+        """Return what it is after one more step."""
+        return Sharing(step.num_nodes, self.saved_tokens + step.saved_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +98,11 @@ class SharedPrefixes:
     def none(cls) -> "SharedPrefixes":
         empty = np.zeros(0, dtype=np.int64)
         return cls(empty, empty, empty, empty, empty)
+
+    def sharing(self, block_size: int) -> Sharing:
+        """Return how many nodes there are and what they save."""
+        num_blocks = (self.last - self.first) * (self.block_end - self.block_begin)
+        return Sharing(self.first.shape[0], int(num_blocks.sum()) * block_size)
 
     def leaf_begin(self, num_sequences: int, block_size: int) -> np.ndarray:
         """Return how many leading tokens of each sequence nodes cover: [num_sequences] int64."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import DeviceForest, KVCache
+from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.decode_graphs import DecodeGraphs
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool
@@ -109,6 +110,8 @@ class GpuRunner:
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
+        # Of the plan that the device has, and of all steps.
+        self._plan_sharing = self._sharing = Sharing()
 
     @torch.inference_mode()
     def prepare(self, progress: PrepareProgress) -> None:
@@ -124,10 +127,15 @@ class GpuRunner:
     def note_ready(self) -> None:
         """See StepRunner."""
         self._preparation.note_ready()
+        self._sharing = Sharing()
 
     def late_work(self) -> LateWork:
         """See StepRunner."""
         return self._preparation.late_work()
+
+    def sharing(self) -> Sharing:
+        """See StepRunner."""
+        return self._sharing
 
     @torch.inference_mode()
     def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
@@ -158,6 +166,7 @@ class GpuRunner:
         self._rows.send_tables()
         if requests != self._batch:
             self._set_batch(requests, ends)
+        self._sharing = self._sharing.after(self._plan_sharing)
         self._decode_graphs.run(len(requests), shares=self._shares)
         return self._sample(requests, ends)
 
@@ -172,9 +181,11 @@ class GpuRunner:
 
     def _share(self, block_table: np.ndarray, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
         """Send a step's forest to the device; False if sharing would not pay."""
+        self._plan_sharing = Sharing()
         if self._forest is None or len(seq_lens) == 1:
             return False
         plan = self._forest.plan(block_table, seq_lens, cu_seqlens_q)
+        self._plan_sharing = plan.sharing
         if plan.num_units:
             self._forest.upload(plan)
         return plan.num_units > 0
@@ -215,6 +226,7 @@ class GpuRunner:
         input_ids = self._mixed_graphs.load(step_input)
         self._fill_in_tokens(input_ids, step_input, scheduled)
         shares = self._share(step_input.block_table, step_input.seq_lens, step_input.cu_seqlens_q)
+        self._sharing = self._sharing.after(self._plan_sharing)
         is_fresh = len(scheduled) == 1 and scheduled[0].start == 0
         return self._mixed_graphs.run(input_ids.shape[0], shares=shares, is_fresh=is_fresh)
 

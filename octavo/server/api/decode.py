@@ -27,6 +27,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "guided_choice": (_GUIDED, (None,)),
     "guided_grammar": (_GUIDED, (None,)),
     "guided_decoding_backend": (_GUIDED, (None,)),
+    "guided_whitespace_pattern": (_GUIDED, (None,)),
     "tools": (_NO_TOOLS, (None, [])),
     "tool_choice": (_NO_TOOLS, (None, "none", "auto")),
     "functions": (_NO_TOOLS, (None, [])),

@@ -1,4 +1,4 @@
-"""GET /health (is it alive), /ready (does it take requests), /metrics."""
+"""GET /health (is it alive), /ready (does it take requests), /load (how many there are), /metrics."""
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,7 @@ class Health(msgspec.Struct):
     """Answer of GET /health and /ready.
 
     Attributes:
-        status: loading, ready, draining, stalled or dead.
+        status: loading, restarting (loading again, after the engine died), ready, draining, stalled or dead.
         seconds_since_progress: how long the step under way has taken; 0 when there is nothing to do.
     """
 
@@ -22,15 +22,30 @@ class Health(msgspec.Struct):
 
 
 async def health(context: Context, request: Request) -> Response:
-    """Answer 200 while the engine loads or makes progress, 503 when it is dead or a step does not end."""
+    """Answer 200 while the engine loads or makes progress, 503 when it is dead, restarts or a step hangs."""
     found = _health(context)
-    return _answer(found, alive=found.status not in ("dead", "stalled"))
+    return _answer(found, alive=found.status not in ("dead", "restarting", "stalled"))
 
 
 async def ready(context: Context, request: Request) -> Response:
     """Answer 200 while requests are taken."""
     found = _health(context)
     return _answer(found, alive=found.status == "ready")
+
+
+class Load(msgspec.Struct):
+    """Answer of GET /load, in vLLM's form.
+
+    Attributes:
+        server_load: requests that are not answered to the end.
+    """
+
+    server_load: int
+
+
+async def load(context: Context, request: Request) -> Response:
+    """Tell how many requests there are."""
+    return Response(encode(Load(context.loop.stats().num_live)), media_type="application/json")
 
 
 async def metrics(context: Context, request: Request) -> Response:
@@ -43,6 +58,8 @@ def _health(context: Context) -> Health:
     state: str = context.loop.state
     if state in ("ready", "draining") and seconds > context.config.step_deadline_s:
         state = "stalled"
+    if state == "loading" and context.num_restarts:
+        state = "restarting"
     return Health(state, round(seconds, 3))
 
 

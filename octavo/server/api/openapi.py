@@ -31,6 +31,7 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("post", "/detokenize", "Turn token ids into text", types.DetokenizeRequest, types.Text, False),
     ("get", "/health", "Is the engine alive?", None, health.Health, False),
     ("get", "/ready", "Does the server take requests?", None, health.Health, False),
+    ("get", "/load", "Tell how many requests there are", None, health.Load, False),
     ("get", "/version", "Which version is this?", None, models.Version, False),
     ("get", "/metrics", "Metrics for Prometheus", None, None, False),
 )

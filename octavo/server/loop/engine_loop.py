@@ -68,7 +68,7 @@ class EngineLoop:
         self._jobs = Jobs(WaitingRoom(max_waiting, max_waiting_tokens))
         self._worker = Worker(make_engine, self._jobs, ring=self._ring, step_deadline_s=step_deadline_s)
         self._readers: dict[asyncio.AbstractEventLoop, Readers] = {}
-        self._first_token_s, self._inter_token_s = Histogram(), Histogram()
+        self._first_token_s, self._inter_token_s, self._compile_s = Histogram(), Histogram(), Histogram()
         self._prompt_readers = ThreadPoolExecutor(_NUM_PROMPT_READERS, "octavo-prompts")
         self._is_draining = False
 
@@ -223,12 +223,8 @@ class EngineLoop:
             num_output_tokens=finished.num_output_tokens,
             first_token_s=self._first_token_s.snapshot(),
             inter_token_s=self._inter_token_s.snapshot(),
-            queue_s=finished.queue_s.snapshot(),
-            prefill_s=finished.prefill_s.snapshot(),
-            decode_s=finished.decode_s.snapshot(),
-            e2e_s=finished.e2e_s.snapshot(),
-            prompt_tokens=finished.prompt_tokens.snapshot(),
-            output_tokens=finished.output_tokens.snapshot(),
+            compile_s=self._compile_s.snapshot(),
+            **finished.histograms(),
         )
 
     async def _read(self, prompt: Prompt | TokenIds) -> TokenIds:
@@ -244,9 +240,12 @@ class EngineLoop:
         """Compile the grammar that a request asks for, if it does, beside the event loop."""
         if params.structured is None:
             return None
-        return await asyncio.get_running_loop().run_in_executor(
+        begun = time.monotonic()
+        grammar = await asyncio.get_running_loop().run_in_executor(
             self._prompt_readers, self.engine.grammars.of, params
         )
+        self._compile_s.observe(time.monotonic() - begun)
+        return grammar
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

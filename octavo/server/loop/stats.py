@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.stats import EngineStats
-from octavo.outputs import RequestOutput
+from octavo.outputs import RequestMetrics, RequestOutput
 
 # Upper bounds of buckets: six to a factor of ten, from 0.1 ms to 1,000 s, and powers of two of tokens.
 SECONDS = tuple(
     round(digit * 10.0**power, 9) for power in range(-4, 3) for digit in (1.0, 1.5, 2.0, 3.0, 5.0, 7.5)
 )
 TOKENS = tuple(float(1 << power) for power in range(21))
+PREEMPTIONS = (0.0, *(float(1 << power) for power in range(7)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,15 @@ class LoopStats:
         prefill_s: from there to the first token.
         decode_s: from the first token to the end.
         e2e_s: from `submit` to the end.
+        inference_s: from the first scheduled token to the end.
+        token_s: decode_s divided by the tokens that came in it, of the longest completion.
         prompt_tokens: lengths of prompts.
         output_tokens: tokens per request, of all its completions.
+        longest_tokens: tokens of each request's longest completion.
+        computed_tokens: prompt tokens per request that did not come from the prefix cache.
+        preemptions: how often each request lost its blocks.
+        step_tokens: tokens per step.
+        compile_s: to compile a grammar, or to find it compiled.
     """
 
     engine: EngineStats | None
@@ -106,13 +114,24 @@ class LoopStats:
     prefill_s: HistogramSnapshot
     decode_s: HistogramSnapshot
     e2e_s: HistogramSnapshot
+    inference_s: HistogramSnapshot
+    token_s: HistogramSnapshot
     prompt_tokens: HistogramSnapshot
     output_tokens: HistogramSnapshot
+    longest_tokens: HistogramSnapshot
+    computed_tokens: HistogramSnapshot
+    preemptions: HistogramSnapshot
+    step_tokens: HistogramSnapshot
+    compile_s: HistogramSnapshot
+
+
+def _of_tokens() -> Histogram:
+    return Histogram(TOKENS)
 
 
 @dataclass(slots=True)
 class Finished:
-    """What is counted of requests that ended. The engine's thread writes."""
+    """What is counted of requests that ended, and of steps. The engine's thread writes."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     num_prompt_tokens: int = 0
@@ -122,8 +141,14 @@ class Finished:
     prefill_s: Histogram = field(default_factory=Histogram)
     decode_s: Histogram = field(default_factory=Histogram)
     e2e_s: Histogram = field(default_factory=Histogram)
-    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    output_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    inference_s: Histogram = field(default_factory=Histogram)
+    token_s: Histogram = field(default_factory=Histogram)
+    prompt_tokens: Histogram = field(default_factory=_of_tokens)
+    output_tokens: Histogram = field(default_factory=_of_tokens)
+    longest_tokens: Histogram = field(default_factory=_of_tokens)
+    computed_tokens: Histogram = field(default_factory=_of_tokens)
+    preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
+    step_tokens: Histogram = field(default_factory=_of_tokens)
 
     def count(self, output: RequestOutput) -> None:
         """Count a request that has ended."""
@@ -134,6 +159,13 @@ class Finished:
         self.num_output_tokens += metrics.num_output_tokens
         self.prompt_tokens.observe(metrics.num_prompt_tokens)
         self.output_tokens.observe(metrics.num_output_tokens)
+        longest = max(len(completion.token_ids) for completion in output.outputs)
+        self.longest_tokens.observe(longest)
+        self.computed_tokens.observe(metrics.num_prompt_tokens - metrics.num_cached_tokens)
+        self.preemptions.observe(metrics.num_preemptions)
+        self._count_times(metrics, longest)
+
+    def _count_times(self, metrics: RequestMetrics, longest: int) -> None:
         if metrics.queue_s is not None:
             self.queue_s.observe(metrics.queue_s)
         if metrics.e2e_latency_s is not None:
@@ -142,4 +174,13 @@ class Finished:
             assert metrics.first_scheduled_s is not None
             self.prefill_s.observe(metrics.first_token_s - metrics.first_scheduled_s)
             if metrics.finished_s is not None:
-                self.decode_s.observe(metrics.finished_s - metrics.first_token_s)
+                decode_s = metrics.finished_s - metrics.first_token_s
+                self.decode_s.observe(decode_s)
+                self.inference_s.observe(metrics.finished_s - metrics.first_scheduled_s)
+                if longest > 1:
+                    self.token_s.observe(decode_s / (longest - 1))
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """Return all histograms by the names of their fields."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value.snapshot() for name, value in found.items() if isinstance(value, Histogram)}

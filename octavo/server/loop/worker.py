@@ -199,7 +199,10 @@ class Worker:
     def _step(self) -> None:
         self._take()
         if self.engine.has_unfinished_requests:
+            before = self.engine.num_computed_tokens
             self.engine.step()
+            if self.engine.num_computed_tokens > before:
+                self.finished.step_tokens.observe(self.engine.num_computed_tokens - before)
         self._note_ended()
         self._note_stats()
 

@@ -14,7 +14,8 @@ from octavo.server.api.types import ChatRequest, CompletionRequest, StreamOption
 from octavo.server.app import ROUTES
 from octavo.server.config import ServerConfig
 
-TEXT = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "serving.md").read_text()
 COMMANDS = [block for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) if block.startswith("curl")]
 
 
@@ -43,3 +44,18 @@ def test_every_option_and_route_is_named() -> None:
         assert f"`{flag}`" in TEXT or option.name == "api_key", flag
     for _, path, _ in ROUTES:
         assert path.replace("{name:path}", "NAME") in TEXT, path
+
+
+def test_the_refused_are_named() -> None:
+    text = (DOCS / "server-api.md").read_text()
+    listed = text.split("## Refused by name")[1].partition("\n\n`")[2]
+    assert set(re.findall(r"(\w+)`", listed)) == _REFUSED.keys()
+    for _, path, _ in ROUTES:
+        assert path.replace("{name:path}", "NAME") in text, path
+
+
+def test_the_tests_that_show_security_exist() -> None:
+    tests = "".join(path.read_text() for path in (DOCS.parent / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (DOCS / "security.md").read_text())
+    assert len(named) > 40
+    assert not {name for name in named if f"def {name}(" not in tests}

@@ -1,0 +1,1 @@
+"""Starts the server again in a new process when its engine dies."""

@@ -1,0 +1,184 @@
+"""`octavo serve --restart`: a small parent process that starts the server again when its engine dies.
+
+    parent   fork ── waits ──────────────── stands in: 503 ── fork ── stands in ── waits ...
+    child         '─ loads ─ serves ─ dies                         '─ loads ─ serves ...
+
+A dead CUDA context takes its process with it, so a new engine needs a new process. The parent forks before
+PyTorch is imported, has no thread and no device, and nothing to do while a child serves. See ADR 27.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from octavo.errors import EngineDeadError
+from octavo.server.config import ServerConfig
+from octavo.server.restart.stand_in import StandIn, listen
+
+# What a child tells its parent.
+LISTENING, READY, DYING = b"l", b"r", b"d"
+# A child whose engine is dead has to be gone after so long.
+_LEAVE_S = 10.0
+# What it told last is read for so long.
+_PIPE_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """What a forked process knows of its parent; one that nobody supervises tells nobody.
+
+    Attributes:
+        num_restarts: children before this one.
+    """
+
+    def __init__(self, num_restarts: int = 0, pipe: int | None = None) -> None:
+        self.num_restarts = num_restarts
+        self._pipe = pipe
+
+    def tell(self, report: bytes) -> None:
+        """Tell the parent one of LISTENING, READY and DYING."""
+        if self._pipe is not None:
+            os.write(self._pipe, report)
+
+
+def supervise(config: ServerConfig) -> Child:
+    """Fork children that serve, one after the other. Returns in each child, never in the parent.
+
+    Raises:
+        SystemExit: in the parent: a child ended as it was told to, or the first one could not be loaded.
+        EngineDeadError: in the parent: the engine died more often than `max_restarts` allows.
+    """
+    deaths: deque[float] = deque()
+    # Open from a child's death until the next one listens: nobody is turned away between.
+    listening: socket.socket | None = None
+    num_restarts = 0
+    while True:
+        sys.stdout.flush()
+        reads, writes = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            os.close(reads)
+            if listening is not None:
+                listening.close()
+            _become_child(parent)
+            return Child(num_restarts, writes)
+        os.close(writes)
+        life = _Life(config, pid, reads, listening)
+        code = asyncio.run(life.attend())
+        if code == 0 or life.is_leaving or not (life.was_ready or num_restarts):
+            sys.exit(code)
+        _note_death(deaths, config)
+        num_restarts += 1
+        if config.uds is not None:
+            # A process that was killed leaves it behind.
+            Path(config.uds).unlink(missing_ok=True)
+        listening = life.listening or listen(config)
+
+
+def _become_child(parent: int) -> None:
+    """Have a group of its own, so that Ctrl-C comes from the parent alone, and end with the parent."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It was gone before the line above.
+        os._exit(1)
+
+
+def _note_death(deaths: deque[float], config: ServerConfig) -> None:
+    """Raise if this was one death too many."""
+    now, window_s = time.monotonic(), config.restart_window_s
+    deaths.append(now)
+    while now - deaths[0] > window_s:
+        deaths.popleft()
+    if len(deaths) > config.max_restarts:
+        raise EngineDeadError(
+            f"the engine died {len(deaths)} times within {window_s:g} s: no restart is left"
+        )
+    text = f"octavo: the engine died; restart {len(deaths)} of {config.max_restarts} within {window_s:g} s"
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Life:
+    """One child's life, as its parent sees it.
+
+    Attributes:
+        listening: where to stand in for it, None while it answers itself.
+        was_ready: its engine was.
+        is_leaving: a signal asked it to end.
+    """
+
+    def __init__(self, config: ServerConfig, pid: int, reports: int, listening: socket.socket | None) -> None:
+        self._config = config
+        self._pid = pid
+        self._reports = reports
+        self._stand_in = StandIn(config)
+        self.listening = listening
+        self.was_ready = self.is_leaving = False
+
+    async def attend(self) -> int:
+        """Hand signals on, stand in for the child where it cannot answer, and return its exit code."""
+        events = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            events.add_signal_handler(number, self._hand_on, number)
+        events.add_signal_handler(signal.SIGCHLD, ended.set)
+        reading = asyncio.ensure_future(self._read())
+        if self.listening is not None:
+            self._stand_in.open(self.listening)
+        while True:
+            found, status = os.waitpid(self._pid, os.WNOHANG)
+            if found:
+                break
+            await ended.wait()
+            ended.clear()
+        # A process that the child forked may hold the pipe open.
+        await asyncio.wait((reading,), timeout=_PIPE_S)
+        await self._stand_in.close()
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _hand_on(self, number: int) -> None:
+        self.is_leaving = True
+        self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+    async def _read(self) -> None:
+        """Do what the child's reports ask for, until it has ended."""
+        events = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(self._reports, "rb", buffering=0)
+        transport, _ = await events.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while report := await reader.read(1):
+                if report == READY:
+                    self.was_ready = True
+                elif report == LISTENING:
+                    await self._step_back()
+                elif report == DYING:
+                    events.call_later(_LEAVE_S, self._kill, signal.SIGKILL)
+                    self._step_in()
+        finally:
+            transport.close()
+
+    def _step_in(self) -> None:
+        if self.listening is None:
+            self.listening = listen(self._config)
+        if self.listening is not None:
+            self._stand_in.open(self.listening)
+
+    async def _step_back(self) -> None:
+        await self._stand_in.close()
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None

@@ -1,0 +1,124 @@
+"""deploy/: its files are read as the programs that run them would, and what they name exists."""
+
+import configparser
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from test_http_metrics import EXPECTED, OTHERS
+
+from octavo.cli.app import app
+from octavo.server.app import ROUTES
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+POD = next(iter(yaml.safe_load_all((DEPLOY / "kubernetes" / "octavo.yaml").read_text())))["spec"]["template"]
+CONTAINER = POD["spec"]["containers"][0]
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+UNIT = configparser.ConfigParser(strict=False, interpolation=None)
+UNIT.optionxform = str  # type: ignore[method-assign, assignment]
+UNIT.read(DEPLOY / "octavo.service")
+FLAGS = {name for argument in app["serve"].assemble_argument_collection() for name in argument.names}
+
+
+def dockerfile(word: str) -> str:
+    """Return what follows a word at the beginning of a line, continued lines joined."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    (found,) = re.findall(rf"^{word} (.*)$", text, re.MULTILINE)
+    return found
+
+
+COMMANDS = {
+    "Dockerfile": [*json.loads(dockerfile("ENTRYPOINT"))[2:], *json.loads(dockerfile("CMD"))],
+    "compose.yaml": COMPOSE["services"]["octavo"]["command"],
+    "octavo.service": shlex.split(UNIT["Service"]["ExecStart"])[2:],
+    "kubernetes": CONTAINER["args"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_exists(name: str) -> None:
+    flags = {word for word in COMMANDS[name] if word.startswith("--")}
+    assert flags
+    assert flags <= FLAGS
+
+
+def option(name: str, flag: str) -> str:
+    words = COMMANDS[name]
+    return words[words.index(flag) + 1]
+
+
+def exported() -> set[str]:
+    """Names of samples, with the endings that Prometheus sees."""
+    ends = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    kinds = {name: kind for name, (kind, _) in EXPECTED.items()} | OTHERS
+    return {name + end for name, kind in kinds.items() for end in ends[kind]}
+
+
+def expressions() -> Iterator[str]:
+    for panel in json.loads((DEPLOY / "grafana" / "octavo.json").read_text())["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_exist() -> None:
+    asked = {name for text in expressions() for name in re.findall(r"(?:vllm|octavo):\w+", text)}
+    assert len(asked) > 25
+    assert asked <= exported()
+
+
+def test_panels_do_not_overlap() -> None:
+    panels = json.loads((DEPLOY / "grafana" / "octavo.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        own = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not own & cells, panel["title"]
+        cells |= own
+
+
+def test_probes_ask_for_routes_that_exist() -> None:
+    routes = {path for method, path, _ in ROUTES if method == "GET"}
+    names = ("startup", "readiness", "liveness")
+    paths = {name: CONTAINER[f"{name}Probe"]["httpGet"]["path"] for name in names}
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert {*paths.values()} <= routes
+    assert "127.0.0.1:8000/ready" in dockerfile("HEALTHCHECK")
+    assert CONTAINER["ports"][0]["containerPort"] == int(option("Dockerfile", "--port"))
+
+
+def test_nothing_is_killed_while_it_drains() -> None:
+    seconds = POD["spec"]["terminationGracePeriodSeconds"]
+    (sleep,) = CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1:]
+    assert seconds > int(sleep) + int(option("kubernetes", "--shutdown-timeout"))
+    assert int(UNIT["Service"]["TimeoutStopSec"]) > int(option("octavo.service", "--shutdown-timeout"))
+    grace = COMPOSE["services"]["octavo"]["stop_grace_period"].removesuffix("s")
+    assert int(grace) > int(option("compose.yaml", "--shutdown-timeout"))
+
+
+def test_nothing_runs_as_root_or_has_a_key_in_its_flags() -> None:
+    assert dockerfile("USER") == "octavo"
+    assert POD["spec"]["securityContext"]["runAsNonRoot"]
+    assert CONTAINER["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    service = UNIT["Service"]
+    assert service["DynamicUser"] == service["NoNewPrivileges"] == "yes"
+    assert (service["ProtectSystem"], service["EnvironmentFile"]) == ("strict", "/etc/octavo/environment")
+    for words in COMMANDS.values():
+        assert "--api-key" not in words
+        assert "--insecure" not in words
+
+
+def test_files_that_compose_mounts_are_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (DEPLOY / source).is_file(), source
+    for path in (DEPLOY / "prometheus.yml", *(DEPLOY / "grafana").glob("*.yaml")):
+        assert isinstance(yaml.safe_load(path.read_text()), dict)
