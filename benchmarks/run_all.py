@@ -21,7 +21,7 @@ ON_GPU = (
     ["gpu_forest.py"],
     ["gpu_deterministic.py"],
 )
-ON_CPU = (["cpu_throughput.py"], ["cpu_context.py"], ["cpu_int8_accuracy.py"])
+ON_CPU = (["cpu_throughput.py"], ["cpu_context.py"], ["cpu_accuracy.py"])
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from octavo.errors import ConfigError, refuse_unknown
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["auto", "none", "int8"]
 KVCacheDType = Literal["auto", "fp8"]
 
 DEFAULT_MODEL = "smollm2"
@@ -47,7 +47,10 @@ class EngineConfig:
             NVIDIA GPUs only, and slower: it turns share_prefixes off.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
-        quantization: "int8" runs the linear layers with int8 weights (CPU only).
+        quantization: auto keeps weights in the blocks of 4 to 8 bits in which a GGUF file stores them, where
+            the device multiplies them so (float32 on a CPU, with a C compiler); activations then are rounded
+            to 8 bits for each product. "none" makes them numbers of dtype, which is exact. "int8" rounds
+            weights and activations of any model to 8 bits (CPU only).
         kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
             attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
@@ -75,7 +78,7 @@ class EngineConfig:
     deterministic: bool = False
     seed: int = 0
     attention_impl: AttentionImpl = "auto"
-    quantization: Quantization = "none"
+    quantization: Quantization = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     prepare: bool = True
     kernel_cache_dir: str | None = None

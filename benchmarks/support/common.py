@@ -53,6 +53,18 @@ def float32_flops() -> float:
     return 2 * 2048**3 / median_s(lambda: a @ b)
 
 
+def block_flops() -> float:
+    """Measured peak of products with weights in blocks of 4 bits that stay in a core's cache, operations/s."""
+    from octavo.layers.linear.block_weight import BlockWeight
+    from octavo.layers.linear.blocks import BlockLinear, tiled
+
+    rows, columns = 64, 512
+    scales = torch.ones(rows, columns // 32, dtype=torch.float16)
+    quants = torch.zeros(rows, columns, dtype=torch.uint8)
+    layer, x = BlockLinear(tiled([BlockWeight(4, quants, scales, None)])), torch.rand(512, columns)
+    return 2 * rows * columns * len(x) / median_s(lambda: layer(x))
+
+
 def wait_until_idle(limit_s: float = 60.0) -> float:
     """Wait until the machine is idle: a busy neighbour process makes OpenMP many times slower.
 

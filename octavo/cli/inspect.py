@@ -4,7 +4,7 @@ import dataclasses
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
-from octavo.models import ModelConfig, read_config, resolve_model
+from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
 
 
 def run_inspect(model: str | None, config: EngineConfig) -> None:
@@ -13,7 +13,8 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         config = dataclasses.replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
-    plan = plan_execution(config, model_config)
+    blocks = bytes_in_blocks(source, config.load_format)
+    plan = plan_execution(config, model_config, blocks=blocks)
     from rich.console import Console
     from rich.table import Table
 

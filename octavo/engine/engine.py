@@ -41,7 +41,15 @@ from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
-from octavo.models import Decoder, ModelConfig, ModelSource, load_tokenizer, read_config, resolve_model
+from octavo.models import (
+    Decoder,
+    ModelConfig,
+    ModelSource,
+    bytes_in_blocks,
+    load_tokenizer,
+    read_config,
+    resolve_model,
+)
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
@@ -122,7 +130,8 @@ class Engine:
         source = resolve_model(config.model, config.load_format)
         self.config = config
         self.model_config = ModelConfig.from_hf(read_config(source))
-        self.plan = plan = plan_execution(config, self.model_config, parallel)
+        blocks = bytes_in_blocks(source, config.load_format)
+        self.plan = plan = plan_execution(config, self.model_config, parallel, blocks=blocks)
         _log_plan(plan, source)
         self.tokenizer = load_tokenizer(source)
         if decoder is None:

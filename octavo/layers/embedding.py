@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from octavo.gpu.device import has_triton
+from octavo.layers.linear.blocks import TiledBlocks
 from octavo.layers.linear.plain import Linear
 from octavo.parallel import TensorParallel
 
@@ -22,7 +23,9 @@ def vocabulary_shard(vocab_size: int, parallel: TensorParallel) -> tuple[slice, 
 class Embedding:
     """Looks up the embeddings of token ids."""
 
-    def __init__(self, weight: Tensor, first_id: int, multiplier: float, parallel: TensorParallel) -> None:
+    def __init__(
+        self, weight: Tensor | TiledBlocks, first_id: int, multiplier: float, parallel: TensorParallel
+    ) -> None:
         """Keep a rank's rows.
 
         Args:
@@ -45,7 +48,7 @@ class Embedding:
     def __call__(self, input_ids: Tensor) -> Tensor:
         """[T] int32 or int64 ids of the whole vocabulary to a new [T, hidden]."""
         if self._parallel.size == 1:
-            hidden = embedding(input_ids, self._weight)
+            hidden = self._rows(input_ids)
         else:
             hidden = self._parallel.all_reduce(self._local(input_ids))
         return hidden if self._multiplier == 1.0 else hidden.mul_(self._multiplier)
@@ -55,7 +58,12 @@ class Embedding:
         num_rows = self._weight.shape[0]
         row = input_ids - self._first_id
         is_here = (row >= 0) & (row < num_rows)
-        return embedding(row.where(is_here, 0), self._weight).mul_(is_here[:, None])
+        return self._rows(row.where(is_here, 0)).mul_(is_here[:, None])
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        """Return rows [T] of the weight, a new [T, hidden]."""
+        weight = self._weight
+        return weight.rows(rows) if isinstance(weight, TiledBlocks) else embedding(rows, weight)
 
 
 class LMHead:

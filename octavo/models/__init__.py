@@ -4,7 +4,14 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_decoder
 from octavo.models.parameters import kv_bytes_per_token, num_parameters, parameter_shapes
-from octavo.models.source import ModelSource, load_tokenizer, open_weights, read_config, resolve_model
+from octavo.models.source import (
+    ModelSource,
+    bytes_in_blocks,
+    load_tokenizer,
+    open_weights,
+    read_config,
+    resolve_model,
+)
 from octavo.models.weights import WeightSource
 
 __all__ = [
@@ -12,6 +19,7 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "WeightSource",
+    "bytes_in_blocks",
     "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",

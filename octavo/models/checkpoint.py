@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.models.weights import WeightSource
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.models.weights import BlockSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
 # queries, which are never float8.
@@ -55,6 +56,7 @@ class Checkpoint:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        keeps_blocks: bool,
         num_tensors: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -64,10 +66,13 @@ class Checkpoint:
             weights: the source; closed by its owner.
             dtype: type of tensors read.
             device: where they go.
+            keeps_blocks: matrices that are stored in blocks of small integers are read as such.
             num_tensors: how many will be read in all.
             progress: called with (tensors read, num_tensors) after each.
         """
         self._weights = weights
+        self._blocks = weights if keeps_blocks and isinstance(weights, BlockSource) else None
+        self._in_blocks = frozenset(self._blocks.bytes_in_blocks()) if self._blocks else frozenset()
         self._dtype = dtype
         self.device = device
         self._num_tensors = num_tensors
@@ -84,10 +89,26 @@ class Checkpoint:
     ) -> Tensor:
         """Return a tensor, or only its rows (dimension 0) or columns (dimension 1)."""
         tensor = self._weights.read(name, rows=rows, columns=columns, dtype=dtype or self._dtype)
+        self._count()
+        return tensor.to(self.device)
+
+    def keeps_blocks(self, *names: str) -> bool:
+        """Return whether all of some tensors stay in blocks."""
+        return self._in_blocks.issuperset(names)
+
+    def read_blocks(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> BlockWeight:
+        """Return a matrix, or a part of it, that stays in blocks."""
+        assert self._blocks is not None, f"{name} does not stay in blocks"
+        weight = self._blocks.read_blocks(name, rows=rows, columns=columns)
+        self._count()
+        return weight
+
+    def _count(self) -> None:
         self._num_read += 1
         if self._progress:
             self._progress(self._num_read, self._num_tensors)
-        return tensor.to(self.device)
 
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialised tensor of the device and dtype."""

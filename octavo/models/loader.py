@@ -10,7 +10,7 @@ parameters.
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from octavo.layers import (
     make_output,
     vocabulary_shard,
 )
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
+from octavo.layers.linear.choice import keeps_blocks
 from octavo.layers.linear.plain import Linear
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
@@ -68,7 +71,9 @@ def load_decoder(
         max_model_len: longest text of the run, tokens; None: the model's own context. Only the rotary
             frequencies of "dynamic" models depend on it.
         attention_impl: see octavo.attention.available_impls.
-        quantization: "none", or "int8" for all linear layers, the LM head included (CPU, float32).
+        quantization: "auto": matrices stay in blocks of small integers where the checkpoint has them and the
+            device multiplies them; "none": they do not; "int8": for all linear layers, the LM head included
+            (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization, one rank).
         progress: called with (tensors read, tensors in all).
@@ -77,7 +82,7 @@ def load_decoder(
         WeightsError: tensors are missing, unexpected or of the wrong shape.
         ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
-    if deterministic and (quantization != "none" or parallel.size > 1):
+    if deterministic and (quantization == "int8" or parallel.size > 1):
         raise ConfigError(
             f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
             f"{parallel.size} ranks; use deterministic=False"
@@ -85,7 +90,12 @@ def load_decoder(
     shapes = parameter_shapes(config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     checkpoint = Checkpoint(
-        weights, dtype=dtype, device=torch.device(device), num_tensors=len(shapes), progress=progress
+        weights,
+        dtype=dtype,
+        device=torch.device(device),
+        keeps_blocks=keeps_blocks(quantization, torch.device(device), dtype),
+        num_tensors=len(shapes),
+        progress=progress,
     )
     builder = _Builder(config, checkpoint, parallel, quantization, deterministic)
     embedding, embedding_weight = builder.embedding()
@@ -140,19 +150,21 @@ class _Builder:
         self._quantization = quantization
         self._deterministic = deterministic
 
-    def embedding(self) -> tuple[Embedding, Tensor]:
+    def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
         """The embedding, and its weight for an LM head that is tied to it."""
         weight, first_id = self._vocabulary_rows("model.embed_tokens.weight")
         return Embedding(weight, first_id, self._config.embedding_multiplier, self._parallel), weight
 
-    def lm_head(self, embedding_weight: Tensor) -> LMHead:
+    def lm_head(self, embedding_weight: Tensor | TiledBlocks) -> LMHead:
         """The last norm and the head."""
         config = self._config
         norm = self._norm("model.norm")
         weight = embedding_weight
         if not config.tie_word_embeddings:
             weight, _ = self._vocabulary_rows("lm_head.weight")
-        if self._deterministic:
+        if isinstance(weight, TiledBlocks):
+            linear = BlockLinear([weight])
+        elif self._deterministic:
             # Always float32: a request for log-probabilities must not change what others sample from.
             linear = make_invariant_linear(weight, dtype=torch.float32)
         else:
@@ -228,13 +240,26 @@ class _Builder:
         The first num_interleaved of them are reordered for the rotation (see layers.rotary).
         """
         size = sum(part.stop - part.start for part in rows)
-        weight = self._checkpoint.empty(size, self._config.hidden_size)
-        self._fill(weight, [f"{name}.weight" for name in names], rows, num_interleaved)
+        weights = [f"{name}.weight" for name in names]
         bias = None
         if has_bias:
             bias = self._checkpoint.empty(size)
             self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
+        if self._checkpoint.keeps_blocks(*weights):
+            return BlockLinear(tiled(self._read_blocks(weights, rows, num_interleaved)), bias)
+        weight = self._checkpoint.empty(size, self._config.hidden_size)
+        self._fill(weight, weights, rows, num_interleaved)
         return self._linear(weight, bias)
+
+    def _read_blocks(
+        self, names: Sequence[str], rows: Sequence[slice], num_interleaved: int
+    ) -> Iterator[BlockWeight]:
+        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
+            weight = self._checkpoint.read_blocks(name, rows=self._part(part))
+            if index < num_interleaved:
+                order = torch.arange(weight.shape[0])
+                weight = weight.take(interleave_halves(order, self._config.head_dim))
+            yield weight
 
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
         start = 0
@@ -247,9 +272,12 @@ class _Builder:
 
     def _row_parallel(self, name: str, columns: slice, has_bias: bool) -> Linear:
         """A projection whose results are summed over ranks: only rank 0 adds the bias."""
-        weight = self._checkpoint.read(f"{name}.weight", columns=self._part(columns))
         bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
-        return self._linear(weight, bias if self._parallel.rank == 0 else None)
+        bias = bias if self._parallel.rank == 0 else None
+        name, part = f"{name}.weight", self._part(columns)
+        if self._checkpoint.keeps_blocks(name):
+            return BlockLinear(tiled([self._checkpoint.read_blocks(name, columns=part)]), bias)
+        return self._linear(self._checkpoint.read(name, columns=part), bias)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:
@@ -262,9 +290,12 @@ class _Builder:
         weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
         return weight + offset if offset else weight
 
-    def _vocabulary_rows(self, name: str) -> tuple[Tensor, int]:
+    def _vocabulary_rows(self, name: str) -> tuple[Tensor | TiledBlocks, int]:
         """This rank's rows, padded to the share that every rank has, and the id of the first row."""
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
+        if self._checkpoint.keeps_blocks(name):
+            blocks = self._checkpoint.read_blocks(name, rows=self._part(rows))
+            return TiledBlocks(blocks, num_rows=share), rows.start
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))

@@ -133,6 +133,17 @@ def open_weights(
     return GGUFWeights(source.gguf) if source.gguf is not None else SafetensorsWeights(source.path)
 
 
+def bytes_in_blocks(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, float]:
+    """Return the matrices that a model stores in blocks, with the bytes that a number takes; see BlockSource.
+
+    Raises:
+        ModelError: a GGUF file describes a network that Octavo does not have.
+    """
+    if source.gguf is None or load_format == "dummy":
+        return {}
+    return GGUFWeights(source.gguf).bytes_in_blocks()
+
+
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:
     """What lies at a path, None for nothing.
 

@@ -1,12 +1,13 @@
-"""The protocol of sources of tensors: safetensors, GGUF and dummy weights."""
+"""The protocols of sources of tensors: safetensors, GGUF and dummy weights."""
 
-from collections.abc import Collection, Set
-from typing import Protocol
+from collections.abc import Collection, Mapping, Set
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
+from octavo.layers.linear.block_weight import BlockWeight
 
 
 class WeightSource(Protocol):
@@ -46,6 +47,25 @@ class WeightSource(Protocol):
 
     def close(self) -> None:
         """Close the files; tensors already read stay valid."""
+        ...
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A WeightSource that also hands out matrices as they are stored, in blocks of small integers."""
+
+    def bytes_in_blocks(self) -> Mapping[str, float]:
+        """Return the matrices that are stored so, by name, with the bytes that a number takes in each."""
+        ...
+
+    def read_blocks(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> BlockWeight:
+        """Read one of these matrices, or a part of it; arguments and errors as of WeightSource.read.
+
+        Raises:
+            ConfigError: the columns cut a block.
+        """
         ...
 
 

@@ -25,6 +25,8 @@ from octavo.attention.cpu.kernel import StoreCall, kernel_library
 from octavo.errors import InvalidArgumentError
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks import BlockLinear, tiled
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.steps.operators import OperatorStep
@@ -245,6 +247,25 @@ def check_layers(pick):
     close(layers.silu_and_multiply(gate_up), torch.nn.functional.silu(gate) * up, scale=40.0)
 
 
+def check_blocks(pick):
+    """The product with weights in blocks of every form, beside torch's on the numbers that they stand for."""
+    bits, halves = pick.choice(((4, 1), (8, 1), (8, 2)))
+    rows, outputs, columns = pick.randint(0, 9), pick.randint(1, 40), 32 * pick.randint(1, 6)
+    low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    dtype = torch.float32 if halves == 2 else pick.choice((torch.float16, torch.float32))
+    scales = torch.randn(outputs, columns // 32 * halves).to(dtype)
+    mins = torch.randn(outputs, columns // 32).to(dtype) if halves == 1 and pick.random() < 0.5 else None
+    weight = BlockWeight(bits, torch.randint(low, high, (outputs, columns), dtype=kind), scales, mins)
+    # Whole numbers to 127, and one of that size in each block: nothing is rounded.
+    x = torch.randint(-127, 128, (rows, columns)).float()
+    x[:, ::32] = 127
+    bias = torch.randn(outputs) if pick.random() < 0.5 else None
+    expected = torch.nn.functional.linear(
+        x.double(), weight.dequantise().double(), None if bias is None else bias.double()
+    )
+    close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
+
+
 CHECKS = (
     (check_attention, 6),
     (check_damaged_plans, 2),
@@ -253,6 +274,7 @@ CHECKS = (
     (check_step, 3),
     (check_merge, 1),
     (check_layers, 2),
+    (check_blocks, 2),
 )
 
 

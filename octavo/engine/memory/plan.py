@@ -1,9 +1,11 @@
 """How much memory a model takes and how many KV blocks fit: decided before anything is loaded."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -12,6 +14,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.layers.linear.choice import keeps_blocks
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
 from octavo.parallel import TensorParallel
 
@@ -87,7 +90,11 @@ class ExecutionPlan:
 
 
 def plan_execution(
-    config: EngineConfig, model: ModelConfig, parallel: TensorParallel = TensorParallel()
+    config: EngineConfig,
+    model: ModelConfig,
+    parallel: TensorParallel = TensorParallel(),
+    *,
+    blocks: Mapping[str, float] = MappingProxyType({}),
 ) -> ExecutionPlan:
     """Decide device, dtype, lengths and the size of the KV cache.
 
@@ -95,6 +102,7 @@ def plan_execution(
         config: engine options.
         model: the network, whole.
         parallel: the rank to plan for.
+        blocks: tensors that the checkpoint stores in blocks, with bytes a number; see bytes_in_blocks.
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
@@ -105,7 +113,7 @@ def plan_execution(
             f"num_blocks must be given where {parallel.size} ranks run one model: each would measure its own "
             "free memory, and they must all schedule alike"
         )
-    plan = _plan_without_blocks(config, model, parallel)
+    plan = _plan_without_cache(config, model, parallel, blocks)
     share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
     plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
     num_blocks = config.num_blocks
@@ -116,7 +124,9 @@ def plan_execution(
     return plan
 
 
-def _plan_without_blocks(config: EngineConfig, model: ModelConfig, parallel: TensorParallel) -> ExecutionPlan:
+def _plan_without_cache(
+    config: EngineConfig, model: ModelConfig, parallel: TensorParallel, blocks: Mapping[str, float]
+) -> ExecutionPlan:
     """All that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
     device = _device(config.device)
@@ -133,7 +143,9 @@ def _plan_without_blocks(config: EngineConfig, model: ModelConfig, parallel: Ten
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=_weight_bytes(config, share, dtype),
+        weight_bytes=_weight_bytes(
+            config, share, dtype, blocks if keeps_blocks(config.quantization, device, dtype) else {}
+        ),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -218,11 +230,13 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
     return kv_dtype
 
 
-def _weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    if config.quantization == "none":
-        return num_parameters(model) * dtype.itemsize
-    # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
+def _weight_bytes(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, blocks: Mapping[str, float]
+) -> int:
     shapes = parameter_shapes(model)
+    if config.quantization != "int8":
+        return int(sum(prod(shape) * blocks.get(name, dtype.itemsize) for name, shape in shapes.items()))
+    # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
     for name, shape in shapes.items():

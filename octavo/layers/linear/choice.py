@@ -1,7 +1,9 @@
 """The one place that chooses the GEMM for y = x W^T + b.
 
     a layer, when it is made      float32 on a CPU        elsewhere
-      by default                  packed, or plain        plain
+      quantization="auto"         blocks, where the       as "none"
+                                  checkpoint has them
+      quantization="none"         packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import hopper_tiling, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import blocks, hopper_tiling, int8, invariant_tiling, packed, skinny_tiling
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
@@ -47,13 +49,25 @@ _LONG = 4096
 _VOCABULARY = 65536
 
 
+def keeps_blocks(quantization: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether weights that a checkpoint stores in blocks of small integers stay so (linear.blocks).
+
+    Args:
+        quantization: as users choose it.
+        device: of the weights.
+        dtype: of activations.
+    """
+    is_cpu = device.type == "cpu" and dtype == torch.float32
+    return quantization == "auto" and is_cpu and blocks.unsupported_reason() is None
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none") -> Linear:
     """Return a callable from [T, in] to [T, out] in the dtype of x.
 
     Args:
         weight: [out, in]; copied if it is packed or quantised, else kept.
         bias: [out], or None.
-        quantization: "none", or "int8" for 8-bit weights and activations (CPU, float32).
+        quantization: "auto" or "none", or "int8" for 8-bit weights and activations (CPU, float32).
 
     Raises:
         ConfigError: the quantization is unknown or cannot run here.
@@ -64,8 +78,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
         if reason is not None:
             raise ConfigError(f'quantization="{quantization}" cannot run: {reason}; use quantization="none"')
         return make(weight, bias)
-    if quantization != "none":
-        names = ", ".join(f'"{name}"' for name in ("none", *_QUANTIZED))
+    if quantization not in ("auto", "none"):
+        names = ", ".join(f'"{name}"' for name in ("auto", "none", *_QUANTIZED))
         raise ConfigError(f"quantization must be one of {names}, got {quantization!r}")
     return (PackedLinear if packed.unsupported_reason(weight) is None else PlainLinear)(weight, bias)
 

@@ -68,24 +68,24 @@ def _decode_with_gguf_package(type_name: str, blocks: np.ndarray) -> np.ndarray:
     return dequantize(blocks, GGMLQuantizationType[type_name])
 
 
-def _halves(blocks: np.ndarray, start: int) -> np.ndarray:
+def float16_at(blocks: np.ndarray, start: int) -> np.ndarray:
     """Return the float16 at one byte offset of each block: [n, 1] float32."""
     return blocks[:, start : start + 2].view("<f2").astype(np.float32)
 
 
-def _put_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
+def put_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
     """Unpack [n, 16] uint8 into [n, 32] of any dtype, low halves first."""
-    halves = out.reshape(-1, 2, 16)
-    np.bitwise_and(packed, 15, out=halves[:, 0], casting="unsafe")
-    np.right_shift(packed, 4, out=halves[:, 1], casting="unsafe")
+    sides = out.reshape(-1, 2, 16)
+    np.bitwise_and(packed, 15, out=sides[:, 0], casting="unsafe")
+    np.right_shift(packed, 4, out=sides[:, 1], casting="unsafe")
 
 
-def _five_bits(packed: np.ndarray, high_bits: np.ndarray) -> np.ndarray:
+def five_bits(packed: np.ndarray, high_bits: np.ndarray) -> np.ndarray:
     """Join packed half bytes [n, 16] and fifth bits [n, 4] to [n, 32] uint8."""
     values = np.unpackbits(high_bits, axis=1, bitorder="little")
     values <<= 4
     nibbles = np.empty_like(values)
-    _put_nibbles(packed, nibbles)
+    put_nibbles(packed, nibbles)
     values |= nibbles
     return values
 
@@ -104,32 +104,32 @@ def _decode_bf16(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _decode_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    _put_nibbles(blocks[:, 2:], out)
+    put_nibbles(blocks[:, 2:], out)
     out -= 8
-    out *= _halves(blocks, 0)
+    out *= float16_at(blocks, 0)
 
 
 def _decode_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    _put_nibbles(blocks[:, 4:], out)
-    out *= _halves(blocks, 0)
-    out += _halves(blocks, 2)
+    put_nibbles(blocks[:, 4:], out)
+    out *= float16_at(blocks, 0)
+    out += float16_at(blocks, 2)
 
 
 def _decode_q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = _five_bits(blocks[:, 6:], blocks[:, 2:6])
+    out[...] = five_bits(blocks[:, 6:], blocks[:, 2:6])
     out -= 16
-    out *= _halves(blocks, 0)
+    out *= float16_at(blocks, 0)
 
 
 def _decode_q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = _five_bits(blocks[:, 8:], blocks[:, 4:8])
-    out *= _halves(blocks, 0)
-    out += _halves(blocks, 2)
+    out[...] = five_bits(blocks[:, 8:], blocks[:, 4:8])
+    out *= float16_at(blocks, 0)
+    out += float16_at(blocks, 2)
 
 
 def _decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     out[...] = blocks[:, 2:].view(np.int8)
-    out *= _halves(blocks, 0)
+    out *= float16_at(blocks, 0)
 
 
 def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:

@@ -1,14 +1,16 @@
-"""GGUF tensors as a WeightSource: dequantised, with Hugging Face's names, row order and conventions."""
+"""GGUF tensors with Hugging Face's names, row order and conventions: dequantised, or in their blocks."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.errors import FileFormatError, WeightsError
+from octavo.errors import ConfigError, FileFormatError, WeightsError
+from octavo.layers.linear.block_weight import BlockWeight
 from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
 from octavo.models.formats.gguf_architectures import ROPE_FACTORS, find_architecture, hugging_face_name
+from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
 from octavo.models.formats.gguf_config import ArchitectureFields
 from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
 from octavo.models.weights import missing_tensor, slice_bounds
@@ -61,13 +63,43 @@ class GGUFWeights:
         Rows of queries and keys are decoded in whole heads, columns in whole blocks, then trimmed.
         """
         info = self._info(name)
-        num_heads = self._num_heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        num_heads = self._num_heads_of(name)
         if num_heads:
             return self._read_heads(info, num_heads, rows, columns, dtype)
         if name.endswith("norm.weight") and self._architecture.norm_offset:
             stored = _read_part(self._file, info, rows, columns, torch.float32)
             return stored.sub_(self._architecture.norm_offset).to(dtype)
         return _read_part(self._file, info, rows, columns, dtype)
+
+    def bytes_in_blocks(self) -> Mapping[str, float]:
+        """See BlockSource."""
+        return {
+            name: bytes_of_a_number(info.type.name)
+            for name, info in self._infos.items()
+            if len(info.shape) == 2 and has_blocks(info.type.name)
+        }
+
+    def read_blocks(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> BlockWeight:
+        """Read a matrix in its blocks; see BlockSource."""
+        info = self._info(name)
+        first, last = slice_bounds(columns, info.shape[1])
+        if first % info.type.block_size or last % info.type.block_size:
+            raise ConfigError(
+                f"{self._file.path.name}: {info.name} can only be cut between its blocks of "
+                f"{info.type.block_size} columns, not into columns {first} to {last}; use fewer ranks, or "
+                'quantization="none"'
+            )
+        start, stop = slice_bounds(rows, info.shape[0])
+        num_heads = self._num_heads_of(name)
+        unit = self._head_dim(info, num_heads) if num_heads else 1
+        whole = slice(start // unit * unit, -(-stop // unit) * unit)
+        weight = _read_blocks(self._file, info, whole, slice(first, last))
+        if not num_heads:
+            return weight
+        order = _halves_apart(torch.arange(weight.shape[0]), unit)
+        return weight.take(order[start - whole.start : stop - whole.start])
 
     def close(self) -> None:
         """Close the file."""
@@ -86,6 +118,10 @@ class GGUFWeights:
             raise missing_tensor(self._file.path.name, name, self._infos)
         return self._infos[name]
 
+    def _num_heads_of(self, name: str) -> int:
+        """Return the heads of a projection whose rows are interleaved, 0 for other tensors."""
+        return self._num_heads.get(name.rpartition(".")[0].rpartition(".")[2], 0)
+
     def _head_counts(self) -> dict[str, int]:
         """Return the number of heads of each projection whose rows are interleaved."""
         if not self._architecture.interleaves_heads:
@@ -103,18 +139,13 @@ class GGUFWeights:
         columns: slice | None,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Read rows of heads and undo the converter's order.
-
-        one head, in the file:      0, D/2, 1, D/2 + 1, ...
-        on Hugging Face:             0, 1, ..., D/2, D/2 + 1, ...
-        """
+        """Read rows of heads and undo the converter's order."""
         head_dim = self._head_dim(info, num_heads)
         start, stop = slice_bounds(rows, info.shape[0])
         first = start // head_dim * head_dim
         last = -(-stop // head_dim) * head_dim
         stored = _read_part(self._file, info, slice(first, last), columns, dtype)
-        pairs = stored.view(-1, head_dim // 2, 2, *stored.shape[1:])
-        return pairs.transpose(1, 2).reshape(stored.shape)[start - first : stop - first]
+        return _halves_apart(stored, head_dim)[start - first : stop - first]
 
     def _head_dim(self, info: GGUFTensorInfo, num_heads: int) -> int:
         head_dim, rest = divmod(info.shape[0], num_heads)
@@ -124,6 +155,26 @@ class GGUFWeights:
                 f"dimension, got {info.shape[0]} rows"
             )
         return head_dim
+
+
+def _halves_apart(rows: Tensor, head_dim: int) -> Tensor:
+    """Undo the converter's order of the rows of whole heads.
+
+    one head, in the file:      0, D/2, 1, D/2 + 1, ...
+    on Hugging Face:             0, 1, ..., D/2, D/2 + 1, ...
+    """
+    pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _read_blocks(file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: slice) -> BlockWeight:
+    """Read a part of a matrix, rows in the file's order, columns at blocks of the file."""
+    kind, (num_rows, num_columns) = info.type, info.shape
+    row_bytes = info.nbytes // num_rows
+    stored = np.empty((rows.stop - rows.start, num_columns // kind.block_size, kind.block_bytes), np.uint8)
+    file.read_into(info.name, rows.start * row_bytes, stored.reshape(-1))
+    part = slice(columns.start // kind.block_size, columns.stop // kind.block_size)
+    return blocks_of(kind.name, stored[:, part])
 
 
 def _read_part(

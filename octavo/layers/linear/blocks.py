@@ -1,0 +1,124 @@
+"""Linear layers on CPUs whose weight stays in blocks of 4 or 8 bits, as the checkpoint stores it.
+
+The C kernel (layers/cpu/blocks.c) multiplies the integers as they are. Rows of x become 8-bit blocks as well,
+each with a scale of its own, so no row's result depends on the rows it is batched with.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.layers.cpu.blocks import TILE, Tiles, compile_failure, compiled_blocks
+from octavo.layers.linear.block_weight import BLOCK, BlockWeight, join_rows
+
+_GROUP = 4
+
+
+def unsupported_reason() -> str | None:
+    """Return why weights cannot stay in blocks here, or None if they can."""
+    return compile_failure()
+
+
+class TiledBlocks:
+    """A BlockWeight in the order in which the kernel reads it: 8 rows side by side.
+
+        quants  [N / 8, K / 32, 8 groups of 4 columns, 8 rows, 4]     8 bits
+                [N / 8, K / 32, 4, 8, 4]                              4 bits: group g low, g + 4 high
+        scales  [N / 8, scales of a row, 8 rows]                      mins likewise
+
+    Attributes:
+        num_rows: N, without the padding to whole tiles.
+        num_columns: K.
+        bits: of a number.
+        quants, scales, mins: see above.
+        tiles: the same for the kernel.
+    """
+
+    def __init__(self, weight: BlockWeight, *, num_rows: int | None = None) -> None:
+        """Copy a weight; num_rows: N, more than the weight has, whose rows then are 0. Default: as many."""
+        self.num_columns = weight.shape[1]
+        self.num_rows = num_rows or weight.shape[0]
+        self.bits = weight.bits
+        padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
+        quants = _padded(weight.quants, padding)
+        grouped = quants.view(-1, TILE, self.num_columns // BLOCK, BLOCK // _GROUP, _GROUP)
+        grouped = grouped.permute(0, 2, 3, 1, 4).contiguous()
+        if self.bits == 4:
+            low, high = grouped.chunk(2, dim=2)
+            grouped = (high << 4).bitwise_or_(low)
+        self.quants = grouped
+        self.scales = _side_by_side(_padded(weight.scales, padding))
+        self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
+        mins = 0 if self.mins is None else self.mins.data_ptr()
+        scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
+        self.tiles = Tiles(
+            (self.quants.data_ptr(), self.scales.data_ptr(), mins),
+            self.num_rows,
+            (self.bits, self.scales.dtype == torch.float16, scales_of_a_block),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.num_rows, self.num_columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of `rows`."""
+        return torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        tensors = (self.quants, self.scales, self.mins)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows [T] of the weight, a new [T, K] float32."""
+        tile, place = ids.long() // TILE, ids.long() % TILE
+        # [T, K / 32, groups, 4]
+        quants = self.quants[tile, :, :, place]
+        if self.bits == 4:
+            quants = torch.cat((quants & 15, quants >> 4), dim=2)
+        scales = self.scales[tile, :, place].float()
+        values = quants.reshape(*scales.shape, -1) * scales[..., None]
+        if self.mins is not None:
+            values += self.mins[tile, :, place].float()[..., None]
+        return values.view(len(ids), self.num_columns)
+
+
+class BlockLinear:
+    """y = x W^T + b with a weight in blocks; float32 in and out."""
+
+    def __init__(self, parts: Sequence[TiledBlocks], bias: Tensor | None = None) -> None:
+        """Keep weights that lie above one another, [N_i, K] each, and bias [sum of N_i] float32."""
+        self._parts = parts
+        self._num_rows = sum(part.num_rows for part in parts)
+        self._bias = bias
+        self._kernel = compiled_blocks()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N]."""
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], self._num_rows)
+        column = 0
+        for part in self._parts:
+            bias = 0 if self._bias is None else self._bias.data_ptr() + column * self._bias.element_size()
+            self._kernel.multiply(x, part.tiles, bias, out, column)
+            column += part.num_rows
+        return out
+
+
+def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:
+    """Tile weights that lie above one another; neighbours of one form become one."""
+    return [TiledBlocks(weight) for weight in join_rows(weights)]
+
+
+def _padded(tensor: Tensor, num_rows: int) -> Tensor:
+    return torch.cat((tensor, tensor.new_zeros(num_rows, tensor.shape[1]))) if num_rows else tensor
+
+
+def _side_by_side(scales: Tensor) -> Tensor:
+    """[N, n] to [N / 8, n, 8]."""
+    return scales.view(-1, TILE, scales.shape[1]).transpose(1, 2).contiguous()
