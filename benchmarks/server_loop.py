@@ -23,6 +23,7 @@ from octavo.server.loop.jobs import Job
 from octavo.server.loop.stats import Histogram
 from octavo.server.loop.stream import Readers, Stream
 
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=int, default=256)

@@ -106,7 +106,9 @@ def measure(
     """Figures of one way to stream: microseconds are of CPU, per streamed token, event and request."""
     server.cpu_s(path, num_streams, 2)
     short_s = min(server.cpu_s(path, num_streams, 1)[0] for _ in range(runs))
-    long_s, counted = min((server.cpu_s(path, num_streams, num_tokens) for _ in range(runs)), key=lambda r: r[0])
+    long_s, counted = min(
+        (server.cpu_s(path, num_streams, num_tokens) for _ in range(runs)), key=lambda r: r[0]
+    )
     engine_s = min(cpu_s_alone(num_streams, num_tokens, step_ms / 1000) for _ in range(runs))
     own_s = long_s - short_s - engine_s
     # The first event of a chat is its role; [DONE] is none.
