@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from octavo.bench_client.events import EventReader, Usage, error_message
+from octavo.bench_client.events import EventReader, Usage, error_message, message_in
 from octavo.bench_client.options import LoadOptions
 from octavo.bench_client.workload import Prompt
 from octavo.errors import ConfigError
@@ -135,7 +135,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
         now = time.perf_counter()
         for event in reader.read(piece):
             if event.error is not None:
-                answer.error = f"in the stream: {error_message(bytes(event.error))}"
+                answer.error = f"in the stream: {message_in(event.error)}"
                 return
             if event.usage is not None:
                 answer.usage = event.usage

@@ -15,7 +15,7 @@ class Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Any = None
 
 
 class Choice(Struct):
@@ -46,7 +46,7 @@ class Event(Struct):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode_event = msgspec.json.Decoder(Event).decode
@@ -83,9 +83,13 @@ class EventReader:
 def error_message(body: bytes) -> str:
     """Return the sentence in an error body, of whatever form a server has, or the start of the body."""
     try:
-        found: Any = msgspec.json.decode(body)
+        return message_in(msgspec.json.decode(body))
     except msgspec.DecodeError:
-        found = body.decode("utf-8", "replace")
+        return message_in(body.decode("utf-8", "replace"))
+
+
+def message_in(found: Any) -> str:
+    """Return the sentence in what an error body was decoded to."""
     for name in ("error", "message", "detail"):
         if isinstance(found, dict) and name in found:
             found = found[name]
