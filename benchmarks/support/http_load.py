@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and load on them by the client of `octavo bench serve`. Needs no torch."""
+"""Servers in processes of their own, and load on them by the client of `octavo bench serve`."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from octavo.bench_client.load import run_load
@@ -20,6 +21,7 @@ from octavo.errors import ConfigError
 from .child import python_path
 
 Figures = dict[str, Any]
+_BENCHMARKS = Path(__file__).parents[1]
 _POLL_S = 0.5
 
 
@@ -53,7 +55,12 @@ class ServerProcess:
         environment = {**os.environ, "PYTHONPATH": python_path()}
         begun = time.monotonic()
         self._process = subprocess.Popen(
-            self._command, stdout=self._log, stderr=self._log, env=environment, start_new_session=True
+            self._command,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=_BENCHMARKS,
+            env=environment,
+            start_new_session=True,
         )
         try:
             self._await_answer(begun + self._limit_s)
