@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.bench_client.client import Answer
 from octavo.bench_client.load import Load
-from octavo.bench_client.options import METRICS, LoadOptions
+from octavo.bench_client.options import LoadOptions
 
 Figures = dict[str, Any]
 
@@ -95,7 +95,11 @@ def _goodput(options: LoadOptions, load: Load, good: Sequence[Answer]) -> float 
         return None
 
     def keeps(answer: Answer) -> bool:
-        seconds = dict(zip(METRICS, (ttft_s(answer), tpot_s(answer) or 0.0, e2el_s(answer)), strict=True))
+        seconds: dict[str, float] = {
+            "ttft": ttft_s(answer),
+            "tpot": tpot_s(answer) or 0.0,
+            "e2el": e2el_s(answer),
+        }
         return all(seconds[name] * 1e3 <= limit for name, limit in limits.items())
 
     return sum(map(keeps, good)) / load.duration_s

@@ -86,7 +86,7 @@ class ScriptedServer:
         app.router.add_post("/v1/completions", self.script.answer)
         app.router.add_post("/v1/chat/completions", self.script.answer)
         app.router.add_get("/v1/models", _models)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
