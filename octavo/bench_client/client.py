@@ -1,6 +1,6 @@
 """Sends one request and notes when each part of its answer comes.
 
-aiohttp: its CPU time per event is near that of plain sockets and about half of httpx's.
+aiohttp, because it takes less CPU time per event than httpx: 30 to 50 us against 57 to 63, plain sockets 27 to 29.
 """
 
 import time
