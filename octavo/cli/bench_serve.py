@@ -72,24 +72,11 @@ def _title(options: LoadOptions) -> str:
 def _print(figures: dict) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
     counts = Table("figure", "value")
-    goodput = figures["request_goodput"]
-    for name, value in (
-        ("successful requests", str(figures["completed"])),
-        ("failed requests", str(figures["failed"])),
-        ("duration, s", f"{figures['duration']:.2f}"),
-        ("input tokens", str(figures["total_input_tokens"])),
-        ("generated tokens", str(figures["total_output_tokens"])),
-        ("requests/s", f"{figures['request_throughput']:.2f}"),
-        *((("requests/s within the limits (goodput)", f"{goodput:.2f}"),) if goodput is not None else ()),
-        ("output tokens/s", f"{figures['output_throughput']:.1f}"),
-        ("input + output tokens/s", f"{figures['total_token_throughput']:.1f}"),
-        ("peak concurrent requests", str(figures["max_concurrent_requests"])),
-        ("tokens per event", f"{figures['tokens_per_event']:.2f}"),
-        ("client: share of a core", f"{figures['client']['cpu_share']:.0%}"),
-    ):
+    for name, value in _counts(figures):
         counts.add_row(name, value)
     console.print(counts)
     times = Table("ms", *_STATISTICS)
@@ -104,8 +91,26 @@ def _print(figures: dict) -> None:
     if figures["errors"]:
         errors = Table("requests", "error")
         for message, number in figures["errors"].items():
-            errors.add_row(str(number), message)
+            errors.add_row(str(number), Text(message))
         console.print(errors)
+
+
+def _counts(figures: dict) -> list[tuple[str, str]]:
+    goodput = figures["request_goodput"]
+    return [
+        ("successful requests", str(figures["completed"])),
+        ("failed requests", str(figures["failed"])),
+        ("duration, s", f"{figures['duration']:.2f}"),
+        ("input tokens", str(figures["total_input_tokens"])),
+        ("generated tokens", str(figures["total_output_tokens"])),
+        ("requests/s", f"{figures['request_throughput']:.2f}"),
+        *((("requests/s within the limits (goodput)", f"{goodput:.2f}"),) if goodput is not None else ()),
+        ("output tokens/s", f"{figures['output_throughput']:.1f}"),
+        ("input + output tokens/s", f"{figures['total_token_throughput']:.1f}"),
+        ("peak concurrent requests", str(figures["max_concurrent_requests"])),
+        ("tokens per event", f"{figures['tokens_per_event']:.2f}"),
+        ("client: share of a core", f"{figures['client']['cpu_share']:.0%}"),
+    ]
 
 
 def _ms(value: float | None) -> str:

@@ -218,10 +218,11 @@ def test_the_command_needs_no_torch(server: ScriptedServer, tmp_path: Path) -> N
     assert "api_key" not in figures["workload"]
     assert "time to first token" in ran.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    server.script.status = 500
+    server.script.status, server.script.refusal = 500, b"[red]not markup[/red]"
     ran = subprocess.run(
         [sys.executable, "-m", "octavo", "bench", "serve", *flags.split()], capture_output=True, text=True
     )
     assert ran.returncode == 2
     assert "no request succeeded: status 500" in ran.stderr
+    assert "[red]not markup[/red] " in ran.stdout
     assert json.loads(ran.stdout.splitlines()[-1])["failed"] == 4
