@@ -40,7 +40,7 @@ OCTAVO: dict[str, dict[str, Any]] = {
     "octavo-int8": {"quantization": "int8"},
 }
 ENGINES = (*OCTAVO, "hf", "llama.cpp")
-# Of the model: its numbers, its bytes in blocks, the numbers of its layers' products, the bytes of a KV token.
+# Of the model: its numbers, its bytes in blocks, numbers of the layers, bytes of a token in the KV cache.
 NUM_PARAMETERS, BYTES_IN_BLOCKS, NUM_OF_LAYERS, KV_BYTES = 134.5e6, 96.7e6, 106.2e6, 46080
 
 

@@ -16,12 +16,19 @@ ON_GPU = (
     ["gpu_serving.py", "--model", "0.6b"],
     ["gpu_serving.py", "--model", "8b"],
     ["gpu_open_loop.py", "--special"],
+    ["gpu_serve.py"],
     ["gpu_step.py"],
     ["gpu_attention.py", "--block-sizes", "64"],
     ["gpu_forest.py"],
     ["gpu_deterministic.py"],
 )
-ON_CPU = (["cpu_throughput.py"], ["cpu_context.py"], ["cpu_accuracy.py"])
+ON_CPU = (
+    ["cpu_throughput.py"],
+    ["cpu_context.py"],
+    ["cpu_accuracy.py"],
+    ["cpu_serving.py"],
+    ["serving_front_end.py"],
+)
 
 
 def main() -> int:

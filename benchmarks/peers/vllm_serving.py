@@ -21,6 +21,12 @@ from support.model_folder import model_folder
 from support.open_loop import Arrival, Trace, poisson_arrivals, summarise
 
 Figures = dict[str, Any]
+ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def measure_in_child(kind: str, settings: Figures, limit_s: float) -> Figures | None:
@@ -172,12 +178,7 @@ def _finish(figures: Figures) -> NoReturn:
 
 def main() -> None:
     kind, settings = sys.argv[1], json.loads(sys.argv[2])
-    for name, value in {
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if kind == "open_loop":
         asyncio.run(open_loop(settings))

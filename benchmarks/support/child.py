@@ -38,7 +38,7 @@ def run_child(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
     """
     begun = time.time()
     command = [sys.executable, *arguments]
-    environment = {**os.environ, "PYTHONPATH": _python_path()}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     # Into a file: of a pipe, whoever the process leaves behind would keep the end open.
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -70,7 +70,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Where this process finds modules, from any working directory."""
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join([*given, str(package_folder().resolve().parent)])

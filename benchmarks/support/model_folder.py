@@ -1,9 +1,16 @@
-"""Folders with the config.json of a model of random weights, which every engine can read. Needs no torch."""
+"""Folders with the config.json of a model of random weights, which every engine can read. Needs no torch.
 
+With `write_tokenizer` a server can turn its random tokens into text, too.
+"""
+
+import itertools
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from .gpu_bound import SHAPES
 
@@ -36,3 +43,19 @@ def model_folder(size: str) -> str:
     folder = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
     (folder / "config.json").write_text(json.dumps(model_config(size)))
     return str(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Add a byte-level tokenizer without merges that has a text for every id of the folder's config.json."""
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = (" " + "".join(word) for word in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4))
+    # A space is written as this letter.
+    pieces = itertools.chain(letters, (word.replace(" ", "\u0120") for word in words))
+    vocab = {piece: number for number, piece in enumerate(itertools.islice(pieces, vocab_size))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 20}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -13,7 +13,14 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
-from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, PrefixBenchOptions, ServeOptions
+from octavo.cli.options import (
+    BenchOptions,
+    ChatSampling,
+    GenerateSampling,
+    PrefixBenchOptions,
+    ServeBenchOptions,
+    ServeOptions,
+)
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
 from octavo.config import EngineConfig
@@ -163,6 +170,18 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
     from octavo.cli.bench_prefix import run_prefix_bench
 
     run_prefix_bench(sweep)
+
+
+@bench.command(name="serve")
+def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = ServeBenchOptions()) -> None:
+    """Measure any server with OpenAI's API under load; the last line is JSON.
+
+    Args:
+        load: which requests to send, and when.
+    """
+    from octavo.cli.bench_serve import run_serve_bench
+
+    run_serve_bench(load)
 
 
 @app.command(name="compile")

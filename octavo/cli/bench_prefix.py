@@ -1,6 +1,5 @@
 """`octavo bench prefix`: how much faster attention is when shared prefixes are read once."""
 
-import importlib.util
 import json
 import statistics
 import time
@@ -15,6 +14,7 @@ from torch import Tensor
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
 from octavo.attention.choice import choose_impl
 from octavo.cli.options import PrefixBenchOptions
+from octavo.cli.plots import check_plot
 from octavo.errors import ConfigError
 
 NUM_STEPS = 9
@@ -270,20 +270,6 @@ def _print_table(sweep: Sweep, points: list[Point]) -> None:
         cells = (f"{point.speedup:.2f}x ({point.forest_us:.0f} us)" for point in row)
         table.add_row(f"{shared_len / sweep.context_len:.1%}", *cells)
     Console().print(table)
-
-
-def check_plot(path: Path) -> None:
-    """Check that the plot can be drawn, before anything is measured.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or cannot write such a file.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plot needs matplotlib, which is not installed; run: pip install 'octavo[plot]'")
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"plot must be a .png, .svg or .pdf file, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"plot must be in a folder that exists; there is no {str(path.parent)!r}")
 
 
 def plot(sweep: Sweep, points: list[Point], path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from octavo.bench_client.options import LoadOptions
 from octavo.config import DType
 from octavo.errors import ConfigError
 from octavo.json_file import read_file
@@ -198,3 +199,25 @@ class PrefixBenchOptions:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads = {self.num_kv_heads}, got {self.num_heads}"
             )
+
+
+_NUMBERS = Parameter(consume_multiple=True, negative="")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeBenchOptions(LoadOptions):
+    """Options of `octavo bench serve`. See LoadOptions.
+
+    Attributes:
+        json: write all figures to this file, too.
+        plot: draw the times to this .png, .svg or .pdf file; needs matplotlib.
+    """
+
+    input_len: Annotated[tuple[int, ...], _NUMBERS] = (128,)
+    output_len: Annotated[tuple[int, ...], _NUMBERS] = (64,)
+    goodput: Annotated[tuple[str, ...], _NUMBERS] = ()
+    api_key: Annotated[str | None, Parameter(converter=_read_secret, n_tokens=1)] = field(
+        default=None, repr=False
+    )
+    json: str | None = None
+    plot: str | None = None

@@ -15,6 +15,7 @@ from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
     AnswerMessage,
     ChatChoice,
@@ -135,6 +136,9 @@ async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGener
     gathered = Gathered(asked.stream_interval or 1)
     first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
     has_role = [False] * n
+    # Where an event has more than text, all of it is written anew.
+    has_more = usage.is_continuous or bool(asked.return_token_ids)
+    texts = TextEvents(lambda index, text: _chunk(answer, [_text_choice(index, text)], UNSET, UNSET))
     async for position, deltas in generation.deltas():
         events = []
         for delta in gathered.add(position, deltas):
@@ -144,12 +148,17 @@ async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGener
                 events.append(_chunk(answer, [role], usage.now, first_ids))
                 first_ids = UNSET
             usage.add(len(delta.token_ids))
-            choice = _choice(answer, delta)
-            if choice is not None:
+            if not has_more and is_text_alone(delta):
+                events.append(texts.write(delta.index, delta.text))
+            elif (choice := _choice(answer, delta)) is not None:
                 events.append(_chunk(answer, [choice], usage.now, UNSET))
         yield b"".join(events)
     if options is not None and options.include_usage:
         yield _chunk(answer, [], usage.final, UNSET)
+
+
+def _text_choice(index: int, text: str) -> ChunkChoice:
+    return ChunkChoice(index=index, delta=Delta(content=text))
 
 
 def _choice(answer: _Answer, delta: CompletionDelta) -> ChunkChoice | None:

@@ -17,6 +17,7 @@ from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts
 from octavo.server.api.sampling import completion_params
 from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
     Completion,
     CompletionChoice,
@@ -164,12 +165,22 @@ async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
     usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
     gathered = Gathered(answer.request.stream_interval or 1)
     texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
+    # Where an event may have more than text, or other text, all of it is written anew.
+    has_more = (
+        usage.is_continuous
+        or answer.only_echo
+        or answer.echoes is not None
+        or bool(answer.request.return_token_ids)
+    )
+    plain = TextEvents(lambda index, text: _event(answer, [CompletionChoice(index=index, text=text)], UNSET))
     async for position, deltas in generation.deltas():
         events = []
         for delta in gathered.add(position, deltas):
             usage.add(0 if answer.only_echo else len(delta.token_ids))
-            choice = _choice(answer, generation, position, delta, texts[position * answer.n + delta.index])
-            if choice is not None:
+            index = position * answer.n + delta.index
+            if not has_more and is_text_alone(delta):
+                events.append(plain.write(index, delta.text))
+            elif (choice := _choice(answer, generation, position, delta, texts[index])) is not None:
                 events.append(_event(answer, [choice], usage.now))
         yield b"".join(events)
     if options is not None and options.include_usage:

@@ -25,7 +25,11 @@ def usage_of(outputs: Sequence[RequestOutput], *, without_output: bool = False) 
 
 
 class UsageCounter:
-    """Counts the tokens of a stream."""
+    """Counts the tokens of a stream.
+
+    Attributes:
+        is_continuous: every event tells what was counted so far.
+    """
 
     def __init__(self, generation: Generation, *, continuous: bool) -> None:
         """Begin at nothing.
@@ -34,8 +38,8 @@ class UsageCounter:
             generation: the prompts.
             continuous: every event tells what was counted so far.
         """
+        self.is_continuous = continuous
         self._generation = generation
-        self._continuous = continuous
         self._num_prompt = sum(len(prompt.listed) for prompt in generation.prompts)
         self._num_output = 0
 
@@ -46,7 +50,7 @@ class UsageCounter:
     @property
     def now(self) -> Usage | UnsetType:
         """What an event tells: the usage so far, or nothing."""
-        if not self._continuous:
+        if not self.is_continuous:
             return UNSET
         num_output = self._num_output
         return Usage(

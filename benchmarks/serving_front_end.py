@@ -1,0 +1,138 @@
+"""CPU time of all that stands between an engine and a client, per streamed token.
+
+A stand-in engine writes one token and one word to every request per step; everything else is the server's:
+the engine's thread, its streams, the events of /v1/chat/completions and /v1/completions, granian, sockets. A
+client in another process reads. The CPU time is that of the whole server process, threads in Rust included,
+less what the stand-in takes by itself. What a request costs is measured with streams of one token, and taken
+off. Of several runs the one that took least counts, since neighbours on the machine only add.
+
+    python benchmarks/serving_front_end.py [--streams 64 256] [--tokens 400] [--step-ms 2 20] [--runs 3]
+                                           [--save MACHINE]
+
+A short step makes a server that falls behind gather tokens: an event then holds several. us_per_event is
+the honest price, us_per_token what a loaded server pays. The last line is JSON.
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from support.common import make_parser, publish, table
+from support.fake_engine import FakeEngine, cpu_s_alone
+
+from octavo.config import DEFAULT_MODEL
+from octavo.engine.engine import Engine
+from octavo.models import load_tokenizer, resolve_model
+from octavo.server.app import make_app
+from octavo.server.config import ServerConfig
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.run import make_server
+
+Figures = dict[str, Any]
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+class FrontEnd:
+    """A server of a stand-in engine, in a thread of this process."""
+
+    def __init__(self, step_s: float) -> None:
+        tokenizer = load_tokenizer(resolve_model(DEFAULT_MODEL))
+        self.port = _free_port()
+        self._config = ServerConfig(port=self.port)
+        self._loop = EngineLoop(lambda: cast(Engine, FakeEngine(step_s, tokenizer)))
+        self._gate = make_app(self._loop, self._config, "stand-in")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._ready = threading.Event()
+
+    async def _serve(self) -> None:
+        self._events = asyncio.get_running_loop()
+        self._server = make_server(self._gate, self._config)
+        self._loop.start()
+        await self._loop.wait_until_ready()
+        self._events.call_later(0.5, self._ready.set)
+        await self._server.serve()
+
+    def __enter__(self) -> "FrontEnd":
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.stop()
+        self._events.call_soon_threadsafe(self._server.stop)
+        self._thread.join()
+        self._gate.context.close()
+
+    def cpu_s(self, path: str, num_streams: int, num_tokens: int) -> tuple[float, Figures]:
+        """Seconds of CPU that this process takes for so many streams, and what their client counted."""
+        numbers = (self.port, path, num_streams, num_tokens)
+        command = [sys.executable, "-m", "support.stream_reader", *map(str, numbers)]
+        start, begun = time.process_time(), time.perf_counter()
+        read = subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parent)
+        cpu_s = time.process_time() - start
+        counted = json.loads(read.stdout)
+        assert counted["ended"] == num_streams
+        return cpu_s, {**counted, "seconds": time.perf_counter() - begun}
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[2.0, 20.0])
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    rows: list[Figures] = []
+    for step_ms in arguments.step_ms:
+        with FrontEnd(step_ms / 1000) as server:
+            for path in PATHS:
+                for num_streams in arguments.streams:
+                    rows.append(measure(server, path, num_streams, arguments.tokens, step_ms, arguments.runs))
+                    print(rows[-1], file=sys.stderr, flush=True)
+    names = list(rows[0])
+    print(table(names, [[f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows]))
+    publish("serving_front_end", {"runs": arguments.runs, "rows": rows}, arguments)
+
+
+def measure(
+    server: FrontEnd, path: str, num_streams: int, num_tokens: int, step_ms: float, runs: int
+) -> Figures:
+    """Figures of one way to stream: microseconds are of CPU, per streamed token, event and request."""
+    server.cpu_s(path, num_streams, 2)
+    short_s = min(server.cpu_s(path, num_streams, 1)[0] for _ in range(runs))
+    long_s, counted = min(
+        (server.cpu_s(path, num_streams, num_tokens) for _ in range(runs)), key=lambda r: r[0]
+    )
+    engine_s = min(cpu_s_alone(num_streams, num_tokens, step_ms / 1000) for _ in range(runs))
+    own_s = long_s - short_s - engine_s
+    # The first event of a chat is its role; [DONE] is none.
+    num_events = counted["events"] - num_streams * (3 if path == PATHS[0] else 2)
+    total = num_streams * (num_tokens - 1)
+    return {
+        "path": path,
+        "step_ms": step_ms,
+        "streams": num_streams,
+        "tokens_per_event": total / num_events,
+        "us_per_token": own_s / total * 1e6,
+        "us_per_event": own_s / num_events * 1e6,
+        "events_per_s_and_core": num_events / own_s,
+        "us_per_request": short_s / num_streams * 1e6,
+        "us_per_token_engine_alone": engine_s / total * 1e6,
+        "seconds": counted["seconds"],
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Events whose surroundings were encoded once are byte for byte those that are encoded anew each time."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.engine.prompts import TokenIds
+from octavo.outputs import CompletionDelta, Logprob, RequestMetrics, RequestOutput
+from octavo.server.api import chat, completions
+from octavo.server.api.logprobs import LogprobWriter
+from octavo.server.api.types import ChatRequest, CompletionRequest
+
+TEXTS = ["hello", ' "text" \\ \'', "", "\x00\n</script>", "😀 नमस्ते", "text", '"content":"text"', "é"]
+ID = 'x-"content":"text","text":"text"'
+FIELDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "usage at the end": {"stream_options": {"include_usage": True}},
+    "usage everywhere": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "token ids": {"return_token_ids": True},
+    "gathered": {"stream_interval": 2},
+    "echo": {"echo": True},
+    "only echo": {"echo": True, "max_tokens": 0},
+}
+
+
+class Scripted:
+    """As much of a Generation as events are made of: two prompts, or one, with two completions each."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self.prompts = [TokenIds([5, 6], array("i", [5, 6]))] * num_prompts
+        self.outputs = {0: RequestOutput("r", None, [5, 6], [], metrics=RequestMetrics())}
+
+    async def deltas(self) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
+        logprobs = ({7: Logprob(-0.5, 1, "a")},)
+        for position in range(len(self.prompts)):
+            for index in (0, 1):
+                for text in TEXTS:
+                    yield position, [CompletionDelta("r", index, text, (7,))]
+                yield position, [CompletionDelta("r", index, "with logprobs", (7,), logprobs)]
+                yield position, [CompletionDelta("r", index, "end", (7,), None, "stop", "end")]
+
+
+async def joined(events: Any) -> bytes:
+    return b"".join([event async for event in events])
+
+
+def chat_bytes(fields: dict[str, Any]) -> bytes:
+    asked = msgspec.convert({"messages": [{}], **fields}, ChatRequest)
+    answer = chat._Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
+    return asyncio.run(joined(chat._events(answer, Scripted(1), 2)))  # type: ignore[arg-type]
+
+
+def completion_bytes(fields: dict[str, Any]) -> bytes:
+    asked = msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
+    echoes = ["one", "two"] if asked.echo else None
+    answer = completions._Answer(ID, 1, '"text"', asked, 2, LogprobWriter(None, 0), echoes)
+    return asyncio.run(joined(completions._events(answer, Scripted(2))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+@pytest.mark.parametrize("module", [chat, completions], ids=["chat", "completions"])
+def test_same_bytes(monkeypatch: pytest.MonkeyPatch, module: Any, fields: dict[str, Any]) -> None:
+    if module is chat and "echo" in fields:
+        pytest.skip("chats do not echo")
+    write = chat_bytes if module is chat else completion_bytes
+    fast = write(fields)
+    assert fast.count(b"\n\n") >= 6
+    monkeypatch.setattr(module, "is_text_alone", lambda delta: False)
+    assert fast == write(fields)
