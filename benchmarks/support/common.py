@@ -54,7 +54,7 @@ def float32_flops() -> float:
 
 
 def block_flops() -> float:
-    """Measured peak of products with weights in blocks of 4 bits that stay in a core's cache, operations/s."""
+    """Operations per second of products with weights in blocks of 4 bits that stay in a core's cache."""
     from octavo.layers.linear.block_weight import BlockWeight
     from octavo.layers.linear.blocks import BlockLinear, tiled
 
