@@ -212,7 +212,7 @@ UNITS = {
     "llama3_json": ("<|python_tag|>{", '{"name":"f","parameters":{}};', "; "),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}", "[", "a[ARGS]", '[TOOL_CALLS][{"name":"f"}]'),
 }
-SIZES = (1_500, 15_000)
+SIZES = (1_000, 10_000)
 
 
 @pytest.mark.parametrize("name", OPENED)

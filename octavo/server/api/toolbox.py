@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from octavo.engine.prompts import TokenIds
-from octavo.errors import ChatTemplateError
+from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.tool_types import NamedTool, Tool
@@ -78,7 +78,7 @@ class Toolbox:
         """Hold an answer to the tools that must be called, or to its form after the reasoning.
 
         Raises:
-            StructuredOutputError: a schema is too large.
+            ApiError: the schemas are too large.
         """
         formats, writer = self.formats, GrammarWriter(tokenizer)
         markers = [
@@ -94,9 +94,12 @@ class Toolbox:
             calls = writer.calls(formats.calls, self.functions, parallel=self.parallel)
         if calls is None and (not is_held or formats.reasoning is None):
             return params
-        grammar = writer.write(
-            calls=calls, content=content, reasoning=formats.reasoning, has_begun=self.has_begun_reasoning
-        )
+        try:
+            grammar = writer.write(
+                calls=calls, content=content, reasoning=formats.reasoning, has_begun=self.has_begun_reasoning
+            )
+        except StructuredOutputError as error:
+            raise refused("tools", f"cannot be held to their schemas: {error}") from error
         return replace(params, structured=grammar)
 
 

@@ -1,6 +1,7 @@
 """The formats in which models call tools and reason, and which of them a model uses."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
 
 Markers = tuple[str, str]
+
+logger = logging.getLogger("octavo.server")
 
 _THINK: Markers = ("<think>", "</think>")
 _HERMES: Markers = ("<tool_call>", "</tool_call>")
@@ -117,7 +120,7 @@ def formats_of(
     if reasoning_parser in ("auto", "response_template"):
         reasoning = own_reasoning
     if reasoning_parser == "think" or (
-        reasoning_parser == "auto" and reasoning is None and all(marker in source for marker in _THINK)
+        reasoning_parser == "auto" and reasoning is None and any(marker in source for marker in _THINK)
     ):
         reasoning = _THINK
     return ModelFormats(calls, why, reasoning, shows_tools)
@@ -131,6 +134,7 @@ def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Marker
     try:
         markers, reasoning = read_response_template(spec)
     except UnsupportedModelError as error:
+        logger.warning("%s", error)
         return None, None, str(error)
     calls = None if markers is None else hermes(markers)
     return calls, reasoning, "the model's response_template has no tool_calls"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.engine.structured.compiling import choice_regex
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.formats import CallFormat, Markers
 from octavo.tokenizer import Tokenizer
@@ -112,7 +113,7 @@ def _content_rule(content: StructuredOutput) -> str:
         schema = json.loads(str(content.json_schema))
         return _json_rule(schema if isinstance(schema, dict) else {})
     if content.choice is not None:
-        return " | ".join(json.dumps(text, ensure_ascii=False) for text in content.choice)
+        return f"/{choice_regex(content.choice)}/"
     assert content.regex is not None
     pattern = _SLASH.sub(lambda found: _SLASHES.get(found[0], found[0]), content.regex)
     return f"/{pattern}/"
