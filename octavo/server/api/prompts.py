@@ -75,31 +75,6 @@ class Prompts:
         """
         return self._read_ids(self.encode(text, reading), reading)
 
-    def read_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        reading: Reading,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> TokenIds:
-        """Render messages with the model's template and tokenize the text.
-
-        Raises:
-            ChatTemplateError: no template, or it refuses the messages.
-            ApiError: the flags contradict each other.
-            PromptError, RequestTooLongError: as `read_all`.
-        """
-        text = self.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
-        special = bool(reading.add_special_tokens)
-        return self.read_text(text, Reading(special, reading.truncate, reading.keep_left))
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -109,7 +84,12 @@ class Prompts:
         variables: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the text of a chat; see `read_chat`."""
+        """Render messages with the model's template.
+
+        Raises:
+            ChatTemplateError: no template, or it refuses the messages.
+            ApiError: the flags contradict each other.
+        """
         tokenizer = self._reader.tokenizer
         template = tokenizer.chat_template if tokenizer else None
         if template is None:

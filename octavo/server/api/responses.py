@@ -1,4 +1,4 @@
-"""POST /v1/responses: the part that needs no memory. Input and output are text; nothing is stored."""
+"""POST /v1/responses: the part that needs no memory. Text and calls; nothing is stored."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -8,16 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.prompts import TokenIds
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.response_input import chat_of
+from octavo.server.api.response_output import OutputWriter
 from octavo.server.api.response_types import (
     InputDetails,
     OutputDetails,
-    OutputMessage,
-    OutputText,
     Reason,
     ResponseEvent,
     ResponseObject,
@@ -25,13 +24,13 @@ from octavo.server.api.response_types import (
     ResponseUsage,
 )
 from octavo.server.api.sse import encode
+from octavo.server.api.toolbox import Toolbox, read_prompt, toolbox_of
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.errors import ApiError, refused
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
-
-_PARTS = ("input_text", "output_text", "text")
+from octavo.server.parsing.answer import AnswerReader, read_pieces
 
 
 async def responses(context: Context, request: Request) -> Response:
@@ -43,11 +42,14 @@ async def responses(context: Context, request: Request) -> Response:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     prompts = Prompts(context.engine.prompts)
     params = _params(asked)
+    chat = chat_of(asked)
+    toolbox = toolbox_of(chat, context.formats, None)
 
-    async def generate() -> Generation:
-        prompt = await context.run(_read, prompts, asked)
+    async def generate() -> tuple[Generation, Toolbox]:
+        prompt, box, held = await context.run(read_prompt, prompts, chat, toolbox, Reading(), params)
         salt = context.salt(request, asked.cache_salt)
-        return await context.generate([prompt], params, cache_salt=salt, priority=asked.priority or 0)
+        generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
+        return generation, box
 
     answer = ResponseObject(
         id=new_id("resp", request, asked.request_id),
@@ -60,14 +62,21 @@ async def responses(context: Context, request: Request) -> Response:
         max_output_tokens=asked.max_output_tokens,
         temperature=params.temperature,
         top_p=params.top_p,
+        tools=asked.tools or [],
+        tool_choice=asked.tool_choice or "auto",
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
     )
     if asked.stream:
-        generation = await unless_gone(request.receive, generate())
-        return context.events(_events(answer, generation), generation, last=b"", write_error=_error_event)
+        generation, box = await unless_gone(request.receive, generate())
+        return context.events(
+            _events(answer, generation, box), generation, last=b"", write_error=_error_event
+        )
 
     async def whole() -> Response:
-        output = (await (await generate()).finish())[0]
-        return Response(encode(_finished(answer, output)), media_type="application/json")
+        generation, box = await generate()
+        output = (await generation.finish())[0]
+        finished = await context.run(_whole, answer, output, box)
+        return Response(encode(finished), media_type="application/json")
 
     return await unless_gone(request.receive, whole())
 
@@ -80,51 +89,29 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
     return SamplingParams(**options)
 
 
-def _read(prompts: Prompts, asked: ResponsesRequest) -> TokenIds:
-    messages: list[dict[str, Any]] = []
-    if asked.instructions is not None:
-        messages.append({"role": "system", "content": asked.instructions})
-    if isinstance(asked.input, str):
-        messages.append({"role": "user", "content": asked.input})
-    else:
-        messages += [_message(item, f"input[{index}]") for index, item in enumerate(asked.input)]
-    return prompts.read_chat(messages, Reading())
+def _reader(box: Toolbox) -> AnswerReader:
+    return box.reader() or AnswerReader(None, None)
 
 
-def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return an item of the input as a chat's message."""
-    if item.get("type", "message") != "message":
-        raise ApiError(400, f"{where}: only messages are supported, got {item['type']!r}", param=where)
-    known = {"type", "id", "status", "role", "content"}
-    unknown = sorted(name for name in item if name not in known)
-    if unknown:
-        raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
-    return {"role": item.get("role"), "content": content}
+def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
+    reader = _reader(box)
+    writer = OutputWriter(reader.new_id, parallel=box.parallel)
+    writer.write(read_pieces(reader, output.outputs[0].text))
+    writer.finish(_status(output))
+    return _finished(answer, output, writer)
 
 
-def _part(part: object, where: str) -> dict[str, Any]:
-    if not isinstance(part, dict) or part.get("type") not in _PARTS:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
-    return {"type": "text", "text": part.get("text")}
+def _status(output: RequestOutput) -> str:
+    return "completed" if output.outputs[0].finish_reason == "stop" else "incomplete"
 
 
-def _item(answer: ResponseObject, text: str, status: str) -> OutputMessage:
-    return OutputMessage(id=f"msg-{answer.id}", status=status, content=[OutputText(text=text)])
-
-
-def _finished(answer: ResponseObject, output: RequestOutput) -> ResponseObject:
+def _finished(answer: ResponseObject, output: RequestOutput, writer: OutputWriter) -> ResponseObject:
     usage = usage_of([output])
-    completion = output.outputs[0]
-    status = "completed" if completion.finish_reason == "stop" else "incomplete"
-    reason = {"length": "max_output_tokens", "abort": "abort"}.get(completion.finish_reason or "abort")
+    reason = {"length": "max_output_tokens", "abort": "abort"}.get(output.outputs[0].finish_reason or "abort")
     return msgspec.structs.replace(
         answer,
-        status=status,
-        output=[_item(answer, completion.text, status)],
+        status=_status(output),
+        output=writer.items,
         incomplete_details=Reason(reason) if reason else None,
         usage=ResponseUsage(
             input_tokens=usage.prompt_tokens,
@@ -136,31 +123,33 @@ def _finished(answer: ResponseObject, output: RequestOutput) -> ResponseObject:
     )
 
 
-async def _events(answer: ResponseObject, generation: Generation) -> AsyncGenerator[bytes, None]:
+async def _events(
+    answer: ResponseObject, generation: Generation, box: Toolbox
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer, numbered."""
     number = -1
 
-    def event(type_: str, **fields: Any) -> bytes:
+    def written(*events: ResponseEvent) -> bytes:
         nonlocal number
-        number += 1
-        return _event(ResponseEvent(type=type_, sequence_number=number, **fields))
+        parts = []
+        for event in events:
+            number += 1
+            event.sequence_number = number
+            parts.append(_event(event))
+        return b"".join(parts)
 
-    item = _item(answer, "", "in_progress")
-    where = {"item_id": item.id, "output_index": 0, "content_index": 0}
-    opening = msgspec.structs.replace(item, content=[])
-    yield event("response.created", response=answer) + event("response.in_progress", response=answer)
-    yield event("response.output_item.added", output_index=0, item=opening)
-    yield event("response.content_part.added", part=OutputText(text=""), **where)
+    reader = _reader(box)
+    writer = OutputWriter(reader.new_id, parallel=box.parallel)
+    yield written(
+        *(ResponseEvent(type=f"response.{kind}", response=answer) for kind in ("created", "in_progress"))
+    )
     async for _, deltas in generation.deltas():
         for delta in deltas:
-            if delta.text:
-                yield event("response.output_text.delta", delta=delta.text, logprobs=[], **where)
-    done = _finished(answer, generation.outputs[0])
-    text = done.output[0].content[0]
-    yield event("response.output_text.done", text=text.text, logprobs=[], **where)
-    yield event("response.content_part.done", part=text, **where)
-    yield event("response.output_item.done", output_index=0, item=done.output[0])
-    yield event(f"response.{done.status}", response=done)
+            yield written(*writer.write(reader.feed(delta.text)))
+    output = generation.outputs[0]
+    yield written(*writer.write(reader.finish()), *writer.finish(_status(output)))
+    done = _finished(answer, output, writer)
+    yield written(ResponseEvent(type=f"response.{done.status}", response=done))
 
 
 def _event(value: ResponseEvent) -> bytes:

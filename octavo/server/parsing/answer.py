@@ -86,17 +86,36 @@ class Answer:
 
 def read_answer(reader: AnswerReader, text: str) -> Answer:
     """Divide a whole answer. Calls that break off are content."""
-    pieces = reader.feed(text) + reader.finish()
+    pieces = read_pieces(reader, text)
     answer = Answer(
-        "".join(piece.text for piece in pieces if piece.kind in ("content", "broken")),
+        "".join(piece.text for piece in pieces if piece.kind == "content"),
         "".join(piece.text for piece in pieces if piece.kind == "reasoning"),
     )
-    name, arguments = "", []
+    arguments: list[str] = []
     for piece in pieces:
         if piece.kind == "call":
-            name, arguments = piece.text, []
+            arguments = []
+            answer.calls.append(Call(reader.new_id(), piece.text))
         elif piece.kind == "arguments":
             arguments.append(piece.text)
         elif piece.kind == "complete":
-            answer.calls.append(Call(reader.new_id(), name, "".join(arguments)))
+            answer.calls[-1].arguments = "".join(arguments)
     return answer
+
+
+def read_pieces(reader: AnswerReader, text: str) -> list[Piece]:
+    """Return the pieces of a whole answer, in order. Calls that break off are content."""
+    settled: list[Piece] = []
+    call: list[Piece] = []
+    for piece in reader.feed(text) + reader.finish():
+        if piece.kind in ("content", "reasoning"):
+            settled.append(piece)
+        elif piece.kind == "broken":
+            call = []
+            settled.append(Piece("content", piece.text))
+        else:
+            call.append(piece)
+            if piece.kind == "complete":
+                settled += call
+                call = []
+    return settled

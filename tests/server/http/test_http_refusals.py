@@ -114,10 +114,9 @@ CHATS_ONLY = {
 
 @pytest.mark.parametrize("field", CHATS_ONLY)
 def test_fields_of_chats_are_refused_elsewhere(live: LiveServer, field: str) -> None:
-    for path, body in ((TEXT, {"prompt": "Hi"}), ("/v1/responses", {"input": "Hi"})):
-        error = refused(live, path, {**body, field: CHATS_ONLY[field]})
-        assert error["param"] == field
-        assert "/v1/chat/completions" in error["message"]
+    error = refused(live, TEXT, {"prompt": "Hi", field: CHATS_ONLY[field]})
+    assert error["param"] == field
+    assert "/v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize("field", LACKING)
