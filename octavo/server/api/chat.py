@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from octavo.server.api.chat_answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import Gathered, encode, event
-from octavo.server.api.toolbox import Toolbox, read_prompt, toolbox_of
+from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
 from octavo.server.api.types import (
     ChatChoice,
     ChatChunk,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from octavo.server.api.tool_types import ToolCall, ToolCallDelta, ToolChoice, Tools
+from octavo.server.api.tools.types import ToolCall, ToolCallDelta, ToolChoice, Tools
 
 MAX_PROMPTS = 256
 MAX_MESSAGES = 4096

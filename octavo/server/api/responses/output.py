@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from octavo.server.api.response_types import (
+from octavo.server.api.responses.types import (
     FunctionCallItem,
     OutputItem,
     OutputMessage,

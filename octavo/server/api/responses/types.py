@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from octavo.server.api.tool_types import MAX_TOOLS, FunctionTool
+from octavo.server.api.tools.types import MAX_TOOLS, FunctionTool
 from octavo.server.api.types import MAX_MESSAGES, JsonObject, Priority, RequestId, Salt
 
 

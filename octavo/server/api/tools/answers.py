@@ -3,7 +3,7 @@
 from msgspec import UNSET
 
 from octavo.outputs import CompletionOutput, FinishReason
-from octavo.server.api.tool_types import CalledFunction, ToolCall, ToolCallDelta
+from octavo.server.api.tools.types import CalledFunction, ToolCall, ToolCallDelta
 from octavo.server.api.types import AnswerMessage, Delta
 from octavo.server.parsing.answer import Answer, AnswerReader, read_answer
 from octavo.server.parsing.pieces import Piece

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from octavo.server.api.response_types import NamedResponseTool, ResponsesRequest, ResponseTool
-from octavo.server.api.tool_types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
+from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool
+from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import ApiError
 

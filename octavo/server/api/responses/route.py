@@ -12,9 +12,9 @@ from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.response_input import chat_of
-from octavo.server.api.response_output import OutputWriter
-from octavo.server.api.response_types import (
+from octavo.server.api.responses.input import chat_of
+from octavo.server.api.responses.output import OutputWriter
+from octavo.server.api.responses.types import (
     InputDetails,
     OutputDetails,
     Reason,
@@ -24,7 +24,7 @@ from octavo.server.api.response_types import (
     ResponseUsage,
 )
 from octavo.server.api.sse import encode
-from octavo.server.api.toolbox import Toolbox, read_prompt, toolbox_of
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.errors import ApiError, refused
