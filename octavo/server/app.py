@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.api import health, models, openapi, tokenize
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
-from octavo.server.api.responses import responses
+from octavo.server.api.responses.route import responses
 from octavo.server.api.types import RequestId
 from octavo.server.auth import KeyRing
 from octavo.server.config import ServerConfig

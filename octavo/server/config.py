@@ -7,9 +7,12 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from octavo.errors import ConfigError
+
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "response_template"]
+ReasoningParser = Literal["auto", "none", "think", "response_template"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,9 @@ class ServerConfig:
         write_timeout_s: how long a client may leave a streamed event unread.
         sse_keep_alive_s: a comment is sent on a stream that is idle for so long; 0: never.
         shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
+        tool_call_parser: how the model writes tool calls. "auto" finds it out by the model's response
+            template or chat template.
+        reasoning_parser: how the model's reasoning is marked; likewise.
         step_deadline_s: a step that takes longer has hung: its requests fail.
         restart: start the server again, in a new process, when its engine dies. Off where something else does
             that, such as systemd or Kubernetes.
@@ -76,6 +82,8 @@ class ServerConfig:
     write_timeout_s: float = 120.0
     sse_keep_alive_s: float = 15.0
     shutdown_timeout: float = 30.0
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     step_deadline_s: float = 120.0
     restart: bool = False
     max_restarts: int = 5
@@ -93,6 +101,8 @@ class ServerConfig:
             _in_range(name, getattr(self, name), 1e-3, 1e6)
         for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):
             _in_range(name, getattr(self, name), 0, 1e6)
+        _one_of("tool_call_parser", self.tool_call_parser, get_args(ToolCallParser))
+        _one_of("reasoning_parser", self.reasoning_parser, get_args(ReasoningParser))
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together")
         endpoint = self.otlp_traces_endpoint
@@ -148,6 +158,11 @@ def _lines(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file {path} cannot be read: {error}") from error
     return [line.strip() for line in lines if not line.lstrip().startswith("#")]
+
+
+def _one_of(name: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

@@ -1,6 +1,7 @@
 """What all endpoints share: the engine, the options, a pool for slow work, counters."""
 
 import asyncio
+import functools
 import importlib
 import time
 import uuid
@@ -23,6 +24,7 @@ from octavo.server.generation import Generation
 from octavo.server.limits import BodyReader
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
+from octavo.server.parsing.formats import ModelFormats, formats_of
 from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
@@ -83,6 +85,11 @@ class Context:
         if state != "ready":
             raise NotReadyError(f"the server is {state}")
         return self.loop.engine
+
+    @functools.cached_property
+    def formats(self) -> ModelFormats:
+        """What the model writes; the errors of `engine`."""
+        return formats_of(self.engine.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser)
 
     def check_model(self, model: str | None) -> None:
         """Refuse another model's name.

@@ -57,6 +57,11 @@ class ChatTemplate:
         self._special_tokens = {name: piece for name, piece in tokens.items() if piece is not None}
         self._clock = clock
 
+    @property
+    def source_with_tools(self) -> str:
+        """The template for conversations with tools."""
+        return self._tool_use_source or self.source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -71,7 +76,7 @@ class ChatTemplate:
 
         Args:
             messages: mappings with `role` and `content` (text or a list of text parts), and optionally
-                `name`, `tool_calls` and `tool_call_id`.
+                `name`, `tool_calls`, `tool_call_id` and `reasoning_content`.
             add_generation_prompt: end with the start of an assistant's answer.
             tools: JSON descriptions of functions that the model may call.
             variables: further template variables; their names are in `VARIABLE_NAMES`.
@@ -89,7 +94,7 @@ class ChatTemplate:
         source = self.source
         if tools is not None:
             context["tools"] = checked_tools(tools)
-            source = self._tool_use_source or source
+            source = self.source_with_tools
         fuel = FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         request: dict[str, object] = {"source": source, "context": context, "fuel": fuel}
         if "strftime_now" in source:  # the text depends on the time

@@ -1,6 +1,7 @@
 """Reads a tokenizer from a model folder in Hugging Face's layout."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tokenizers
@@ -31,6 +32,7 @@ class _TokenizerConfig(msgspec.Struct):
     eos_token: str | _TokenEntry | None = None
     additional_special_tokens: list[str | _TokenEntry] | None = None
     chat_template: str | list[_NamedTemplate] | None = None
+    response_template: dict[str, Any] | None = None
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -59,6 +61,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         eos_token_ids=frozenset(eos_token_ids),
         special_ids=special_ids,
         chat_templates=templates,
+        response_template=config.response_template,
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from octavo.errors import ChatTemplateError, refuse_unknown
 
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 MAX_DEPTH = 32
 
 
@@ -15,7 +15,7 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """Check the messages of a conversation and copy them into the form that templates expect.
 
     Text parts are joined with newlines. Arguments of tool calls, which are JSON text in OpenAI's API, are
-    parsed.
+    parsed; no text means no arguments.
 
     Args:
         messages: a non-empty list of messages with a role and a content.
@@ -61,7 +61,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ChatTemplateError(f"{where}: expected an object with role and content, got {_kind(message)}")
     refuse_unknown(ChatTemplateError, f"{where}: unknown key", message, MESSAGE_KEYS)
-    for key in ("role", "name", "tool_call_id"):
+    for key in ("role", "name", "tool_call_id", "reasoning_content"):
         if (key == "role" or key in message) and not isinstance(message.get(key), str):
             raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(message.get(key))}")
     checked = dict(message)
@@ -113,7 +113,7 @@ def _with_parsed_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments)
+            arguments = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, RecursionError) as error:
             raise ChatTemplateError(f"{where}.function.arguments: expected JSON: {error}") from error
         check_json(arguments, f"{where}.function.arguments")

@@ -20,6 +20,7 @@ class Tokenizer:
         eos_token_ids: every token that ends an answer: EOS, end of turn, end of message.
         special_ids: tokens that are markup rather than text.
         chat_template: turns messages into a prompt, or None for a model without one.
+        response_template: how the model's answers are divided, unchecked, or None.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -38,6 +39,7 @@ class Tokenizer:
         self.eos_token_ids = vocabulary.eos_token_ids
         self.special_ids = vocabulary.special_ids
         self.chat_template = self._chat_template(vocabulary)
+        self.response_template = vocabulary.response_template
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 
@@ -22,6 +23,7 @@ class Vocabulary:
         prefix_ids: what `encode` puts before a text, beyond the backend's own post-processor.
         suffix_ids: what `encode` puts after a text, beyond the backend's own post-processor.
         chat_templates: template sources by name; "default" is the usual one.
+        response_template: how answers are divided, as transformers writes it in tokenizer_config.json.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Vocabulary:
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    response_template: Mapping[str, Any] | None = None
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

@@ -1,5 +1,6 @@
 """Compiles grammars that strangers wrote: within limits of size, memory and time."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.engine.structured.grammar import Grammar, first_line
@@ -56,9 +57,14 @@ def grammar_source(structured: StructuredOutput) -> str:
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:
-        return LLMatcher.grammar_from_regex("|".join(map(_literal, structured.choice)))
+        return LLMatcher.grammar_from_regex(choice_regex(structured.choice))
     assert structured.grammar is not None
     return LLMatcher.grammar_from_lark(structured.grammar)
+
+
+def choice_regex(texts: Iterable[str]) -> str:
+    """Return a regex that matches one of these texts."""
+    return "|".join(map(_literal, texts))
 
 
 def _literal(text: str) -> str:

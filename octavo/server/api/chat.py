@@ -8,7 +8,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
@@ -16,8 +15,9 @@ from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
+from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
 from octavo.server.api.types import (
-    AnswerMessage,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -56,6 +56,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
+    toolbox = toolbox_of(asked, context.formats, params.structured)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
@@ -68,34 +69,24 @@ async def chat_completions(context: Context, request: Request) -> Response:
         ),
     )
 
-    async def generate() -> Generation:
-        prompt = await context.run(read_prompt, prompts, asked)
+    async def generate() -> tuple[Generation, Toolbox]:
+        prompt, box, held = await context.run(read_prompt, prompts, asked, toolbox, reading_of(asked), params)
         salt = context.salt(request, asked.cache_salt)
-        return await context.generate([prompt], params, cache_salt=salt, priority=asked.priority or 0)
+        generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
+        return generation, box
 
     if asked.stream:
-        generation = await unless_gone(request.receive, generate())
-        return context.events(_events(answer, generation, params.n), generation)
+        generation, box = await unless_gone(request.receive, generate())
+        return context.events(_events(answer, generation, box, params.n), generation)
 
     async def whole() -> Response:
-        outputs = await (await generate()).finish()
-        return Response(encode(_completion(answer, outputs[0])), media_type="application/json")
+        generation, box = await generate()
+        outputs = await generation.finish()
+        # The text may be long, and written to be hard to read.
+        completion = await context.run(_completion, answer, outputs[0], box)
+        return Response(encode(completion), media_type="application/json")
 
     return await unless_gone(request.receive, whole())
-
-
-def read_prompt(prompts: Prompts, asked: ChatRequest) -> TokenIds:
-    """Render and tokenize the conversation."""
-    variables = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", asked.reasoning_effort)
-    return prompts.read_chat(
-        asked.messages,
-        reading_of(asked),
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        variables=variables,
-    )
 
 
 def reading_of(asked: SamplingFields) -> Reading:
@@ -103,19 +94,20 @@ def reading_of(asked: SamplingFields) -> Reading:
     return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
 
 
-def _completion(answer: _Answer, output: RequestOutput) -> ChatCompletion:
+def _completion(answer: _Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
     asked = answer.request
-    choices = [
-        ChatChoice(
+    choices = []
+    for completion in output.outputs:
+        message, finish_reason = whole_message(completion, box.reader(), parallel=box.parallel)
+        choice = ChatChoice(
             index=completion.index,
-            message=AnswerMessage(content=completion.text),
+            message=message,
             logprobs=answer.logprobs_of(completion),
-            finish_reason=completion.finish_reason or "abort",
+            finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
             token_ids=completion.token_ids if asked.return_token_ids else UNSET,
         )
-        for completion in output.outputs
-    ]
+        choices.append(choice)
     wants_prompt = asked.prompt_logprobs is not None and output.prompt_logprobs is not None
     return ChatCompletion(
         id=answer.id,
@@ -128,7 +120,9 @@ def _completion(answer: _Answer, output: RequestOutput) -> ChatCompletion:
     )
 
 
-async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGenerator[bytes, None]:
+async def _events(
+    answer: _Answer, generation: Generation, box: Toolbox, n: int
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer: roles, what is new, and the usage."""
     asked = answer.request
     options = asked.stream_options
@@ -137,8 +131,9 @@ async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGener
     first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
     has_role = [False] * n
     # Where an event has more than text, all of it is written anew.
-    has_more = usage.is_continuous or bool(asked.return_token_ids)
+    has_more = usage.is_continuous or bool(asked.return_token_ids) or box.reader() is not None
     texts = TextEvents(lambda index, text: _chunk(answer, [_text_choice(index, text)], UNSET, UNSET))
+    writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]
     async for position, deltas in generation.deltas():
         events = []
         for delta in gathered.add(position, deltas):
@@ -150,7 +145,7 @@ async def _events(answer: _Answer, generation: Generation, n: int) -> AsyncGener
             usage.add(len(delta.token_ids))
             if not has_more and is_text_alone(delta):
                 events.append(texts.write(delta.index, delta.text))
-            elif (choice := _choice(answer, delta)) is not None:
+            elif (choice := _choice(answer, delta, writers[delta.index])) is not None:
                 events.append(_chunk(answer, [choice], usage.now, UNSET))
         yield b"".join(events)
     if options is not None and options.include_usage:
@@ -161,16 +156,17 @@ def _text_choice(index: int, text: str) -> ChunkChoice:
     return ChunkChoice(index=index, delta=Delta(content=text))
 
 
-def _choice(answer: _Answer, delta: CompletionDelta) -> ChunkChoice | None:
+def _choice(answer: _Answer, delta: CompletionDelta, writer: DeltaWriter) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request
-    if not (delta.text or delta.finish_reason or delta.logprobs or asked.return_token_ids):
+    shown, finish_reason = writer.write(delta.text, delta.finish_reason)
+    if is_empty(shown) and not (finish_reason or delta.logprobs or asked.return_token_ids):
         return None
     return ChunkChoice(
         index=delta.index,
-        delta=Delta(content=delta.text),
+        delta=shown,
         logprobs=answer.logprobs_of(delta),
-        finish_reason=delta.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.token_ids if asked.return_token_ids else UNSET,
     )

@@ -13,7 +13,8 @@ from octavo.server.errors import ApiError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_NO_TOOLS = "is not supported: this server does not call tools yet; describe them in a message"
+_CHATS_ONLY = "is supported by /v1/chat/completions only"
+_OLD_TOOLS = "is an old name of OpenAI's; give tools and tool_choice to /v1/chat/completions"
 _GUIDED = "is an old name of vLLM's; give structured_outputs"
 _TEXT_ONLY = "is not supported: this server reads and writes text only"
 
@@ -28,10 +29,10 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "guided_grammar": (_GUIDED, (None,)),
     "guided_decoding_backend": (_GUIDED, (None,)),
     "guided_whitespace_pattern": (_GUIDED, (None,)),
-    "tools": (_NO_TOOLS, (None, [])),
-    "tool_choice": (_NO_TOOLS, (None, "none", "auto")),
-    "functions": (_NO_TOOLS, (None, [])),
-    "function_call": (_NO_TOOLS, (None, "none", "auto")),
+    "tools": (_CHATS_ONLY, (None, [])),
+    "tool_choice": (_CHATS_ONLY, (None, "none", "auto")),
+    "functions": (_OLD_TOOLS, (None, [])),
+    "function_call": (_OLD_TOOLS, (None, "none", "auto")),
     "chat_template": ("is not taken from requests; the model's own is used", (None,)),
     "allowed_token_ids": ("is not supported; give logit_bias to the ids you do not want", (None,)),
     "bad_words": ("is not supported; give logit_bias to their token ids", (None, [])),
@@ -46,7 +47,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "web_search_options": ("is not supported: this server opens no connections", (None,)),
     "prediction": ("is not supported", (None,)),
     "verbosity": ("is not supported; say it in a message", (None, "medium")),
-    "include_reasoning": ("is not supported: reasoning stays in the text", (None, False)),
+    "include_reasoning": ("is not supported: reasoning is a field of the answer", (None, True)),
     "length_penalty": ("belongs to beam search, which is not supported", (None, 1, 1.0)),
     "early_stopping": ("belongs to beam search, which is not supported", (None, False)),
     "background": ("is not supported: this server keeps no answers", (None, False)),
@@ -54,7 +55,7 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "conversation": ("is not supported: this server keeps no conversations; send the messages", (None,)),
     "prompt_id": ("is not supported: this server keeps no prompts", (None,)),
     "include": ("is not supported: answers hold text only", (None, [])),
-    "max_tool_calls": (_NO_TOOLS, (None,)),
+    "max_tool_calls": ("is not supported; parallel_tool_calls: false allows one", (None,)),
     "reasoning": ("is not supported; use chat_template_kwargs of /v1/chat/completions", (None,)),
     "truncation": ("is not supported; shorten the input", (None, "disabled")),
 }  # fmt: skip

@@ -7,7 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.api import health, models, response_types, types
+from octavo.server.api import health, models, types
+from octavo.server.api.responses.types import ResponseObject, ResponsesRequest
 from octavo.server.context import VERSION, Context
 from octavo.server.errors import ErrorBody
 
@@ -17,14 +18,7 @@ _Struct = type[msgspec.Struct]
 _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], ...] = (
     ("post", "/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatCompletion, True),
     ("post", "/v1/completions", "Continue prompts", types.CompletionRequest, types.Completion, True),
-    (
-        "post",
-        "/v1/responses",
-        "Answer an input",
-        response_types.ResponsesRequest,
-        response_types.ResponseObject,
-        True,
-    ),
+    ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
     ("get", "/v1/models", "List the model", None, types.ModelList, False),
     ("get", "/v1/models/{name}", "Describe the model", None, types.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", types.TokenizeRequest, types.Tokens, False),

@@ -9,6 +9,7 @@ from octavo.engine.prompts import PromptReader, TokenIds
 from octavo.errors import ChatTemplateError, PromptError, RequestTooLongError
 from octavo.server.api.types import MAX_PROMPTS
 from octavo.server.errors import refused
+from octavo.tokenizer import Tokenizer
 
 # Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats
 # are rendered once.
@@ -42,6 +43,11 @@ class Prompts:
     def __init__(self, reader: PromptReader) -> None:
         self._reader = reader
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, if it has one."""
+        return self._reader.tokenizer
+
     def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
         """Read the prompts of a completion: a text, token ids, or a list of either.
 
@@ -69,31 +75,6 @@ class Prompts:
         """
         return self._read_ids(self.encode(text, reading), reading)
 
-    def read_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        reading: Reading,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> TokenIds:
-        """Render messages with the model's template and tokenize the text.
-
-        Raises:
-            ChatTemplateError: no template, or it refuses the messages.
-            ApiError: the flags contradict each other.
-            PromptError, RequestTooLongError: as `read_all`.
-        """
-        text = self.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
-        special = bool(reading.add_special_tokens)
-        return self.read_text(text, Reading(special, reading.truncate, reading.keep_left))
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -101,8 +82,14 @@ class Prompts:
         add_generation_prompt: bool | None,
         continue_final_message: bool | None,
         variables: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the text of a chat; see `read_chat`."""
+        """Render messages with the model's template.
+
+        Raises:
+            ChatTemplateError: no template, or it refuses the messages.
+            ApiError: the flags contradict each other.
+        """
         tokenizer = self._reader.tokenizer
         template = tokenizer.chat_template if tokenizer else None
         if template is None:
@@ -110,14 +97,14 @@ class Prompts:
         plain = [_without_nulls(message) for message in messages]
         if not continue_final_message:
             add = True if add_generation_prompt is None else add_generation_prompt
-            return template.render(plain, add_generation_prompt=add, variables=variables)
+            return template.render(plain, add_generation_prompt=add, tools=tools, variables=variables)
         if add_generation_prompt:
             raise refused("continue_final_message", "and add_generation_prompt contradict each other")
         last = plain[-1]
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
             raise refused("continue_final_message", "needs a final message of the assistant, with a text")
         plain[-1] = last | {"content": last["content"] + _HERE}
-        text = template.render(plain, add_generation_prompt=False, variables=variables)
+        text = template.render(plain, add_generation_prompt=False, tools=tools, variables=variables)
         before, found, _ = text.rpartition(_HERE)
         if not found:
             raise refused("continue_final_message", "is not possible: the template leaves out the message")

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from octavo.server.api.tools.types import ToolCall, ToolCallDelta, ToolChoice, Tools
+
 MAX_PROMPTS = 256
 MAX_MESSAGES = 4096
 MAX_STOP_CHARS = 256
@@ -113,12 +115,14 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     reasoning_effort: str | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     # Accepted and without effect.
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
-    parallel_tool_calls: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -205,6 +209,8 @@ class AnswerMessage(Struct, kw_only=True):
 
     content: str | None
     role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -236,6 +242,8 @@ class Delta(Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, kw_only=True):

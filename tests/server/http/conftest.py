@@ -49,6 +49,22 @@ def live(tiny_server: LiveServer) -> Iterator[LiveServer]:
     tiny_server.assert_drained()
 
 
+@pytest.fixture(scope="session")
+def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = write_model(tmp_path_factory.mktemp("roomy-chat"), max_model_len=4096)
+    config = EngineConfig.from_dict({"model": str(folder), **TINY, "num_blocks": 2048})
+    server = LiveServer(lambda: Engine(config), "tiny", sse_keep_alive_s=0)
+    yield server.wait_until_ready()
+    server.close()
+
+
+@pytest.fixture
+def roomy(roomy_server: LiveServer) -> Iterator[LiveServer]:
+    """The tiny model with a context that tools fit in; afterwards no request and no block may be left."""
+    yield roomy_server
+    roomy_server.assert_drained()
+
+
 @pytest.fixture
 def serve_tiny(model_folder: Path) -> Iterator[Callable[..., LiveServer]]:
     """Serve a tiny model with options of the engine, and of the server as keyword arguments."""

@@ -12,8 +12,6 @@ OUT_OF_RANGE = (-BIG, -1, 333, 2**31, BIG, 10**30)
 
 # Fields that other servers have: each is refused by name.
 LACKING = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "guided_json": {"type": "object"},
     "chat_template": "{{ messages }}",
@@ -105,6 +103,20 @@ def refused(live: LiveServer, path: str, body: object, status: int = 400) -> dic
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"]
     return error
+
+
+# Fields that chats have, and other routes lack.
+CHATS_ONLY = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+}
+
+
+@pytest.mark.parametrize("field", CHATS_ONLY)
+def test_fields_of_chats_are_refused_elsewhere(live: LiveServer, field: str) -> None:
+    error = refused(live, TEXT, {"prompt": "Hi", field: CHATS_ONLY[field]})
+    assert error["param"] == field
+    assert "/v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize("field", LACKING)

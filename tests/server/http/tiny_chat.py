@@ -22,7 +22,7 @@ TEMPLATE = (
 EOS = 2
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, max_model_len: int = 512) -> Path:
     """Write the model's files, without weights."""
     spelled = {byte: character for character, byte in byte_level_alphabet().items()}
     pieces = ["".join(spelled[byte] for byte in text.encode()) for text in PIECES]
@@ -37,7 +37,7 @@ def write_model(folder: Path) -> Path:
     backend.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    sizes = {"vocab_size": len(ids) + 5, "max_position_embeddings": 512, "bos_token_id": 0}
+    sizes = {"vocab_size": len(ids) + 5, "max_position_embeddings": max_model_len, "bos_token_id": 0}
     model = {**TINY_LLAMA, **sizes, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(model))
     return folder

@@ -142,7 +142,7 @@ class Answers {
       const holder = document.createElement("div");
       if (count > 1) element.append(label("name", `Answer ${index + 1}`));
       element.append(holder);
-      return { text: "", holder, isNew: false };
+      return { text: "", thought: "", holder, isNew: false };
     });
     this.meta = label("meta", "…");
     element.append(this.meta);
@@ -153,10 +153,11 @@ class Answers {
     this.usage = chunk.usage ?? this.usage;
     for (const choice of chunk.choices ?? []) {
       const answer = this.answers[choice.index];
-      const text = choice.delta?.content;
-      if (!answer || !text) continue;
+      const { content = "", reasoning_content: thought = "" } = choice.delta ?? {};
+      if (!answer || !(content || thought)) continue;
       this.firstAt ??= performance.now();
-      answer.text += text;
+      answer.text += content;
+      answer.thought += thought;
       answer.isNew = true;
     }
     if (!this.isDue) {
@@ -171,7 +172,8 @@ class Answers {
     const follows = list && list.scrollHeight - list.scrollTop - list.clientHeight < 60;
     for (const answer of this.answers.filter(({ isNew }) => isNew)) {
       answer.isNew = false;
-      render(answer.holder, answer.text);
+      const quoted = answer.thought && `${answer.thought.replace(/^/gm, "> ")}\n\n`;
+      render(answer.holder, quoted + answer.text);
     }
     if (follows) list.scrollTop = list.scrollHeight;
   }

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from octavo.server.api.tools.types import MAX_TOOLS, FunctionTool
 from octavo.server.api.types import MAX_MESSAGES, JsonObject, Priority, RequestId, Salt
 
 
@@ -19,8 +20,21 @@ class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     format: TextFormat | None = None
 
 
+class ResponseTool(FunctionTool, forbid_unknown_fields=True, kw_only=True):
+    """A function that may be called."""
+
+    type: Literal["function"]
+
+
+class NamedResponseTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
 class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/responses, without what needs a memory: nothing is stored, nothing is called."""
+    """Body of POST /v1/responses, without what needs a memory: nothing is stored."""
 
     input: str | Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -30,6 +44,9 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
@@ -41,7 +58,6 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
 
 
 class OutputText(Struct, kw_only=True):
@@ -53,14 +69,42 @@ class OutputText(Struct, kw_only=True):
     logprobs: list[Any] = []
 
 
-class OutputMessage(Struct, kw_only=True):
+class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     """An answer's message."""
 
     id: str
     status: str
     content: list[OutputText]
-    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
+
+
+class ReasoningText(Struct, kw_only=True):
+    """The text of reasoning."""
+
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What came before an answer."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[Any] = []
+
+
+class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputDetails(Struct):
@@ -98,19 +142,19 @@ class ResponseObject(Struct, kw_only=True):
     created_at: int
     model: str
     status: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     object: Literal["response"] = "response"
     error: None = None
     incomplete_details: Reason | None = None
     instructions: str | None = None
     metadata: dict[str, str] = {}
     max_output_tokens: int | None = None
-    parallel_tool_calls: bool = False
+    parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
     temperature: float | None = None
-    tool_choice: str = "none"
-    tools: list[Any] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool = "auto"
+    tools: list[ResponseTool] = []
     top_p: float | None = None
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
@@ -120,15 +164,17 @@ class ResponseEvent(Struct, kw_only=True):
     """One event of a streamed answer; which fields it has depends on its type."""
 
     type: str
-    sequence_number: int
+    sequence_number: int = 0
     response: ResponseObject | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
-    item: OutputMessage | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
-    part: OutputText | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET
     code: str | UnsetType | None = UNSET
     message: str | UnsetType = UNSET

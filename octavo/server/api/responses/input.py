@@ -1,0 +1,104 @@
+"""From the input of /v1/responses to a chat."""
+
+from typing import Any
+
+from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool
+from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
+from octavo.server.api.types import ChatRequest
+from octavo.server.errors import ApiError
+
+_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_KNOWN = {
+    "message": {"type", "id", "status", "role", "content"},
+    "function_call": {"type", "id", "status", "call_id", "name", "arguments"},
+    "function_call_output": {"type", "id", "status", "call_id", "output"},
+    "reasoning": {"type", "id", "status", "content", "summary"},
+}
+
+
+def chat_of(asked: ResponsesRequest) -> ChatRequest:
+    """Return a request as a chat: its messages and its tools.
+
+    Raises:
+        ApiError: an item is of a kind that is not supported.
+    """
+    messages: list[dict[str, Any]] = []
+    if asked.instructions is not None:
+        messages.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        messages.append({"role": "user", "content": asked.input})
+    else:
+        for index, item in enumerate(asked.input):
+            _add(messages, item, f"input[{index}]")
+    choice = asked.tool_choice
+    named: ToolChoice | None = (
+        NamedTool(type="function", function=FunctionChoice(name=choice.name))
+        if isinstance(choice, NamedResponseTool)
+        else choice
+    )
+    return ChatRequest(
+        messages=messages,
+        tools=[_tool(tool) for tool in asked.tools or ()],
+        tool_choice=named,
+        parallel_tool_calls=asked.parallel_tool_calls,
+    )
+
+
+def _tool(tool: ResponseTool) -> Tool:
+    function = FunctionTool(name=tool.name, description=tool.description, parameters=tool.parameters)
+    return Tool(type="function", function=function)
+
+
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add an item. Reasoning, text and calls of one turn become one message of the assistant."""
+    item = {name: value for name, value in item.items() if value is not None}
+    kind = item.get("type", "message")
+    if kind not in _KNOWN:
+        raise ApiError(400, f"{where}: expected one of {', '.join(_KNOWN)}, got {kind!r}", param=where)
+    unknown = sorted(name for name in item if name not in _KNOWN[kind])
+    if unknown:
+        raise ApiError(400, f"{where}: unknown field {unknown[0]!r}", param=where, code="unknown_field")
+    if kind == "function_call_output":
+        output = _content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        _turn(messages, calls=True).setdefault("tool_calls", []).append(call)
+    elif kind == "reasoning":
+        parts = _parts(item.get("content", []), f"{where}.content")
+        _turn(messages)["reasoning_content"] = "\n".join(part["text"] for part in parts)
+    elif item.get("role") == "assistant":
+        _turn(messages)["content"] = _content(item.get("content"), f"{where}.content")
+    else:
+        messages.append(
+            {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+        )
+
+
+def _turn(messages: list[dict[str, Any]], *, calls: bool = False) -> dict[str, Any]:
+    """Return the assistant's message that is under way, or a new one. Calls come last in it."""
+    last = messages[-1] if messages else {"role": None}
+    is_under_way = last["role"] == "assistant" and (calls or last.keys() <= {"role", "reasoning_content"})
+    if not is_under_way:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _content(content: Any, where: str) -> Any:
+    return _parts(content, where) if isinstance(content, list) else content
+
+
+def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(parts, list):
+        raise ApiError(400, f"{where}: expected a list of parts, got {type(parts).__name__}", param=where)
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict) or part.get("type") not in _PARTS:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise ApiError(400, f"{where}: only text is supported, got {kind!r}", param=where)
+    if not isinstance(part.get("text"), str):
+        raise ApiError(400, f"{where}.text: expected a string", param=where)
+    return {"type": "text", "text": part["text"]}

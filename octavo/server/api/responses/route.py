@@ -1,0 +1,165 @@
+"""POST /v1/responses: the part that needs no memory. Text and calls; nothing is stored."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.decode import decode
+from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.responses.input import chat_of
+from octavo.server.api.responses.output import OutputWriter
+from octavo.server.api.responses.types import (
+    InputDetails,
+    OutputDetails,
+    Reason,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from octavo.server.api.sse import encode
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
+from octavo.server.api.usage import usage_of
+from octavo.server.context import Context, new_id
+from octavo.server.errors import ApiError, refused
+from octavo.server.generation import Generation
+from octavo.server.limits import unless_gone
+from octavo.server.parsing.answer import AnswerReader, read_pieces
+
+
+async def responses(context: Context, request: Request) -> Response:
+    """Answer an input."""
+    body = await context.bodies.read(request.scope["headers"], request.receive)
+    asked = decode(body, ResponsesRequest)
+    context.check_model(asked.model)
+    if asked.top_logprobs:
+        raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
+    prompts = Prompts(context.engine.prompts)
+    params = _params(asked)
+    chat = chat_of(asked)
+    toolbox = toolbox_of(chat, context.formats, None)
+
+    async def generate() -> tuple[Generation, Toolbox]:
+        prompt, box, held = await context.run(read_prompt, prompts, chat, toolbox, Reading(), params)
+        salt = context.salt(request, asked.cache_salt)
+        generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
+        return generation, box
+
+    answer = ResponseObject(
+        id=new_id("resp", request, asked.request_id),
+        created_at=int(time.time()),
+        model=context.model,
+        status="in_progress",
+        output=[],
+        instructions=asked.instructions,
+        metadata=asked.metadata or {},
+        max_output_tokens=asked.max_output_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        tools=asked.tools or [],
+        tool_choice=asked.tool_choice or "auto",
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+    )
+    if asked.stream:
+        generation, box = await unless_gone(request.receive, generate())
+        return context.events(
+            _events(answer, generation, box), generation, last=b"", write_error=_error_event
+        )
+
+    async def whole() -> Response:
+        generation, box = await generate()
+        output = (await generation.finish())[0]
+        finished = await context.run(_whole, answer, output, box)
+        return Response(encode(finished), media_type="application/json")
+
+    return await unless_gone(request.receive, whole())
+
+
+def _params(asked: ResponsesRequest) -> SamplingParams:
+    options: dict[str, Any] = {"max_tokens": asked.max_output_tokens}
+    for name in ("temperature", "top_p"):
+        if getattr(asked, name) is not None:
+            options[name] = getattr(asked, name)
+    return SamplingParams(**options)
+
+
+def _reader(box: Toolbox) -> AnswerReader:
+    return box.reader() or AnswerReader(None, None)
+
+
+def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
+    reader = _reader(box)
+    writer = OutputWriter(reader.new_id, parallel=box.parallel)
+    writer.write(read_pieces(reader, output.outputs[0].text))
+    writer.finish(_status(output))
+    return _finished(answer, output, writer)
+
+
+def _status(output: RequestOutput) -> str:
+    return "completed" if output.outputs[0].finish_reason == "stop" else "incomplete"
+
+
+def _finished(answer: ResponseObject, output: RequestOutput, writer: OutputWriter) -> ResponseObject:
+    usage = usage_of([output])
+    reason = {"length": "max_output_tokens", "abort": "abort"}.get(output.outputs[0].finish_reason or "abort")
+    return msgspec.structs.replace(
+        answer,
+        status=_status(output),
+        output=writer.items,
+        incomplete_details=Reason(reason) if reason else None,
+        usage=ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputDetails(output.num_cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputDetails(),
+            total_tokens=usage.total_tokens,
+        ),
+    )
+
+
+async def _events(
+    answer: ResponseObject, generation: Generation, box: Toolbox
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a streamed answer, numbered."""
+    number = -1
+
+    def written(*events: ResponseEvent) -> bytes:
+        nonlocal number
+        parts = []
+        for event in events:
+            number += 1
+            event.sequence_number = number
+            parts.append(_event(event))
+        return b"".join(parts)
+
+    reader = _reader(box)
+    writer = OutputWriter(reader.new_id, parallel=box.parallel)
+    yield written(
+        *(ResponseEvent(type=f"response.{kind}", response=answer) for kind in ("created", "in_progress"))
+    )
+    async for _, deltas in generation.deltas():
+        for delta in deltas:
+            yield written(*writer.write(reader.feed(delta.text)))
+    output = generation.outputs[0]
+    yield written(*writer.write(reader.finish()), *writer.finish(_status(output)))
+    done = _finished(answer, output, writer)
+    yield written(ResponseEvent(type=f"response.{done.status}", response=done))
+
+
+def _event(value: ResponseEvent) -> bytes:
+    return f"event: {value.type}\n".encode() + b"data: " + encode(value) + b"\n\n"
+
+
+def _error_event(error: ApiError) -> bytes:
+    detail = error.detail
+    return _event(
+        ResponseEvent(
+            type="error", sequence_number=0, code=detail.code, message=detail.message, param=detail.param
+        )
+    )

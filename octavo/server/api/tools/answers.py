@@ -1,0 +1,93 @@
+"""From a model's text to messages, whole or delta by delta."""
+
+from msgspec import UNSET
+
+from octavo.outputs import CompletionOutput, FinishReason
+from octavo.server.api.tools.types import CalledFunction, ToolCall, ToolCallDelta
+from octavo.server.api.types import AnswerMessage, Delta
+from octavo.server.parsing.answer import Answer, AnswerReader, read_answer
+from octavo.server.parsing.pieces import Piece
+
+
+def whole_message(
+    completion: CompletionOutput, reader: AnswerReader | None, *, parallel: bool
+) -> tuple[AnswerMessage, str]:
+    """Return a completion's message and its finish_reason.
+
+    Args:
+        completion: finished.
+        reader: divides its text; None: all is content.
+        parallel: give all calls, not only the first.
+    """
+    answer = Answer(completion.text) if reader is None else read_answer(reader, completion.text)
+    calls = answer.calls if parallel else answer.calls[:1]
+    listed = [
+        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        for call in calls
+    ]
+    message = AnswerMessage(
+        content=None if (calls or answer.reasoning) and not answer.content else answer.content,
+        reasoning_content=answer.reasoning or UNSET,
+        tool_calls=listed or UNSET,
+    )
+    return message, finish_reason(completion.finish_reason or "abort", num_calls=len(calls))
+
+
+def finish_reason(reason: FinishReason, *, num_calls: int) -> str:
+    """Return why an answer ended, as clients know it."""
+    return "tool_calls" if reason == "stop" and num_calls else reason
+
+
+class DeltaWriter:
+    """Turns one answer's text into deltas."""
+
+    def __init__(self, reader: AnswerReader | None, *, parallel: bool) -> None:
+        """Begin at an answer's beginning; arguments as for `whole_message`."""
+        self._reader = reader
+        self._parallel = parallel
+        self._num_begun = 0
+
+    def write(self, text: str, reason: FinishReason | None) -> tuple[Delta, str | None]:
+        """Return what is new for the client, and why the answer ended if it did."""
+        reader = self._reader
+        if reader is None:
+            return Delta(content=text), reason
+        pieces = reader.feed(text)
+        if reason is None:
+            return self._delta(pieces), None
+        return self._delta(pieces + reader.finish()), finish_reason(reason, num_calls=reader.num_calls)
+
+    def _delta(self, pieces: list[Piece]) -> Delta:
+        delta = Delta()
+        calls: dict[int, ToolCallDelta] = {}
+        for piece in pieces:
+            if piece.kind in ("content", "broken"):
+                delta.content = (delta.content or "") + piece.text
+            elif piece.kind == "reasoning":
+                delta.reasoning_content = (delta.reasoning_content or "") + piece.text
+            else:
+                self._add(calls, piece)
+        if calls:
+            delta.tool_calls = list(calls.values())
+        return delta
+
+    def _add(self, calls: dict[int, ToolCallDelta], piece: Piece) -> None:
+        assert self._reader is not None
+        if piece.kind == "call":
+            self._num_begun += 1
+        index = self._num_begun - 1
+        if index and not self._parallel:
+            return
+        if piece.kind == "call":
+            function = CalledFunction(name=piece.text, arguments="")
+            calls[index] = ToolCallDelta(
+                index=index, id=self._reader.new_id(), type="function", function=function
+            )
+        elif piece.kind == "arguments":
+            call = calls.setdefault(index, ToolCallDelta(index=index, function=CalledFunction(arguments="")))
+            call.function.arguments += piece.text
+
+
+def is_empty(delta: Delta) -> bool:
+    """True if a client would see nothing in it."""
+    return not (delta.content or delta.reasoning_content or delta.tool_calls)

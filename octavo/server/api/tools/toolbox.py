@@ -1,0 +1,193 @@
+"""What a chat may call, and how its answer is held to it and divided."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from octavo.engine.prompts import TokenIds
+from octavo.errors import ChatTemplateError, StructuredOutputError
+from octavo.sampling_params import SamplingParams, StructuredOutput
+from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.tools.types import NamedTool, Tool
+from octavo.server.api.types import ChatRequest
+from octavo.server.errors import refused
+from octavo.server.parsing.answer import AnswerReader
+from octavo.server.parsing.describe import described
+from octavo.server.parsing.formats import ModelFormats
+from octavo.server.parsing.grammars import Function, GrammarWriter
+from octavo.server.parsing.reasoning import ReasoningReader
+from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.messages import check_json, checked_messages
+
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """One chat's tools.
+
+    Attributes:
+        tools: what the model is shown.
+        functions: what it may call; none if calls are content.
+        must_call: one of them must be called.
+        parallel: it may call several.
+        formats: what the model writes.
+        has_begun_reasoning: the prompt opened the reasoning.
+    """
+
+    tools: Sequence[Tool]
+    functions: Sequence[Function]
+    must_call: bool
+    parallel: bool
+    formats: ModelFormats
+    has_begun_reasoning: bool = False
+
+    def with_prompt(self, text: str) -> "Toolbox":
+        """Note what the prompt opens."""
+        reasoning = self.formats.reasoning
+        has_begun = reasoning is not None and text.rstrip().endswith(reasoning[0])
+        return replace(self, has_begun_reasoning=has_begun)
+
+    def shown(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Mapping[str, Any]], list[Any] | None]:
+        """Return the messages and the tools that the chat template gets.
+
+        Raises:
+            ChatTemplateError: a message is malformed.
+        """
+        shown = [_shown_tool(tool) for tool in self.tools]
+        if self.formats.shows_tools or self.formats.calls is None:
+            return list(messages), shown or None
+        if not shown and not any(m.get("role") == "tool" or "tool_calls" in m for m in messages):
+            return list(messages), None
+        return [*described(checked_messages(messages), shown, self.formats.calls)], None
+
+    def reader(self) -> AnswerReader | None:
+        """Return a reader for one answer; None: all of it is content."""
+        formats, reasoning, calls = self.formats, None, None
+        if formats.reasoning is not None:
+            reasoning = ReasoningReader(*formats.reasoning, has_begun=self.has_begun_reasoning)
+        if self.functions and formats.calls is not None:
+            calls = formats.calls.new_reader(frozenset(name for name, _ in self.functions))
+        return None if reasoning is None and calls is None else AnswerReader(reasoning, calls)
+
+    def params(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Hold an answer to the tools that must be called, or to its form after the reasoning.
+
+        Raises:
+            ApiError: the schemas are too large.
+        """
+        formats, writer = self.formats, GrammarWriter(tokenizer)
+        markers = [
+            *(formats.reasoning or ()),
+            *(formats.calls.markers if self.functions and formats.calls else ()),
+        ]
+        if any(writer.special_id(marker) is not None for marker in markers):
+            params = replace(params, skip_special_tokens=False)
+        content = params.structured
+        is_held = content is not None and content.grammar is None and content.json_schema != "false"
+        calls = None
+        if formats.calls is not None and self.functions and (self.must_call or is_held):
+            calls = writer.calls(formats.calls, self.functions, parallel=self.parallel)
+        if calls is None and (not is_held or formats.reasoning is None):
+            return params
+        try:
+            grammar = writer.write(
+                calls=calls, content=content, reasoning=formats.reasoning, has_begun=self.has_begun_reasoning
+            )
+        except StructuredOutputError as error:
+            raise refused("tools", f"cannot be held to their schemas: {error}") from error
+        return replace(params, structured=grammar)
+
+
+def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: StructuredOutput | None) -> Toolbox:
+    """Return the tools of a request, checked.
+
+    Raises:
+        ApiError: the fields contradict each other, or the model's calls cannot be read.
+    """
+    tools = asked.tools or []
+    choice = asked.tool_choice or ("auto" if tools else "none")
+    functions = _functions(tools)
+    must_call = isinstance(choice, NamedTool) or choice == "required"
+    if must_call and not tools:
+        raise refused("tool_choice", "needs tools")
+    if isinstance(choice, NamedTool):
+        functions = [function for function in functions if function[0] == choice.function.name]
+        if not functions:
+            raise refused("tool_choice", f"names {choice.function.name[:200]!r}, which is not in tools")
+    if functions and choice != "none" and formats.calls is None:
+        raise refused("tools", f"cannot be called: {formats.why_no_calls}")
+    if must_call and structured is not None:
+        raise refused("tool_choice", "and a form of the content contradict each other; give one of them")
+    return Toolbox(
+        tools=tools,
+        functions=[] if choice == "none" else functions,
+        must_call=must_call,
+        parallel=asked.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+        formats=formats,
+    )
+
+
+def read_prompt(
+    prompts: Prompts, asked: ChatRequest, toolbox: Toolbox, reading: Reading, params: SamplingParams
+) -> tuple[TokenIds, Toolbox, SamplingParams]:
+    """Render and tokenize the conversation; note what the prompt opens, and hold the answer to what is asked.
+
+    Raises:
+        ChatTemplateError: no template, or it refuses the messages.
+        ApiError: fields contradict each other.
+        PromptError, RequestTooLongError: as Prompts.read_text.
+    """
+    variables = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning_effort)
+    messages, tools = toolbox.shown([_as_shown(message) for message in asked.messages])
+    text = prompts.render(
+        messages,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        variables=variables,
+        tools=tools,
+    )
+    special = bool(reading.add_special_tokens)
+    token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
+    toolbox = toolbox.with_prompt(text)
+    assert prompts.tokenizer is not None
+    return token_ids, toolbox, toolbox.params(params, prompts.tokenizer)
+
+
+def _functions(tools: Sequence[Tool]) -> list[Function]:
+    functions: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        name, parameters = tool.function.name, tool.function.parameters or {}
+        if name in functions:
+            raise refused("tools", f"must have names of their own, got {name!r} twice")
+        if parameters.get("type", "object") != "object":
+            raise refused(
+                "tools", f"must take an object as parameters, got {parameters['type']!r} for {name!r}"
+            )
+        try:
+            check_json(parameters, name)
+        except ChatTemplateError as error:
+            raise refused("tools", f"must be readable: {error}") from error
+        functions[name] = {"type": "object", **parameters} if parameters else _NO_PARAMETERS
+    return list(functions.items())
+
+
+def _shown_tool(tool: Tool) -> dict[str, Any]:
+    """Return a tool as it was given, without what is not for the model."""
+    function = msgspec.to_builtins(tool.function)
+    shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    return {"type": "function", "function": shown}
+
+
+def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop nulls, which clients send back; give reasoning the name that chat templates read."""
+    shown = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if "reasoning" in shown:
+        shown.setdefault("reasoning_content", shown.pop("reasoning"))
+    return shown

@@ -1,0 +1,121 @@
+"""Reads one answer: reasoning first, then content with tool calls in it."""
+
+from dataclasses import dataclass, field
+
+from octavo.server.parsing.calls import CallReader
+from octavo.server.parsing.pieces import Piece
+from octavo.server.parsing.reasoning import ReasoningReader
+
+
+class AnswerReader:
+    """Divides one answer's text; what it yields does not depend on how the text is cut."""
+
+    def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None) -> None:
+        """Begin at an answer's beginning.
+
+        Args:
+            reasoning: divides reasoning from the rest; None: there is none.
+            calls: divides tool calls from content; None: all is content.
+        """
+        self._reasoning = reasoning
+        self._calls = calls
+
+    @property
+    def num_calls(self) -> int:
+        """Complete calls so far."""
+        return self._calls.num_calls if self._calls is not None else 0
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take the next characters; return what is certain by now."""
+        if self._reasoning is None:
+            return self._content(text)
+        return self._divided(self._reasoning.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back when the answer has ended."""
+        pieces = [] if self._reasoning is None else self._divided(self._reasoning.finish())
+        return pieces + (self._calls.finish() if self._calls is not None else [])
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        assert self._calls is not None
+        return self._calls.new_id()
+
+    def _divided(self, pieces: list[Piece]) -> list[Piece]:
+        return [
+            part
+            for piece in pieces
+            for part in (self._content(piece.text) if piece.kind == "content" else [piece])
+        ]
+
+    def _content(self, text: str) -> list[Piece]:
+        if self._calls is not None:
+            return self._calls.feed(text)
+        return [Piece("content", text)] if text else []
+
+
+@dataclass(slots=True)
+class Call:
+    """A complete tool call.
+
+    Attributes:
+        id: new.
+        name: the function's.
+        arguments: a JSON object, as the model wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer.
+
+    Attributes:
+        content: its text.
+        reasoning: what came before it.
+        calls: complete tool calls.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+def read_answer(reader: AnswerReader, text: str) -> Answer:
+    """Divide a whole answer. Calls that break off are content."""
+    pieces = read_pieces(reader, text)
+    answer = Answer(
+        "".join(piece.text for piece in pieces if piece.kind == "content"),
+        "".join(piece.text for piece in pieces if piece.kind == "reasoning"),
+    )
+    arguments: list[str] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            arguments = []
+            answer.calls.append(Call(reader.new_id(), piece.text))
+        elif piece.kind == "arguments":
+            arguments.append(piece.text)
+        elif piece.kind == "complete":
+            answer.calls[-1].arguments = "".join(arguments)
+    return answer
+
+
+def read_pieces(reader: AnswerReader, text: str) -> list[Piece]:
+    """Return the pieces of a whole answer, in order. Calls that break off are content."""
+    settled: list[Piece] = []
+    call: list[Piece] = []
+    for piece in reader.feed(text) + reader.finish():
+        if piece.kind in ("content", "reasoning"):
+            settled.append(piece)
+        elif piece.kind == "broken":
+            call = []
+            settled.append(Piece("content", piece.text))
+        else:
+            call.append(piece)
+            if piece.kind == "complete":
+                settled += call
+                call = []
+    return settled

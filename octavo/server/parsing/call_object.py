@@ -1,0 +1,155 @@
+"""Reads one tool call in JSON as it is written.
+
+Two regular expressions of one character class each find what matters; msgspec checks the whole at the end.
+So the time is linear in the text, however it is cut.
+"""
+
+import re
+from collections.abc import Set
+from typing import Any
+
+import msgspec
+
+_STRUCTURE = re.compile(r'["{}\[\],:]')
+_IN_STRING = re.compile(r'["\\]')
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
+
+
+class CallObject:
+    """An object such as {"name": "f", "arguments": {...}}; or, if the name is known, {...} alone.
+
+    Attributes:
+        name: the function's, once it is known.
+        has_arguments: they have begun.
+        is_complete: the object has ended, and is a call.
+        is_broken: it can be no call any more.
+    """
+
+    def __init__(self, name: str | None = None, *, known: Set[str] | None = None) -> None:
+        """Begin before the opening brace.
+
+        Args:
+            name: the function's, if the object holds its arguments alone.
+            known: it is a call only if it has arguments and one of these names. None: any name will do, and
+                arguments that are left out are {}.
+        """
+        self._is_bare = name is not None
+        self._known = known
+        self.name = name
+        self.has_arguments = self.is_complete = self.is_broken = False
+        self._raw: list[str] = []
+        self._arguments: list[str] = []
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+        # Of the member under way.
+        self._key: str | None = None
+        self._keys: set[str] = set()
+        self._string: list[str] | None = None
+        self._in_arguments = False
+
+    @property
+    def raw(self) -> str:
+        """All that was read."""
+        return "".join(self._raw)
+
+    def take(self) -> str:
+        """Return what is new in the arguments."""
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return text
+
+    def feed(self, text: str, begin: int) -> int:
+        """Read on from a position; return where the object ended or broke, or the text's end."""
+        position = begin
+        while position < len(text) and not (self.is_complete or self.is_broken):
+            if self._is_escaped:
+                end, mark = position + 1, ""
+            else:
+                found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, position)
+                end, mark = (len(text), "") if found is None else (found.end(), found[0])
+            self._keep(text[position:end], mark)
+            position = end
+        return position
+
+    def _keep(self, part: str, mark: str) -> None:
+        """Note a part of the object, which ends with a mark, or where the text was cut."""
+        self._raw.append(part)
+        if self._string is not None:
+            self._string.append(part)
+        was_in_arguments = self._in_arguments
+        if self._in_string:
+            self._is_escaped = mark == "\\"
+            if mark == '"':
+                self._end_string()
+        elif mark:
+            self._note(mark)
+        if was_in_arguments:
+            self._arguments.append(part)
+        elif self._in_arguments:
+            self._arguments.append("{")
+        if self._depth == 0 and not self.is_broken:
+            self._end()
+
+    def _note(self, mark: str) -> None:
+        """Follow the structure outside strings."""
+        if mark == '"':
+            self._in_string = True
+            if self._depth == 1 and not self._is_bare:
+                self._string = ['"']
+        elif mark in "{[":
+            self._open(mark)
+        elif mark in "}]":
+            self._depth -= 1
+            if self._depth == (0 if self._is_bare else 1):
+                self._in_arguments = False
+        elif self._depth == 1 and mark == ",":
+            self._key = None
+
+    def _open(self, mark: str) -> None:
+        self._depth += 1
+        if self._is_bare:
+            self.has_arguments = self._in_arguments = True
+        elif self._depth == 2 and self._key in _ARGUMENTS:
+            if mark == "[":
+                self.is_broken = True
+            self.has_arguments = self._in_arguments = True
+
+    def _end_string(self) -> None:
+        self._in_string = False
+        if self._string is None:
+            return
+        try:
+            text = msgspec.json.decode("".join(self._string), type=str)
+        except msgspec.DecodeError:
+            self.is_broken = True
+            return
+        self._string = None
+        if self._key is None:
+            self._begin_member(text)
+        elif self._key == "name":
+            self.name = text
+            self.is_broken |= self._known is not None and text not in self._known
+
+    def _begin_member(self, key: str) -> None:
+        kind = "arguments" if key in _ARGUMENTS else key
+        self.is_broken |= key not in _KEYS or kind in self._keys
+        self._keys.add(kind)
+        self._key = key
+
+    def _end(self) -> None:
+        """Check the whole object."""
+        try:
+            found: dict[str, Any] = msgspec.json.decode(self.raw, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            self.is_broken = True
+            return
+        if not self._is_bare:
+            arguments = [found[key] for key in _ARGUMENTS if key in found]
+            self.is_broken |= not isinstance(found.get("name"), str)
+            self.is_broken |= any(not isinstance(value, dict) for value in arguments)
+            self.is_broken |= self._known is not None and not arguments
+            if not arguments:
+                self._arguments.append("{}")
+                self.has_arguments = True
+        self.is_complete = not self.is_broken

@@ -1,0 +1,161 @@
+"""The formats in which models call tools and reason, and which of them a model uses."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from functools import partial
+
+from octavo.errors import UnsupportedModelError
+from octavo.server.config import ReasoningParser, ToolCallParser
+from octavo.server.parsing.calls import CallReader, HermesReader, LlamaReader, MistralReader
+from octavo.server.parsing.response_template import read_response_template
+from octavo.tokenizer import Tokenizer
+
+Markers = tuple[str, str]
+
+logger = logging.getLogger("octavo.server")
+
+_THINK: Markers = ("<think>", "</think>")
+_HERMES: Markers = ("<tool_call>", "</tool_call>")
+_READS_TOOLS = re.compile(r"\btools\b")
+# What other formats write between Hermes's markers.
+_NO_HERMES = ("<function=", "<arg_key>")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How tool calls are written.
+
+    Attributes:
+        new_reader: returns a reader for one answer, given the names of functions that may be called.
+        begin: stands before a call, or before all of them.
+        end: stands after it.
+        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
+        separator: stands between calls.
+        is_list: all calls are one list.
+        markers: texts that may be special tokens.
+    """
+
+    new_reader: Callable[[Set[str]], CallReader]
+    begin: str = ""
+    end: str = ""
+    arguments_key: str | None = "arguments"
+    separator: str = "\n"
+    is_list: bool = False
+    markers: tuple[str, ...] = ()
+
+    def written(self, calls: Iterable[tuple[str, object]]) -> str:
+        """Return calls, of names and arguments, as the model would write them."""
+        texts = [self._written(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+        body = self.separator.join(texts)
+        return f"{self.begin}[{body}]" if self.is_list else body
+
+    def _written(self, name: str, arguments: str) -> str:
+        if self.arguments_key is None:
+            return f"{self.begin}{name}[ARGS]{arguments}"
+        body = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {arguments}}}'
+        return body if self.is_list else f"{self.begin}{body}{self.end}"
+
+
+def hermes(markers: Markers = _HERMES) -> CallFormat:
+    """Return Hermes's and Qwen's format, with these markers."""
+    begin, end = markers
+    return CallFormat(partial(HermesReader, marker=begin, end=end), f"{begin}\n", f"\n{end}", markers=markers)
+
+
+LLAMA = CallFormat(LlamaReader, arguments_key="parameters", separator="; ", markers=("<|python_tag|>",))
+_MISTRAL_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+MISTRAL_LIST = CallFormat(
+    MistralReader, "[TOOL_CALLS]", separator=", ", is_list=True, markers=_MISTRAL_MARKERS
+)
+MISTRAL = CallFormat(
+    MistralReader, "[TOOL_CALLS]", arguments_key=None, separator="", markers=_MISTRAL_MARKERS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    """What a model writes.
+
+    Attributes:
+        calls: how it calls tools; None: nobody knows.
+        why_no_calls: why nobody knows.
+        reasoning: the markers of its reasoning, if it reasons.
+        shows_tools: its chat template shows tools and calls to it.
+    """
+
+    calls: CallFormat | None
+    why_no_calls: str
+    reasoning: Markers | None
+    shows_tools: bool
+
+
+def formats_of(
+    tokenizer: Tokenizer | None, tool_call_parser: ToolCallParser, reasoning_parser: ReasoningParser
+) -> ModelFormats:
+    """Find out what a model writes, by its response template or else by its chat template.
+
+    Args:
+        tokenizer: the model's, if it has one.
+        tool_call_parser: a format, or how to find it.
+        reasoning_parser: likewise.
+    """
+    template = tokenizer.chat_template if tokenizer is not None else None
+    source = "" if template is None else template.source_with_tools
+    shows_tools = _READS_TOOLS.search(source) is not None
+    own_calls, own_reasoning, why = _own_formats(tokenizer)
+    calls = None
+    if tool_call_parser == "none":
+        why = "this server was started with --tool-call-parser none"
+    elif tool_call_parser == "response_template":
+        calls = own_calls
+    elif tool_call_parser != "auto":
+        calls = _by_name(tool_call_parser, source)
+    else:
+        calls = own_calls or _detected(source, shows_tools)
+        why = f"the chat template is of no format that is known, and {why}; see --tool-call-parser"
+    reasoning: Markers | None = None
+    if reasoning_parser in ("auto", "response_template"):
+        reasoning = own_reasoning
+    if reasoning_parser == "think" or (
+        reasoning_parser == "auto" and reasoning is None and any(marker in source for marker in _THINK)
+    ):
+        reasoning = _THINK
+    return ModelFormats(calls, why, reasoning, shows_tools)
+
+
+def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Markers | None, str]:
+    """Return what a response template says, and why it says nothing about calls."""
+    spec = tokenizer.response_template if tokenizer is not None else None
+    if spec is None:
+        return None, None, "the model has no response_template"
+    try:
+        markers, reasoning = read_response_template(spec)
+    except UnsupportedModelError as error:
+        logger.warning("%s", error)
+        return None, None, str(error)
+    calls = None if markers is None else hermes(markers)
+    return calls, reasoning, "the model's response_template has no tool_calls"
+
+
+def _by_name(name: str, source: str) -> CallFormat:
+    if name == "hermes":
+        return hermes()
+    if name == "llama3_json":
+        return LLAMA
+    return MISTRAL if "[ARGS]" in source else MISTRAL_LIST
+
+
+def _detected(source: str, shows_tools: bool) -> CallFormat | None:
+    if not shows_tools:
+        # Tools are described in a message then, in the commonest format.
+        return hermes()
+    if "[TOOL_CALLS]" in source:
+        return _by_name("mistral", source)
+    if _HERMES[0] in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
+        return hermes()
+    if "<|python_tag|>" in source or ("<|eot_id|>" in source and '"parameters"' in source):
+        return LLAMA
+    return None
