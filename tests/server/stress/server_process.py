@@ -47,7 +47,8 @@ class ServerProcess:
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            # The tiny model needs no second thread, and threads that wait for each other are slow beside neighbours.
+            env={**os.environ, "PYTHONPATH": str(ROOT), **({} if model else {"OMP_NUM_THREADS": "1"})},
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
@@ -102,6 +103,11 @@ class ServerProcess:
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU so far, in user and in system mode."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def children(self) -> list[int]:
         """Process ids of its children."""

@@ -1,6 +1,7 @@
 """What every script here ends with: a table, what went wrong, a last line of JSON, and the exit code."""
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,13 @@ def report(name: str, figures: dict[str, Any], arguments: argparse.Namespace) ->
     print(figures_table(plain))
     for failure in failures[:20]:
         print("FAILED", failure, file=sys.stderr)
-    publish(f"server_{name}", figures, arguments)
+    kept = {
+        "load_average": os.getloadavg()[0],
+        **figures,
+        "num_failures": len(failures),
+        "failures": failures[:20],
+    }
+    publish(f"server_{name}", kept, arguments)
     return 1 if failures else 0
 
 

@@ -1,0 +1,93 @@
+"""A thousand streams of 10 tokens/s each from one core: how evenly tokens reach their clients.
+
+python tests/server/stress/ticks.py [--streams 1000] [--tokens 300] [--tick-ms 100] [--save MACHINE]
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from server_process import ServerProcess
+from stream_client import TEXT, post
+from stress_report import make_parser, percentile, report
+
+# Streams begin in groups, as a queue of connections that is full drops new ones.
+GROUP, BETWEEN_GROUPS_S = 50, 0.05
+LIMIT = 1.5
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--tick-ms", type=float, default=100.0)
+    arguments = parser.parse_args()
+    figures = measure(arguments.streams, arguments.tokens, arguments.tick_ms)
+    return report("ticks", figures, arguments)
+
+
+def measure(num_streams: int, num_tokens: int, tick_ms: float) -> dict[str, Any]:
+    """Read so many streams side by side; return gaps between tokens in ms, and failures."""
+    script = Path(__file__).with_name("fake_server.py")
+    with ServerProcess("--tick-ms", str(tick_ms), script=script) as server:
+        files_before = server.num_files()
+        gaps, failures = asyncio.run(_all_streams(server.port, num_streams, num_tokens))
+        cpu_s = server.cpu_s()
+        rss = server.rss_bytes()
+        files_after = server.num_files()
+    p99_ms = percentile(gaps, 99) * 1e3
+    if p99_ms > LIMIT * tick_ms:
+        failures.append(f"ITL p99 is {p99_ms:.1f} ms, the tick {tick_ms:g} ms")
+    return {
+        "streams": num_streams,
+        "tokens": num_streams * num_tokens,
+        "tick_ms": tick_ms,
+        "errors": sum("stream" in text for text in failures),
+        "itl_p50_ms": percentile(gaps, 50) * 1e3,
+        "itl_p99_ms": p99_ms,
+        "itl_max_ms": max(gaps, default=0.0) * 1e3,
+        "server_cpu_s": cpu_s,
+        "server_rss_mb": rss / 1e6,
+        "files_before": files_before,
+        "files_after": files_after,
+        "failures": failures,
+    }
+
+
+async def _all_streams(port: int, num_streams: int, num_tokens: int) -> tuple[list[float], list[str]]:
+    gaps: list[float] = []
+    failures: list[str] = []
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(number // GROUP * BETWEEN_GROUPS_S)
+        try:
+            await _read(port, num_tokens, gaps)
+        except (AssertionError, OSError, TimeoutError) as error:
+            failures.append(f"stream {number}: {error!r}")
+
+    await asyncio.gather(*map(client, range(num_streams)))
+    return gaps, failures
+
+
+async def _read(port: int, num_tokens: int, gaps: list[float]) -> None:
+    answer = await post(port, TEXT, {"prompt": [5], "max_tokens": num_tokens, "stream": True})
+    try:
+        assert answer.status == 200, answer.status
+        before, text, is_done = 0.0, b"", False
+        async for event in answer.events():
+            now = time.monotonic()
+            if b" word" in event:
+                gaps.extend([now - before] if before else [])
+                before = now
+            text += event
+            is_done = event == b"[DONE]"
+        assert text.count(b" word") == num_tokens, text.count(b" word")
+        assert is_done
+    finally:
+        answer.cut()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
