@@ -55,6 +55,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
+    context.loop.check_room(params)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),

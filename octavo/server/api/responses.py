@@ -43,6 +43,7 @@ async def responses(context: Context, request: Request) -> Response:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     prompts = Prompts(context.engine.prompts)
     params = _params(asked)
+    context.loop.check_room(params)
 
     async def generate() -> Generation:
         prompt = await context.run(_read, prompts, asked)

@@ -1,9 +1,9 @@
-"""Other projects' clients against live servers; each in the virtual environment that `make client-test` makes.
+"""Other projects' clients against live servers, in the environments that `make client-test` makes.
 
     python tests/server/clients/run.py [--environments build/clients] [--only NAME ...] [--save MACHINE]
 
-A client is a file with_NAME.py, which gets the URL of a server and a folder with the tiny model's tokenizer. It
-prints what it did and fails with an exit code. Prints a table of versions and outcomes, and JSON.
+A client is a file with_NAME.py, which gets the URL of a server and a folder with the tiny model's tokenizer.
+Its last line says what it did; its exit code says whether it worked.
 """
 
 import json

@@ -16,7 +16,7 @@ from stress_report import make_parser, report
 
 PARTS = (
     *("😀 smile", "日本の首都は", "한국어 문장", "你好,世界", "👩‍🚀 flies to 🌕", "Zürich ∑ é"),
-    *("Привет, мир", "हिन्दी में", "العربية", "A plain sentence.", "𝕌𝕟𝕚𝕔𝕠𝕕𝕖", "🇫🇷🇯🇵 flags", "\n\n# Title"),
+    *("Привет, мир", "हिन्दी में", "العربية", "A plain sentence.", "🇫🇷🇯🇵 flags", "\n\n# Title"),
 )
 NUM_AT_ONCE = 8
 

@@ -1,4 +1,4 @@
-"""Random requests: schemathesis over /openapi.json, and bodies by hypothesis. No status of 500 or more, nothing left.
+"""Random requests, by schemathesis over /openapi.json and by hypothesis: no status of 500 or more, nothing left.
 
 schemathesis runs in an environment of its own (make fuzz-server).
 

@@ -103,13 +103,14 @@ async def send(port: int, one: dict[str, Any]) -> tuple[int, float]:
 def raw_request(one: dict[str, Any]) -> bytes:
     """Return the bytes of an input.
 
-    Its body is `text` as it is, `body` as JSON, or a chat of one message with `fields`. `headers` are added to
-    the usual ones; null takes one away.
+    Its body is `text` as it is, `body` as JSON, or a chat of one message with `fields`. `headers` are
+    added to the usual ones; null takes one away.
     """
     if "text" in one:
         text = unfold(one["text"])
     else:
-        text = json.dumps(unfold(one["body"] if "body" in one else chat("Hi", max_tokens=4) | one["fields"]))
+        body = one["body"] if "body" in one else chat("Hi", max_tokens=4) | one["fields"]
+        text = json.dumps(unfold(body))
     data = text.encode("utf-8", "surrogatepass")
     headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(data))}
     headers |= {name: unfold(value) for name, value in one.get("headers", {}).items()}
@@ -122,8 +123,8 @@ def raw_request(one: dict[str, Any]) -> bytes:
 def unfold(value: Any) -> Any:
     """Write out what the corpus abbreviates.
 
-    {"repeat": [TEXT, N]} is a text N times, {"listed": [TEXT, N]} a list of N texts with their numbers in place
-    of #, {"nested": [OPEN, INNER, CLOSE, N]} a nest as a text, and {"nested_json": ...} the same as JSON.
+    {"repeat": [TEXT, N]} is a text N times, {"listed": [TEXT, N]} a list of N texts with their numbers in
+    place of #, {"nested": [OPEN, INNER, CLOSE, N]} a nest as text, {"nested_json": ...} the same as JSON.
     """
     if isinstance(value, list):
         return [unfold(item) for item in value]
@@ -143,12 +144,12 @@ def unfold(value: Any) -> Any:
     return {key: unfold(item) for key, item in value.items()}
 
 
-def broken(outcomes: list[tuple[str, str, int, float]]) -> list[str]:
+def broken(outcomes: list[tuple[str, str, int, float]], limit_s: float = LIMIT_S) -> list[str]:
     """Return what is wrong with (kind, name, status, seconds)."""
     failures = []
     for kind, name, status, seconds in outcomes:
         is_refused = 400 <= status < 500 or (status == 0 and kind == "headers")
-        if not (is_refused or status == 200) or seconds > LIMIT_S:
+        if not (is_refused or status == 200) or seconds > limit_s:
             failures.append(f"{kind}, {name}: status {status} after {seconds:.2f} s")
     return failures
 

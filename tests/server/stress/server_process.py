@@ -47,7 +47,7 @@ class ServerProcess:
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            # The tiny model needs no second thread, and threads that wait for each other are slow beside neighbours.
+            # Threads that wait for each other are slow beside neighbours, and the tiny model needs one.
             env={**os.environ, "PYTHONPATH": str(ROOT), **({} if model else {"OMP_NUM_THREADS": "1"})},
             stdout=subprocess.PIPE,
             stderr=self._errors,

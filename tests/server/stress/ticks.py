@@ -33,7 +33,7 @@ def measure(num_streams: int, num_tokens: int, tick_ms: float) -> dict[str, Any]
     script = Path(__file__).with_name("fake_server.py")
     with ServerProcess("--tick-ms", str(tick_ms), script=script) as server:
         files_before = server.num_files()
-        gaps, failures = asyncio.run(_all_streams(server.port, num_streams, num_tokens))
+        gaps, failures = asyncio.run(read_all(server.port, num_streams, num_tokens))
         cpu_s = server.cpu_s()
         rss = server.rss_bytes()
         files_after = server.num_files()
@@ -56,7 +56,8 @@ def measure(num_streams: int, num_tokens: int, tick_ms: float) -> dict[str, Any]
     }
 
 
-async def _all_streams(port: int, num_streams: int, num_tokens: int) -> tuple[list[float], list[str]]:
+async def read_all(port: int, num_streams: int, num_tokens: int) -> tuple[list[float], list[str]]:
+    """Read streams side by side; return the seconds between tokens, and failures."""
     gaps: list[float] = []
     failures: list[str] = []
 
