@@ -136,9 +136,9 @@ async def _under_load(server: ServerProcess, act: Any) -> tuple[list[str], float
 
 
 async def _how_it_ends(port: int, number: int, begun: asyncio.Event) -> str:
+    answer = await post(port, TEXT, _body(number))
+    finish = "nothing"
     try:
-        answer = await post(port, TEXT, _body(number))
-        finish = "nothing"
         async for event in answer.events():
             begun.set()
             if event == b"[DONE]":
@@ -147,6 +147,8 @@ async def _how_it_ends(port: int, number: int, begun: asyncio.Event) -> str:
             finish = "error event" if "error" in found else found["choices"][0]["finish_reason"] or finish
     except ConnectionError:
         return "error"
+    finally:
+        answer.cut()
     return f"{finish}, no [DONE]"
 
 
@@ -161,6 +163,7 @@ async def _all_tokens(server: ServerProcess, act: Any = None) -> list[list[int]]
             begun.set()
             if event != b"[DONE]":
                 found += json.loads(event)["choices"][0]["token_ids"]
+        answer.cut()
         return found
 
     streams = [asyncio.create_task(tokens(number)) for number in range(NUM_STREAMS)]
