@@ -21,6 +21,8 @@ from server_process import ROOT, ServerProcess
 from stress_report import make_parser, report
 from test_http_fuzz import PATHS, bodies
 
+# schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
+MAX_SCHEMA_S = 900
 # Operations that read a body; the others have next to nothing to draw.
 NUM_BODIES = 5
 ANSWERS = "octavo:http_responses_total"
@@ -66,6 +68,7 @@ def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tupl
     command += ["--max-examples", str(num_cases // NUM_BODIES + 1), "--continue-on-failure", "--no-color"]
     command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--request-timeout", "30"]
+    command += ["--max-time", str(MAX_SCHEMA_S)]
     before = server.metrics().get(ANSWERS, 0)
     done = subprocess.run(command, capture_output=True, text=True)
     cases = int(server.metrics()[ANSWERS] - before)
