@@ -14,7 +14,7 @@ from server_process import ServerProcess
 from stream_client import CHAT, RESPONSES, TEXT, chat, post
 from stress_report import make_parser, report, slope
 
-NUM_AT_ONCE = 16
+NUM_AT_ONCE, NUM_TEXTS = 16, 300
 # The share of requests before memory counts: caches and pools fill.
 WARM_UP = 0.3
 MAX_GROWTH_MB = 1.0
@@ -74,7 +74,8 @@ async def _round(port: int, numbers: range) -> list[str]:
 
 async def _request(port: int, rng: random.Random) -> None:
     """Any kind of request: whole, streamed, cut, wrong, with log-probabilities, with a grammar."""
-    seed, num_tokens = rng.randrange(10_000), rng.randrange(1, 12)
+    # As many texts as repeat within the warm-up: tokenizers, templates and grammars keep thousands of texts.
+    seed, num_tokens = rng.randrange(NUM_TEXTS), rng.randrange(1, 12)
     text = f"{'shared words ' * rng.randrange(4)}{seed} 😀"
     fields: dict[str, Any] = {"max_tokens": num_tokens, "seed": seed}
     path, body, status = rng.choice(
