@@ -56,6 +56,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
+    context.loop.check_room(params)
     toolbox = toolbox_of(asked, context.formats, params.structured)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),

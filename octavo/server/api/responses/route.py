@@ -42,6 +42,7 @@ async def responses(context: Context, request: Request) -> Response:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     prompts = Prompts(context.engine.prompts)
     params = _params(asked)
+    context.loop.check_room(params)
     chat = chat_of(asked)
     toolbox = toolbox_of(chat, context.formats, None)
 
