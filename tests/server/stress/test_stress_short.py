@@ -19,24 +19,24 @@ def server() -> Iterator[ServerProcess]:
 
 
 def test_many_streams_of_which_a_third_is_rough(server: ServerProcess) -> None:
-    figures = streams.measure(server, num_streams=30, seconds=10)
+    figures = streams.measure(server, num_streams=30, seconds=4)
     assert figures["failures"] == []
-    assert figures["num_reads_to_the_end"] >= 30
+    assert figures["num_reads_to_the_end"] >= 10
 
 
 def test_streamed_texts_are_the_whole_ones(server: ServerProcess) -> None:
-    figures = equality.measure(server, num_prompts=5, num_tokens=24)
+    figures = equality.measure(server, num_prompts=3, num_tokens=16)
     assert figures["failures"] == []
-    assert (figures["pairs"], figures["chars_not_ascii"] > 100) == (25, True)
+    assert (figures["pairs"], figures["chars_not_ascii"] > 30) == (15, True)
 
 
-def test_a_third_of_the_hostile_requests(server: ServerProcess) -> None:
+def test_a_part_of_the_hostile_requests(server: ServerProcess) -> None:
     corpus = hostile.corpus()
     assert len(corpus) >= 150
     assert len({(kind, one["name"]) for kind, one in corpus}) == len(corpus)
 
     async def outcomes() -> list[tuple[str, str, int, float]]:
-        return [(kind, one["name"], *await hostile.send(server.port, one)) for kind, one in corpus[::3]]
+        return [(kind, one["name"], *await hostile.send(server.port, one)) for kind, one in corpus[::6]]
 
     # Beside other tests everything takes longer; the script is exact.
     assert hostile.broken(asyncio.run(outcomes()), limit_s=5.0) == []
@@ -45,11 +45,9 @@ def test_a_third_of_the_hostile_requests(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("act", [signals.killed, signals.terminated])
-@pytest.mark.parametrize("number", range(2))
-def test_a_server_ends_under_load(act: Callable[[], dict[str, Any]], number: int) -> None:
+def test_a_server_ends_under_load(act: Callable[[], dict[str, Any]]) -> None:
     assert act()["failures"] == []
 
 
 def test_a_server_stops_and_goes_on_under_load(server: ServerProcess) -> None:
-    for _ in range(2):
-        assert signals.stopped(server, seconds=1.0)["failures"] == []
+    assert signals.stopped(server, seconds=1.0)["failures"] == []
