@@ -5,7 +5,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineError
+
+
+class PeerLostError(EngineError):
+    """A collective failed: another rank ended. Why it did, only that rank or its parent can say."""
 
 
 class Collectives(Protocol):
@@ -17,6 +21,10 @@ class Collectives(Protocol):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
+        ...
+
+    def abort(self) -> None:
+        """End collectives under way in other threads, because a rank is gone."""
         ...
 
 
@@ -43,6 +51,11 @@ class TensorParallel:
         if (self.group is None) != (self.size == 1):
             raise ConfigError(f"a group is needed exactly when size > 1, got size={self.size}")
 
+    @classmethod
+    def not_met(cls, rank: int, size: int) -> "TensorParallel":
+        """Return a rank that can be planned for, but that has not met the others."""
+        return cls(rank, size, _NotMet() if size > 1 else None)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
@@ -56,3 +69,18 @@ class TensorParallel:
         for rank, part in enumerate(parts):
             gathered[..., rank, :] = part
         return gathered.flatten(-2)
+
+
+class _NotMet:
+    """Collectives of a rank that is alone so far."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        raise EngineError("this rank has not met the others")
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See Collectives."""
+        raise EngineError("this rank has not met the others")
+
+    def abort(self) -> None:
+        """See Collectives: nothing is under way."""

@@ -1,0 +1,90 @@
+"""The thread in which rank 0 runs its share of each step.
+
+What one rank begins, all ranks must finish: a collective that rank 0 leaves halfway would leave the others waiting
+in it. Python raises Ctrl-C, and whatever a signal handler raises, in the main thread, between any two instructions.
+So rank 0's share runs in another thread, and whoever called the engine only waits for it:
+
+    caller        launch(step) ──► wait ──► KeyboardInterrupt ... ──► reset() ──► wait ──► goes on
+    this thread        '──────────── the step, to its end ───────────── '── forget all ─'
+
+The wait ends early when a rank is gone, even if this thread hangs in a collective for ever.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from octavo.errors import OctavoError
+
+Found = TypeVar("Found")
+
+
+class RankThread:
+    """Runs what it is given, one after the other.
+
+    Attributes:
+        error: why nothing will run any more, else None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.error: OctavoError | None = None
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._awaited: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[], Found]) -> Found:
+        """Run a function after all that were given before, and wait for what it returns or raises.
+
+        Raises:
+            OctavoError: `error`, now or before.
+        """
+        answer: Future[Found] = Future()
+        # Before the check: `fail` sets the error before it looks for who waits.
+        self._awaited = answer
+        self._check()
+        self._jobs.put((act, answer))
+        return answer.result()
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Run a function after all that were given before; nobody waits for it, and it must not raise."""
+        self._jobs.put((act, Future()))
+
+    def fail(self, error: OctavoError) -> None:
+        """Have the call under way and all later ones raise. Called by any thread."""
+        self.error = error
+        if self._awaited is not None:
+            with suppress(InvalidStateError):
+                self._awaited.set_exception(error)
+
+    def stop(self) -> None:
+        """End the thread after what it was given."""
+        self._jobs.put(None)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            # A new one: each raise adds to an error's traceback.
+            raise type(self.error)(str(self.error))
+
+    def _run(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run one function; its frame is gone afterwards, and with it all that it refers to."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        act, answer = job
+        try:
+            found = act()
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                answer.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                answer.set_result(found)
+        return True
