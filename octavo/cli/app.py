@@ -12,13 +12,19 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
-from octavo.cli.options import BenchOptions, ChatSampling, GenerateSampling, PrefixBenchOptions, ServeOptions
+from octavo.cli.options import (
+    BenchOptions,
+    ChatSampling,
+    EngineOptions,
+    GenerateSampling,
+    PrefixBenchOptions,
+    ServeOptions,
+)
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
-from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 
-Engine = Annotated[EngineConfig, Parameter(name="*")]
+Engine = Annotated[EngineOptions, Parameter(name="*")]
 # Arguments without a flag come only from the command line.
 Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
@@ -37,7 +43,7 @@ def generate(
     *,
     json: bool = False,
     quiet: bool = False,
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
     # --seed is an engine option; it seeds every request.
     sampling: Annotated[GenerateSampling, Parameter(name="*")] = GenerateSampling(),
 ) -> None:
@@ -61,7 +67,7 @@ def chat(
     /,
     *,
     system: str | None = None,
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
     sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
     """Chat in the terminal, or answer the messages given as arguments one after the other.
@@ -84,7 +90,7 @@ def serve(
     *,
     quiet: bool = False,
     server: Annotated[ServeOptions, Parameter(name="*")] = ServeOptions(),
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
 ) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
@@ -107,7 +113,7 @@ app.command(bench)
 def throughput(
     *,
     workload: Annotated[BenchOptions, Parameter(name="*")] = BenchOptions(),
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
 ) -> None:
     """Measure offline throughput and latency on random token ids; the last line is JSON.
 
@@ -134,7 +140,7 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
 
 @app.command(name="compile")
 def compile_model(
-    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineConfig()
+    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineOptions()
 ) -> None:
     """Compile all that a model needs on this machine, for engines that start later.
 
@@ -152,7 +158,7 @@ def compile_model(
 
 
 @app.command
-def inspect(model: str | None = None, /, *, engine: Engine = EngineConfig()) -> None:
+def inspect(model: str | None = None, /, *, engine: Engine = EngineOptions()) -> None:
     """Show a model's architecture and memory plan without loading it.
 
     Args:

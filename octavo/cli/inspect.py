@@ -1,25 +1,37 @@
 """`octavo inspect`: a model's architecture and memory plan, without loading it."""
 
-import dataclasses
+from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.models import ModelConfig, read_config, resolve_model
+from octavo.parallel import TensorParallel
 
 
 def run_inspect(model: str | None, config: EngineConfig) -> None:
-    """Print architecture, parameters and memory plan."""
+    """Print architecture, parameters and the memory plan of each rank."""
     if model is not None:
-        config = dataclasses.replace(config, model=model)
+        config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
-    plan = plan_execution(config, model_config)
+    plans = [
+        plan_execution(config, model_config, TensorParallel.not_met(rank, config.tensor_parallel_size))
+        for rank in range(config.tensor_parallel_size)
+    ]
+    # What an engine's ranks agree on.
+    num_blocks = min(plan.num_blocks for plan in plans)
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, title=str(source.path))
-    for name, value in [*_architecture(model_config), *_memory(plan)]:
+    for name, value in _architecture(model_config):
         table.add_row(name, value)
+    for plan in plans:
+        if plan.parallel.size > 1:
+            table.add_section()
+            table.add_row("rank", f"{plan.parallel.rank} of {plan.parallel.size}")
+        for name, value in _memory(replace(plan, num_blocks=num_blocks)):
+            table.add_row(name, value)
     Console().print(table)
 
 

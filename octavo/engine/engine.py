@@ -226,7 +226,7 @@ class Engine:
             self._ranks.when_dead(mourn)
 
     def close(self) -> None:
-        """End other ranks; nothing can run afterwards. An engine that is dropped does the same. Idempotent."""
+        """End other ranks: nothing runs any more. An engine that is dropped does the same. Idempotent."""
         if self._ranks is not None:
             self._ranks.close()
 

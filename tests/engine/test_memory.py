@@ -65,7 +65,7 @@ def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: py
     """On a machine of 64 GiB, where 10^8 blocks take 80 GB of bookkeeping."""
     pretend_a_gpu(monkeypatch)
     monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**36)
-    monkeypatch.setattr("octavo.engine.memory.plan._free_cgroup_bytes", lambda: 2**63)
+    monkeypatch.setattr("octavo.engine.memory.devices._free_cgroup_bytes", lambda: 2**63)
     num_fitting = 0
     for values in itertools.product(*SIZES.values()):
         sizes = {name: value for name, value in zip(SIZES, values, strict=True) if value is not None}

@@ -77,10 +77,14 @@ def test_a_rank_holds_what_it_planned(num_kv_heads: int, tied: bool, number: int
     assert (plan.working_bytes < whole.working_bytes) == (size > 1)
 
 
-def test_ranks_need_a_number_of_blocks() -> None:
-    config = dataclasses.replace(CONFIG, num_blocks=None)
-    with pytest.raises(ConfigError, match="num_blocks must be given where 2 ranks"):
-        plan_execution(config, ModelConfig.from_hf(FIELDS), rank(0, 2))
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    config = dataclasses.replace(CONFIG, num_blocks=None, memory_fraction=1.0, max_num_seqs=2**20)
+    model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": 2})
+    whole, half = (plan_execution(config, model, rank(0, size)) for size in (1, 2))
+    # What others take meanwhile may differ a little.
+    assert half.free_bytes == pytest.approx(whole.free_bytes / 2, rel=0.2)
+    assert half.kv_bytes == pytest.approx(whole.kv_bytes / 2, rel=0.25)
+    assert half.num_blocks == pytest.approx(whole.num_blocks, rel=0.25)
 
 
 def test_a_decoder_of_another_rank_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""A process of rank 1, 2, ...: it does what rank 0 tells it. Run as `python -m octavo.engine.ranks.follower`."""
+"""A process of rank 1, 2, ...: it does what rank 0 tells it.
+
+Run as `python -m octavo.engine.ranks.follower`; see Followers.
+"""
 
 import logging
 import os
@@ -135,16 +138,20 @@ class _Steps:
         self._in_flight: deque[Callable[[], StepResult]] = deque()
 
     def run(self, records: RecordWire, reports: ReportWire) -> None:
-        """Do what comes, until rank 0 ends."""
+        """Do what comes, until rank 0 closes the wires."""
         while True:
-            record = _receive(records, Step | Reset | Prepare)
-            if isinstance(record, Step):
-                self._step(record)
-            elif isinstance(record, Reset):
-                self._reset()
-            else:
-                self._runner.prepare(lambda *_: None)
-                reports.send(Prepared())
+            match records.receive():
+                case Step() as record:
+                    self._step(record)
+                case Reset():
+                    self._reset()
+                case Prepare():
+                    self._runner.prepare(lambda *_: None)
+                    reports.send(Prepared())
+                case None:
+                    return
+                case record:
+                    raise EngineError(f"rank 0 sent {type(record).__name__} between two steps")
 
     def _step(self, record: Step) -> None:
         for number in record.released:
@@ -172,7 +179,7 @@ def _receive(records: RecordWire, kind: type[Wanted]) -> Wanted:
     if record is None:
         raise _Left
     if not isinstance(record, kind):
-        raise EngineError(f"rank 0 sent {type(record).__name__}, expected {kind}")
+        raise EngineError(f"rank 0 sent {type(record).__name__}, expected {kind.__name__}")
     return record
 
 

@@ -1,8 +1,8 @@
 """The processes of ranks 1, 2, ...: rank 0 starts them, watches them, and ends them.
 
-A rank that has ended, has failed or does not answer is the end of all: the others may wait for it in a collective,
-which has no timeout. So a thread kills them within a second, and whoever waits for the engine gets one error,
-which says what the first rank to fail has said. The other way round, a rank ends when rank 0's process does.
+A rank that has ended, has failed or does not answer is the end of all: the others may wait for it in a
+collective, which has no timeout. So a thread kills them within a second, and whoever waits for the engine
+gets one error, which says what the first rank to fail has said. A rank ends by itself when rank 0 does.
 """
 
 import logging
@@ -21,8 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import octavo
-import octavo.errors
+import octavo.errors as errors
 from octavo.engine.ranks.records import Failed, Record, Report, Setup
 from octavo.engine.ranks.wires import RecordWire, ReportWire, encode_record
 from octavo.errors import EngineDeadError, OctavoError
@@ -34,8 +33,8 @@ Wanted = TypeVar("Wanted", bound=Report)
 _PING_S = 1.0
 # Pings without an answer: while a rank imports and loads, and afterwards.
 _MAX_SILENT_LOADING, _MAX_SILENT = 60, 5
-# When one rank ends, others fail because of it, perhaps sooner than it is noticed. So all that fail within this
-# time are heard before one is blamed.
+# When one rank ends, others fail because of it, and may be heard first. So all that fail within this time are
+# heard before one is blamed.
 _HEAR_S = 0.2
 _KILL_S = 5.0
 
@@ -217,9 +216,7 @@ class Followers:
     def _error_of(self, follower: _Follower) -> OctavoError:
         where, failure = f"rank {follower.rank} of {self.size}", follower.failure
         if failure is not None:
-            kind = (
-                getattr(octavo.errors, failure.kind, EngineDeadError) if self.is_loading else EngineDeadError
-            )
+            kind = getattr(errors, failure.kind, EngineDeadError) if self.is_loading else EngineDeadError
             return kind(f"{where} failed: {failure.message}")
         code = follower.process.poll()
         if code is None and not follower.has_ended:
@@ -252,7 +249,7 @@ def _start(rank: int, num_threads: int) -> _Follower:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """This process' environment, by which the others find the same package, and how many threads they have."""
-    root = str(Path(octavo.__file__).parents[1])
+    """Return this process' environment; others find the same package by it, and how many threads to use."""
+    root = str(Path(__file__).parents[3])
     paths: Sequence[str] = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"OMP_NUM_THREADS": str(num_threads), **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

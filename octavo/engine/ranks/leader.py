@@ -71,9 +71,10 @@ class Ranks:
             self.followers.wait_for_end()
             raise
         except BaseException as error:
-            is_known = isinstance(error, OctavoError) and self.followers.is_loading
-            reason = error if is_known else EngineDeadError(f"rank 0 of {self.size} failed: {error!r}")
-            self.followers.fail(reason)
+            if isinstance(error, OctavoError) and self.followers.is_loading:
+                self.followers.fail(error)
+            else:
+                self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
             raise
 
     def _bury(self, error: OctavoError) -> None:

@@ -1,8 +1,8 @@
-"""Steps as records, and records as steps: the followers see the requests that rank 0 has, as far as steps read them.
+"""Steps as records, and records as steps: other ranks see rank 0's requests as far as steps read them.
 
-Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens come
-from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was aborted,
-preempted or started over.
+Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
+come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
+aborted, preempted or started over.
 """
 
 from array import array

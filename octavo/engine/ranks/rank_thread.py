@@ -1,8 +1,8 @@
 """The thread in which rank 0 runs its share of each step.
 
-What one rank begins, all ranks must finish: a collective that rank 0 leaves halfway would leave the others waiting
-in it. Python raises Ctrl-C, and whatever a signal handler raises, in the main thread, between any two instructions.
-So rank 0's share runs in another thread, and whoever called the engine only waits for it:
+What one rank begins, all ranks must finish: if rank 0 left a step halfway, the others would wait for it in a
+collective. Python raises Ctrl-C, and whatever a signal handler raises, in the main thread, between any two
+instructions. So rank 0's share runs in another thread, and whoever called the engine only waits for it:
 
     caller        launch(step) ──► wait ──► KeyboardInterrupt ... ──► reset() ──► wait ──► goes on
     this thread        '──────────── the step, to its end ───────────── '── forget all ─'
