@@ -7,6 +7,8 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.models import ModelConfig, read_config, resolve_model
 from octavo.parallel import TensorParallel
 
+Rows = list[tuple[str, str]]
+
 
 def run_inspect(model: str | None, config: EngineConfig) -> None:
     """Print architecture, parameters and the memory plan of each rank."""
@@ -26,16 +28,16 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     table = Table(show_header=False, title=str(source.path))
     for name, value in _architecture(model_config):
         table.add_row(name, value)
-    for plan in plans:
-        if plan.parallel.size > 1:
+    for ranks, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
+        if len(plans) > 1:
             table.add_section()
-            table.add_row("rank", f"{plan.parallel.rank} of {plan.parallel.size}")
-        for name, value in _memory(replace(plan, num_blocks=num_blocks)):
+            table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
+        for name, value in rows:
             table.add_row(name, value)
     Console().print(table)
 
 
-def _architecture(model: ModelConfig) -> list[tuple[str, str]]:
+def _architecture(model: ModelConfig) -> Rows:
     windows = sorted({window for window in model.layer_windows if window is not None})
     return [
         ("architecture", model.architecture),
@@ -50,7 +52,17 @@ def _architecture(model: ModelConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _memory(plan: ExecutionPlan) -> list[tuple[str, str]]:
+def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
+    """Put ranks with equal plans together."""
+    found: list[tuple[list[int], Rows]] = []
+    for rank, rows in enumerate(plans):
+        if not found or found[-1][1] != rows:
+            found.append(([], rows))
+        found[-1][0].append(rank)
+    return found
+
+
+def _memory(plan: ExecutionPlan) -> Rows:
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),

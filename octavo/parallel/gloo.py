@@ -25,21 +25,25 @@ class GlooCollectives:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
-        self._run(lambda: self._group.allreduce([tensor]))
+        self._run(lambda group: group.allreduce([tensor]))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
         parts = [torch.empty_like(tensor) for _ in range(self._size)]
-        self._run(lambda: self._group.allgather([parts], [tensor]))
+        self._run(lambda group: group.allgather([parts], [tensor]))
         return parts
 
     def abort(self) -> None:
-        """Do nothing: the connections to a process that ended are closed, which ends what waits for it."""
+        """Close connections. What waits for a process that has ended needs no more: gloo notices."""
+        self._group = None
 
-    def _run(self, begin: Callable[[], Any]) -> None:
+    def _run(self, begin: Callable[[Any], Any]) -> None:
+        group = self._group
+        if group is None:
+            raise PeerLostError("this rank has left the others")
         try:
-            begin().wait()
+            begin(group).wait()
         except RuntimeError as error:
             raise PeerLostError(f"an exchange with the other ranks failed: {error}") from error
 

@@ -24,7 +24,7 @@ class Collectives(Protocol):
         ...
 
     def abort(self) -> None:
-        """End collectives under way in other threads, because a rank is gone."""
+        """End collectives under way in other threads, and close all connections. Idempotent."""
         ...
 
 
@@ -59,6 +59,11 @@ class TensorParallel:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
+
+    def abort(self) -> None:
+        """Leave the other ranks: what waits for them ends, nothing more can be exchanged. Idempotent."""
+        if self.group is not None:
+            self.group.abort()
 
     def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
         """Join every rank's [..., n] tensor to [..., size * n], in rank order."""

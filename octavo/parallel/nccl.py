@@ -43,7 +43,7 @@ class NcclCollectives:
         return list(gathered)
 
     def abort(self) -> None:
-        """End the kernels that wait for a rank that is gone."""
+        """End the kernels that wait for other ranks."""
         self._group.abort()
 
 

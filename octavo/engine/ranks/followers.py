@@ -5,7 +5,6 @@ collective, which has no timeout. So a thread kills them within a second, and wh
 gets one error, which says what the first rank to fail has said. A rank ends by itself when rank 0 does.
 """
 
-import logging
 import os
 import selectors
 import signal
@@ -25,8 +24,6 @@ import octavo.errors as errors
 from octavo.engine.ranks.records import Failed, Record, Report, Setup
 from octavo.engine.ranks.wires import RecordWire, ReportWire, encode_record
 from octavo.errors import EngineDeadError, OctavoError
-
-logger = logging.getLogger(__name__)
 
 Wanted = TypeVar("Wanted", bound=Report)
 
@@ -150,7 +147,6 @@ class Followers:
             follower.records.close()
             follower.heard.put(None)
         if error is not None:
-            logger.error("%s", error)
             self._bury(error)
         self._is_buried.set()
 

@@ -62,6 +62,7 @@ class Ranks:
             self.thread.fail(EngineDeadError("the engine was closed"))
         self.thread.stop()
         self.followers.stop()
+        self.parallel.abort()
 
     def _run(self, act: Callable[[], Found]) -> Found:
         try:
@@ -79,8 +80,7 @@ class Ranks:
 
     def _bury(self, error: OctavoError) -> None:
         self.thread.fail(error)
-        if self.parallel.group is not None:
-            self.parallel.group.abort()
+        self.parallel.abort()
         for mourn in self.mourners:
             mourn(error)
 
@@ -116,8 +116,10 @@ class LeaderRunner:
         return self._ranks.thread.error
 
     def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
-        """Have a function called, in another thread, if a rank is gone."""
+        """Have a function called, in another thread, when a rank is gone; perhaps twice."""
         self._ranks.mourners.append(mourn)
+        if self.error is not None:
+            mourn(self.error)
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""
