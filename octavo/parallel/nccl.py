@@ -32,19 +32,25 @@ class NcclCollectives:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
         if not _is_dry_run():
-            self._group.allreduce([tensor], self._sum)
+            _finish(self._group.allreduce([tensor], self._sum))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
         gathered = tensor.new_empty(self._size, *tensor.shape)
         if not _is_dry_run():
-            self._group._allgather_base(gathered, tensor, self._gather)
+            _finish(self._group._allgather_base(gathered, tensor, self._gather))
         return list(gathered)
 
     def abort(self) -> None:
         """End the kernels that wait for other ranks."""
         self._group.abort()
+
+
+def _finish(work: Any) -> None:
+    """Let the current stream wait for an operation, unless it is on that stream anyway."""
+    if work is not None:
+        work.wait()
 
 
 def _is_dry_run() -> bool:
@@ -80,8 +86,11 @@ def connect_nccl(
     try:
         store = api.FileStore(str(rendezvous), size)
         store.set_timeout(timedelta(seconds=timeout_s))
+        options = api.ProcessGroupNCCL.Options()
+        # Whoever starts ranks notices much earlier that one is gone.
+        options._timeout = timedelta(days=30)
         with torch.cuda.device(device):
-            group = api.ProcessGroupNCCL(store, rank, size, api.ProcessGroupNCCL.Options())
+            group = api.ProcessGroupNCCL(store, rank, size, options)
             collectives = NcclCollectives(group, size)
             # NCCL connects at the first exchange, which must not be in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
