@@ -1,8 +1,8 @@
 """What two or more NVIDIA GPUs of one host bring to one model, and what their sums over ranks cost.
 
-Prints tokens per second of Qwen3 shapes on one GPU and on several, and what benchmarks/tensor_parallel_model.py
-says about a sequence alone. Then times sums of bfloat16 tensors in a CUDA graph, microseconds each: by NCCL as the
-engine calls it, and by PyTorch's symmetric memory. The last line is JSON. Needs as many GPUs as ranks.
+Times sums of bfloat16 tensors in a CUDA graph, microseconds each: by NCCL as the engine calls it, and by
+PyTorch's symmetric memory. Then prints tokens per second of Qwen3 shapes on one GPU and on several; compare
+benchmarks/tensor_parallel_model.py. The last line is JSON. Needs as many GPUs as ranks.
 
     python benchmarks/gpu_tensor_parallel.py [--model 8b] [--ranks 2] [--save MACHINE]
 """

@@ -1,4 +1,4 @@
-"""Tensor parallelism on paper: tokens per second on 1 to 8 GPUs, and the share of time that sums over ranks take.
+"""Tensor parallelism on paper: tokens per second on 1 to 8 GPUs, and what share of time sums over ranks take.
 
     python benchmarks/tensor_parallel_model.py
 
@@ -11,13 +11,15 @@ and a prompt of T tokens
 
     operations / (n x prefill rate)  +  2 x layers x sum(2 T hidden bytes, n)
 
-Bandwidth, rate, prefill rate and the fixed time are those of one H200 in this repository's results (8B: 846ff3d).
-The time of a sum between two GPUs was measured, NCCL in a CUDA graph on two H100s with NVLink. For four and eight,
-the part beyond an empty sum is taken to grow as a ring's traffic does, 2 (n - 1) / n. Nothing of a whole model on
-two GPUs is measured yet. Needs no GPU.
+Bandwidth, rate, prefill rate and the fixed time are those of one H200 in this repository's results (8B:
+846ff3d); the H100 is taken to have the same rates at 3.35 / 4.8 of the bandwidth. The time of a sum between
+two GPUs was measured: NCCL in a CUDA graph on two H100s with NVLink. For four and eight, the part beyond an
+empty sum is taken to grow as a ring's traffic does, 2 (n - 1) / n. Nothing of a whole model on two GPUs is
+measured yet. Needs no GPU.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from support.common import table
 
@@ -86,7 +88,7 @@ def _two_us(num_bytes: float) -> float:
     """Microseconds between two GPUs, on straight lines between what was measured."""
     if num_bytes >= SUMS[-1][0]:
         return SUMS[-1][1] + (num_bytes - SUMS[-1][0]) / LARGE_SUM_RATE * 1e6
-    for (low, low_us), (high, high_us) in zip(SUMS, SUMS[1:], strict=False):
+    for (low, low_us), (high, high_us) in pairwise(SUMS):
         if low <= num_bytes <= high:
             return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)
     return SUMS[0][1]
@@ -139,11 +141,14 @@ def rows(device: Device) -> list[list[str]]:
 HEADER = ("model", "GPUs", "tokens/s, 1 sequence", "sums", "tokens/s, 64", "sums", "8,192 in, ms", "sums")
 
 
+def report() -> str:
+    """Return the tables in Markdown."""
+    return "\n\n".join(f"{device.name}:\n\n{table(HEADER, rows(device))}" for device in DEVICES)
+
+
 def main() -> None:
     """Print the tables."""
-    for device in DEVICES:
-        print(f"\n{device.name}:\n")
-        print(table(HEADER, rows(device)))
+    print(report())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kills ranks of engines at random moments, many times: `python tests/parallel/kill_ranks.py --rounds 20`.
 
-Each round starts an engine with four ranks and kills one of the others in a step, idle, or while it loads. All
-ranks must be gone within ten seconds, and the error must name the right one.
+Each round starts an engine with four ranks and kills one of the others in a step, idle, or while it loads.
+All ranks must be gone within ten seconds, and the error must name the right one.
 """
 
 import argparse

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 OPTIONS = {"load_format": "dummy", "device": "cpu", "num_blocks": 64, "block_size": 4}
@@ -10,12 +11,12 @@ OPTIONS = {"load_format": "dummy", "device": "cpu", "num_blocks": 64, "block_siz
 
 def other_ranks(pid: int | None = None) -> list[int]:
     """Process ids of the ranks that a process has started, in order of rank, without those that ended."""
-    found = []
+    found: list[int] = []
     for children in Path(f"/proc/{pid or os.getpid()}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            if b"octavo.engine.ranks" in command_of(child):
-                found.append(child)
-    return sorted(found)
+        # A thread may end at any time.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, children.read_text().split())
+    return sorted(child for child in found if b"octavo.engine.ranks" in command_of(child))
 
 
 def command_of(pid: int) -> bytes:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -35,10 +36,12 @@ def served(model_folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Pope
 
 def rank_of(server: int) -> int:
     """Process id of the other rank."""
-    for children in Path(f"/proc/{server}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            if b"octavo.engine.ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return child
+    for process in Path("/proc").glob("[0-9]*"):
+        # Any process may end at any time.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            is_rank = b"octavo.engine.ranks" in Path(process, "cmdline").read_bytes()
+            if is_rank and f"PPid:\t{server}\n" in Path(process, "status").read_text():
+                return int(process.name)
     raise AssertionError("there is no other rank")
 
 
