@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from octavo.engine.ranks.shared_masks import SentMasks
 from octavo.engine.request import Request
 from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step_result import LateWork, PrepareProgress, StepResult, StepRunner
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.models import ModelConfig, ModelSource
 from octavo.parallel import PeerLostError, TensorParallel, connect
 
@@ -44,9 +45,13 @@ class Ranks:
         self.mourners: list[Callable[[OctavoError], None]] = []
         self.thread = RankThread("octavo-rank-0")
         num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
-        self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._bury)
         if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
             self.thread.call(partial(torch.set_num_threads, num_threads))
+        try:
+            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._bury)
+        except BaseException:
+            self.thread.stop()
+            raise
 
     def run(self, act: Callable[[], Found]) -> Found:
         """Run a part of rank 0's share in its thread. An error there is the end of all ranks.
@@ -185,10 +190,12 @@ def start_ranks(
         progress: called with (tensors loaded, tensors in all) of rank 0, in its thread; or None.
 
     Raises:
-        ConfigError: there are too few GPUs.
+        ConfigError: there are too few GPUs, or this is not Linux.
         OctavoError: what a rank could not do; no rank is left.
     """
     require_devices(plan.device, plan.parallel)
+    if sys.platform != "linux":
+        raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
     ranks = Ranks(config, plan.device)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))

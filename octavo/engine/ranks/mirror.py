@@ -32,8 +32,9 @@ class Checksum:
 
     def add(self, result: StepResult) -> None:
         """Add a step's tokens."""
-        token_ids = array("q", [self.value >> 1, *(sampled.token_id for sampled in result.sampled.values())])
-        self.value = int.from_bytes(blake2b(token_ids.tobytes(), digest_size=8).digest(), "little")
+        token_ids = array("q", [sampled.token_id for sampled in result.sampled.values()])
+        summed = self.value.to_bytes(8, "little") + token_ids.tobytes()
+        self.value = int.from_bytes(blake2b(summed, digest_size=8).digest(), "little")
         self.num_steps += 1
 
 

@@ -7,19 +7,21 @@ instructions. So rank 0's share runs in another thread, and whoever called the e
     caller        launch(step) ──► wait ──► KeyboardInterrupt ... ──► reset() ──► wait ──► goes on
     this thread        '──────────── the step, to its end ───────────── '── forget all ─'
 
-The wait ends early when a rank is gone, even if this thread hangs in a collective for ever.
+The wait ends early when a rank is gone, even if this thread hangs in a collective for ever. All waiting is
+done in SimpleQueue, which an interrupt never leaves locked.
 """
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from octavo.errors import OctavoError
 
 Found = TypeVar("Found")
+
+# What a function returned or raised; whoever called it takes the first.
+_Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class RankThread:
@@ -31,8 +33,8 @@ class RankThread:
 
     def __init__(self, name: str) -> None:
         self.error: OctavoError | None = None
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self._awaited: Future[Any] | None = None
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
+        self._awaited: _Answer = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -42,32 +44,33 @@ class RankThread:
         Raises:
             OctavoError: `error`, now or before.
         """
-        answer: Future[Found] = Future()
+        answer: _Answer = SimpleQueue()
         # Before the check: `fail` sets the error before it looks for who waits.
         self._awaited = answer
-        self._check()
+        if self.error is not None:
+            raise _again(self.error)
         self._jobs.put((act, answer))
-        return answer.result()
+        found, error = answer.get()
+        try:
+            if error is not None:
+                raise error
+            return found
+        finally:
+            # The error refers to this frame.
+            del error
 
     def post(self, act: Callable[[], object]) -> None:
         """Run a function after all that were given before; nobody waits for it, and it must not raise."""
-        self._jobs.put((act, Future()))
+        self._jobs.put((act, SimpleQueue()))
 
     def fail(self, error: OctavoError) -> None:
         """Have the call under way and all later ones raise. Called by any thread."""
         self.error = error
-        if self._awaited is not None:
-            with suppress(InvalidStateError):
-                self._awaited.set_exception(error)
+        self._awaited.put((None, _again(error)))
 
     def stop(self) -> None:
         """End the thread after what it was given."""
         self._jobs.put(None)
-
-    def _check(self) -> None:
-        if self.error is not None:
-            # A new one: each raise adds to an error's traceback.
-            raise type(self.error)(str(self.error))
 
     def _run(self) -> None:
         while self._run_next():
@@ -80,11 +83,12 @@ class RankThread:
             return False
         act, answer = job
         try:
-            found = act()
+            answer.put((act(), None))
         except BaseException as error:
-            with suppress(InvalidStateError):
-                answer.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                answer.set_result(found)
+            answer.put((None, error))
         return True
+
+
+def _again(error: OctavoError) -> OctavoError:
+    """Return an equal error: each raise adds to an error's traceback."""
+    return type(error)(str(error))
