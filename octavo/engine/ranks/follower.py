@@ -57,6 +57,8 @@ def main(arguments: list[str]) -> None:
     Args:
         arguments: file numbers of the connections for records and reports, and rank 0's process id.
     """
+    # Rank 0 warns of the same things.
+    logging.getLogger("octavo").setLevel(logging.ERROR)
     connections = [socket.socket(fileno=int(number)) for number in arguments[:2]]
     records, reports = RecordWire(connections[0]), ReportWire(connections[1])
     threading.Thread(target=_answer_pings, args=(reports, int(arguments[2])), daemon=True).start()
