@@ -16,24 +16,24 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy_fp32.json"
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[LLM]:
-    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=256, tensor_parallel_size=3)
+    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=64, tensor_parallel_size=3)
     yield llm
     llm.engine.close()
 
 
 def test_the_reference_tokens(three: LLM) -> None:
-    """All prompts, the first tokens of each; the first with its text."""
-    rows = json.loads(GOLDEN.read_text())["rows"]
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    """The first prompts, and the first tokens of each."""
+    rows = json.loads(GOLDEN.read_text())["rows"][:4]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     outputs = three.generate([row["prompt_ids"] for row in rows], params)
-    assert [o.outputs[0].token_ids for o in outputs] == [row["output_ids"][:12] for row in rows]
+    assert [o.outputs[0].token_ids for o in outputs] == [row["output_ids"][:6] for row in rows]
     assert len(other_ranks()) == 2
 
 
 def test_grammars_that_one_rank_follows(three: LLM) -> None:
     date = r"[0-9]{4}-[01][0-9]-[0-3][0-9]"
     params = [
-        SamplingParams(seed=1, n=3, max_tokens=40, structured=StructuredOutput(regex=date)),
+        SamplingParams(seed=1, n=2, max_tokens=40, structured=StructuredOutput(regex=date)),
         SamplingParams(seed=2, max_tokens=8),
         SamplingParams(seed=3, max_tokens=40, structured=StructuredOutput(choice=["yes", "no"]), logprobs=1),
     ]

@@ -14,7 +14,7 @@ from ranks_helpers import OPTIONS, other_ranks
 from octavo import LLM, RequestOutput, SamplingParams
 
 # More with FUZZ_INTERRUPTS=2000.
-NUM_INTERRUPTS = int(os.environ.get("FUZZ_INTERRUPTS", "30"))
+NUM_INTERRUPTS = int(os.environ.get("FUZZ_INTERRUPTS", "20"))
 PREFIX = list(range(60, 80))
 PROMPTS = [[3, 1, 4], [*PREFIX, 9, 2], [5, 8], [*PREFIX, 9, 3], list(range(3, 40))]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -106,8 +106,8 @@ def test_dropped_streams_are_forgotten_by_all(one: LLM, two: LLM) -> None:
 
 def test_a_prompt_larger_than_a_socket_takes_at_once(one: LLM, two: LLM) -> None:
     prompt = [number % 97 for number in range(250)]
-    params = [SamplingParams(temperature=0, max_tokens=2, logit_bias=dict.fromkeys(range(101), 0.25))] * 90
-    expected, found = (llm.generate([prompt] * 90, params) for llm in (one, two))
+    params = [SamplingParams(temperature=0, max_tokens=2, logit_bias=dict.fromkeys(range(101), 0.25))] * 40
+    expected, found = (llm.generate([prompt] * 40, params) for llm in (one, two))
     assert tokens(found) == tokens(expected)
 
 

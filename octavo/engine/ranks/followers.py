@@ -93,7 +93,9 @@ class Followers:
         try:
             for rank in range(1, size):
                 self._all.append(_start(rank, num_threads))
-                self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
+                # One that ended at once is found by who watches.
+                with suppress(OSError):
+                    self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
         except BaseException:
             self.stop()
             raise

@@ -85,7 +85,9 @@ class RankThread:
         try:
             answer.put((act(), None))
         except BaseException as error:
-            answer.put((None, error))
+            # After `fail` nobody takes it, and it would keep alive what its frames refer to.
+            if self.error is None:
+                answer.put((None, error))
         return True
 
 
