@@ -19,7 +19,7 @@ def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> Ten
 
     Raises:
         UnsupportedModelError: this torch is built without what the device needs.
-        EngineError: the ranks did not meet in time.
+        PeerLostError: the ranks did not meet in time.
     """
     if device.type == "cpu":
         return connect_gloo(rank, size, rendezvous)

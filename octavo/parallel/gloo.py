@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import EngineError, UnsupportedModelError
+from octavo.errors import UnsupportedModelError
 from octavo.parallel.handle import PeerLostError, TensorParallel
 
 # How long an exchange may take. Whoever starts ranks notices much earlier that one is gone (engine/ranks);
@@ -60,7 +60,7 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
 
     Raises:
         UnsupportedModelError: this torch is built without gloo.
-        EngineError: the ranks did not meet in time.
+        PeerLostError: the ranks did not meet in time.
     """
     if size == 1:
         return TensorParallel()
@@ -72,7 +72,7 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
     try:
         group = _meet(rank, size, rendezvous, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise EngineError(
+        raise PeerLostError(
             f"rank {rank} of {size} did not meet the others at {rendezvous}: {error}"
         ) from error
     return TensorParallel(rank, size, GlooCollectives(group, size))

@@ -9,7 +9,7 @@ from octavo.errors import ConfigError, EngineError
 
 
 class PeerLostError(EngineError):
-    """A collective failed: another rank ended. Why it did, only that rank or its parent can say."""
+    """A collective or a meeting failed, as another rank ended: why, only that one or its parent can say."""
 
 
 class Collectives(Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import EngineError, UnsupportedModelError
-from octavo.parallel.handle import TensorParallel
+from octavo.errors import UnsupportedModelError
+from octavo.parallel.handle import PeerLostError, TensorParallel
 
 
 class NcclCollectives:
@@ -74,7 +74,7 @@ def connect_nccl(
 
     Raises:
         UnsupportedModelError: this torch is built without NCCL.
-        EngineError: the ranks did not meet.
+        PeerLostError: the ranks did not meet.
     """
     from torch import distributed
 
@@ -96,7 +96,7 @@ def connect_nccl(
             met = collectives.all_reduce(torch.ones(1, device=device))
             torch.cuda.synchronize(device)
     except RuntimeError as error:
-        raise EngineError(f"rank {rank} of {size} did not meet the others: {error}") from error
+        raise PeerLostError(f"rank {rank} of {size} did not meet the others: {error}") from error
     if met.item() != size:
-        raise EngineError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")
+        raise PeerLostError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")
     return TensorParallel(rank, size, collectives)

@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_leaves_no_rank(tiny_folder: Path, tmp_path: Pa
         eventually(lambda: other_ranks(process.pid), seconds=60)
         (rank,) = other_ranks(process.pid)
         # It may load or run a step by now; both must end.
-        time.sleep(3)
+        time.sleep(1)
     finally:
         process.kill()
         process.wait()

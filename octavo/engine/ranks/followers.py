@@ -88,7 +88,6 @@ class Followers:
         self._ending = threading.Lock()
         self._has_ended = False
         self._is_buried = threading.Event()
-        self._pid = os.getpid()
         self._all: list[_Follower] = []
         try:
             for rank in range(1, size):
@@ -98,6 +97,8 @@ class Followers:
                     self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
         except BaseException:
             self.stop()
+            for follower in self._all:
+                follower.reports.close()
             raise
         threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
 
@@ -130,9 +131,8 @@ class Followers:
         self._is_buried.wait(_KILL_S)
 
     def stop(self) -> None:
-        """End all ranks; nobody waits for them. Idempotent. A process forked from this one ends none."""
-        if os.getpid() == self._pid:
-            self._end(None)
+        """End all ranks; nobody waits for them. Idempotent."""
+        self._end(None)
 
     def _end(self, error: OctavoError | None) -> None:
         """Kill what is left, once."""
@@ -220,8 +220,13 @@ class Followers:
         if code is None and not follower.has_ended:
             return EngineDeadError(f"{where} has not answered for {follower.num_silent * _PING_S:.0f} s")
         if code is not None and code < 0:
-            return EngineDeadError(f"{where} was killed by {signal.Signals(-code).name}")
+            return EngineDeadError(f"{where} was killed by {_signal_name(-code)}")
         return EngineDeadError(f"{where} ended with exit code {code}")
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; those for real time have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _blame(follower: _Follower) -> tuple[bool, bool, int]:

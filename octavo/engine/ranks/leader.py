@@ -42,6 +42,7 @@ class Ranks:
         """
         self.size = config.tensor_parallel_size
         self.parallel = TensorParallel.not_met(0, self.size)
+        self._pid = os.getpid()
         self.mourners: list[Callable[[OctavoError], None]] = []
         self.thread = RankThread("octavo-rank-0")
         num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
@@ -62,7 +63,9 @@ class Ranks:
         return self.thread.call(partial(self._run, act))
 
     def stop(self) -> None:
-        """End the other ranks and the thread. Idempotent."""
+        """End the other ranks and the thread. Idempotent. A process forked from this one ends nothing."""
+        if os.getpid() != self._pid:
+            return
         if self.thread.error is None:
             self.thread.fail(EngineDeadError("the engine was closed"))
         self.thread.stop()
@@ -72,9 +75,10 @@ class Ranks:
     def _run(self, act: Callable[[], Found]) -> Found:
         try:
             return act()
-        except PeerLostError:
+        except PeerLostError as error:
             # Another rank has ended, and who watches says how.
             self.followers.wait_for_end()
+            self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
             raise
         except BaseException as error:
             if isinstance(error, OctavoError) and self.followers.is_loading:
