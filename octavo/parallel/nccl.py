@@ -20,9 +20,9 @@ class NcclCollectives:
     """Collectives over a torch process group object; torch's global default group is never touched."""
 
     def __init__(self, group: Any, size: int) -> None:
-        from torch import distributed
+        from torch.distributed import distributed_c10d
 
-        api: Any = distributed
+        api: Any = distributed_c10d
         self._group = group
         self._size = size
         # Not asynchronous: on the current stream, instead of one of NCCL's own beside it.
@@ -37,10 +37,10 @@ class NcclCollectives:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
-        gathered = tensor.new_empty(self._size, *tensor.shape)
+        gathered = tensor.new_empty(self._size * tensor.shape[0], *tensor.shape[1:])
         if not _is_dry_run():
             _finish(self._group._allgather_base(gathered, tensor, self._gather))
-        return list(gathered)
+        return list(gathered.chunk(self._size))
 
     def abort(self) -> None:
         """End the kernels that wait for other ranks."""
