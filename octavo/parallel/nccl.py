@@ -32,19 +32,26 @@ class NcclCollectives:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
         if not _is_dry_run():
-            _finish(self._group.allreduce([tensor], self._sum))
+            _finish(self._live().allreduce([tensor], self._sum))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
         gathered = tensor.new_empty(self._size * tensor.shape[0], *tensor.shape[1:])
         if not _is_dry_run():
-            _finish(self._group._allgather_base(gathered, tensor, self._gather))
+            _finish(self._live()._allgather_base(gathered, tensor, self._gather))
         return list(gathered.chunk(self._size))
 
     def abort(self) -> None:
-        """End the kernels that wait for other ranks."""
-        self._group.abort()
+        """End the kernels that wait for other ranks. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+    def _live(self) -> Any:
+        if self._group is None:
+            raise PeerLostError("this rank has left the others")
+        return self._group
 
 
 def _finish(work: Any) -> None:
