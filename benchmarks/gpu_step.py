@@ -28,7 +28,7 @@ from support.gpu_timing import copy_bandwidth, matrix_flops
 
 from octavo import LLM, SamplingParams
 from octavo.engine.scheduler import SchedulerOutput
-from octavo.engine.step_result import StepResult
+from octavo.engine.step.result import StepResult
 
 _NUM_PROFILED = 20
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")

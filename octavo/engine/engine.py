@@ -1,11 +1,4 @@
-"""The engine: requests in, outputs that grow, one step at a time.
-
-    add_request -> [ schedule -> launch -> process ] -> RequestOutput
-                     scheduler   runner    output_processor
-
-The three parts of a step are separate, so that planning runs ahead of the device: where the runner allows it,
-the next step is launched before the last one's tokens are known. A stop token is then found one step late;
-what its sequence computed in the meantime is dropped.
+"""The engine: requests in, outputs that grow, one step at a time (step/steps.py).
 
 Ctrl-C, a signal handler or a lack of memory may end a step between any two of its instructions. So the
 outputs are the truth, and everything else can be made from them again:
@@ -17,30 +10,24 @@ Whoever comes next and finds the engine in doubt starts it over: every block is 
 each unfinished request computes the tokens of its output again. Nothing that a broken step left is ever read.
 """
 
-import logging
-import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import ExecutionPlan, gib, plan_execution
+from octavo.engine.loading import log_plan, make_runner, read_decoder
+from octavo.engine.memory import plan_execution
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.pace import Pace
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
-from octavo.engine.request import Request
-from octavo.engine.request_maker import RequestMaker
-from octavo.engine.sampling.sampler import SampledToken
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.rehearsal import REHEARSAL, REHEARSAL_TOKENS
+from octavo.engine.request_maker import RequestMaker, salt_bytes
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.stats import EngineStats
-from octavo.engine.step_result import PrepareProgress, StepResult, StepRunner
-from octavo.engine.step_time import StepWork
+from octavo.engine.step.result import PrepareProgress, StepRunner
+from octavo.engine.step.steps import Steps
 from octavo.engine.structured import Grammar, Grammars
-from octavo.errors import ConfigError, EngineDeadError, EngineError, InvalidArgumentError, OctavoError
-from octavo.garbage import StepGarbage, freeze
+from octavo.errors import ConfigError, InvalidArgumentError, OctavoError
+from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
 from octavo.models import (
     Decoder,
@@ -54,44 +41,6 @@ from octavo.models import (
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
-
-logger = logging.getLogger(__name__)
-
-# Every way to a token: forks, log-probabilities, filters, and changes of logits.
-_REHEARSAL = SamplingParams(
-    n=2,
-    max_tokens=4,
-    min_tokens=2,
-    temperature=0.5,
-    top_k=2,
-    top_p=0.5,
-    min_p=0.1,
-    logprobs=1,
-    prompt_logprobs=1,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    logit_bias={0: 1.0},
-    stop_token_ids=[0],
-    detokenize=False,
-)
-_REHEARSAL_TOKENS = 8
-
-
-class _Launched(NamedTuple):
-    """A step under way.
-
-    Attributes:
-        step: what it does.
-        wait: waits for its result.
-        work: what is learned from it; None: nobody reads along, and it is no example for steps that matter.
-        launched_at: when, by time.perf_counter.
-    """
-
-    step: SchedulerOutput
-    wait: Callable[[], StepResult]
-    work: StepWork | None
-    launched_at: float
 
 
 class Engine:
@@ -158,7 +107,7 @@ class Engine:
         if config.tensor_parallel_size > 1:
             self._ranks = start_ranks(config, self.plan, source, model, loaded)
             self.plan = self._ranks.plan
-        _log_plan(self.plan, source)
+        log_plan(self.plan, source)
         if self._ranks is not None:
             return self._ranks
         return make_runner(
@@ -202,23 +151,19 @@ class Engine:
             max_num_batched_tokens=plan.max_num_batched_tokens,
         )
         self.outputs = OutputProcessor(self.tokenizer)
-        # Steps launched whose results are not processed, oldest first.
-        self._in_flight: deque[_Launched] = deque()
-        self._pace = Pace(config.max_step_ms)
-        self._garbage = StepGarbage()
+        self._steps = Steps(
+            self.runner, self.manager, self.scheduler, self.outputs, max_step_ms=config.max_step_ms
+        )
         self._in_doubt = False
         self._maker = RequestMaker(
             seed=config.seed, max_model_len=plan.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        self._num_steps = 0
-        self._num_computed_tokens = 0
-        self._num_output_tokens = 0
 
     def _rehearse(self) -> None:
         """Answer a request that asks for everything, then forget it: what is set up on first use then is."""
-        if min(self.plan.max_model_len, self.plan.num_kv_tokens) < _REHEARSAL_TOKENS:
+        if min(self.plan.max_model_len, self.plan.num_kv_tokens) < REHEARSAL_TOKENS:
             return
-        self.add_request([0, 0, 0], _REHEARSAL)
+        self.add_request([0, 0, 0], REHEARSAL)
         while self.has_unfinished_requests:
             self.step()
         self.runner.reset()
@@ -287,7 +232,7 @@ class Engine:
         """
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
-        salt = _salt_bytes(cache_salt)
+        salt = salt_bytes(cache_salt)
         if grammar is None:
             grammar = self.grammars.of(params)
         request_id = self._maker.checked_id(request_id, self.outputs)
@@ -324,33 +269,21 @@ class Engine:
             for request in self.outputs.requests(request_id):
                 if not request.is_finished:
                     request.finish("abort")
-                    self._close(request)
+                    self._steps.close(request)
         self._in_doubt = False
 
     def step(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         self._begin()
-        begun_at = time.perf_counter()
-        with self._garbage.paused():
-            step = self.scheduler.schedule(self._pace.limit)
-            for request in step.finished:
-                self._close(request)
-            if step.scheduled:
-                self._launch(step)
-            self._pace.note_launch(time.perf_counter() - begun_at)
-            self._garbage.collect()
-            self._process_all_but(1 if step.scheduled and self.runner.runs_ahead else 0)
+        self._steps.run()
         self._in_doubt = False
 
     @property
     def spare_s(self) -> float:
         """Seconds until the next step should be launched: the device is busy, and requests that are added
-        until then join that step. 0: now. See pace.py.
+        until then join that step. 0: now. See step/pace.py.
         """
-        if len(self._in_flight) != 1 or self._in_doubt:
-            return 0.0
-        launched = self._in_flight[0]
-        return 0.0 if launched.work is None else self._pace.spare_s(launched.work, launched.launched_at)
+        return 0.0 if self._in_doubt else self._steps.spare_s
 
     def settle(self) -> None:
         """Start over if the last call was broken off; see this file's first lines.
@@ -359,7 +292,7 @@ class Engine:
             EngineError: the device or the machine lets nothing start; the next call tries again.
         """
         if self._in_doubt:
-            self._start_over()
+            self._steps.start_over()
             self._in_doubt = False
 
     def reset_prefix_cache(self) -> int:
@@ -372,7 +305,7 @@ class Engine:
     @property
     def num_computed_tokens(self) -> int:
         """Tokens the model has computed, recomputation included."""
-        return self._num_computed_tokens
+        return self._steps.num_computed_tokens
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and of the block pool."""
@@ -380,9 +313,9 @@ class Engine:
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
-            num_steps=self._num_steps,
-            num_computed_tokens=self._num_computed_tokens,
-            num_output_tokens=self._num_output_tokens,
+            num_steps=self._steps.num_steps,
+            num_computed_tokens=self._steps.num_computed_tokens,
+            num_output_tokens=self._steps.num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             late_work=self.runner.late_work(),
             sharing=self.runner.sharing(),
@@ -394,121 +327,6 @@ class Engine:
         self.settle()
         self._in_doubt = True
 
-    def _start_over(self) -> None:
-        """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
-        logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
-        self._in_flight.clear()
-        try:
-            self.runner.reset()
-        except EngineDeadError:
-            raise
-        except Exception as error:
-            raise EngineError(f"the device cannot start over, load the model again: {error!r}") from error
-        self.manager.reset()
-        unfinished = self.outputs.rewind()
-        for request in unfinished:
-            request.blocks = self.manager.new_sequence(request.blocks.salt)
-        self.scheduler.reset(unfinished)
-
-    def _launch(self, step: SchedulerOutput) -> None:
-        launched_at = time.perf_counter()
-        try:
-            wait = self.runner.launch(step)
-        except Exception as error:
-            # Steps launched before it are not touched by its failure.
-            self._process_all_but(0)
-            self._fail_step(step, error)
-            return
-        self.scheduler.launch(step)
-        work = step.work if step.is_read_along else None
-        self._in_flight.append(_Launched(step, wait, work, launched_at))
-
-    def _process_all_but(self, num_kept: int) -> None:
-        """Wait for the steps under way, oldest first, until `num_kept` are left."""
-        while len(self._in_flight) > num_kept:
-            step, wait, work, launched_at = self._in_flight.popleft()
-            try:
-                result = wait()
-            except Exception as error:
-                self._fail_step(step, error)
-            else:
-                self._pace.note_end(work, launched_at)
-                self._process(step, result)
-
-    def _process(self, step: SchedulerOutput, result: StepResult) -> None:
-        self._num_steps += 1
-        self._num_computed_tokens += step.num_tokens
-        self._num_output_tokens += len(result.sampled)
-        for chunk in result.prompt_logprobs:
-            for offset, top in enumerate(chunk.tops):
-                chunk.request.prompt_logprobs[chunk.start + offset] = self.outputs.named(top)
-        for item in step.scheduled:
-            self.scheduler.commit(item)
-        for request, sampled in result.sampled.items():
-            if not request.is_finished:
-                self._accept(request, sampled)
-
-    def _accept(self, request: Request, sampled: SampledToken) -> None:
-        try:
-            if sampled.error is not None:
-                request.fail(sampled.error)
-            else:
-                request.append_output(sampled.token_id)
-            if request.error is None:
-                self.outputs.accept(request, sampled)
-        except Exception as error:
-            logger.exception("request %s failed", request.request_id)
-            request.fail(EngineError(f"the output of this request could not be processed: {error!r}"))
-        if request.error is not None:
-            self._close(request)
-        elif request.finish_reason is not None:
-            self._retire(request)
-
-    def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
-        """End a failed step's requests with an error; all others start over.
-
-        Nothing that the step computed can be trusted, nor what steps launched after it may have read.
-        """
-        logger.error("a step with %d requests failed", len(step.scheduled), exc_info=error)
-        failure = (
-            error if isinstance(error, OctavoError) else EngineError(f"the model step failed: {error!r}")
-        )
-        for item in step.scheduled:
-            if not item.request.is_finished:
-                item.request.fail(failure)
-                self._close(item.request)
-        self._start_over()
-
-    def _close(self, request: Request) -> None:
-        self._retire(request)
-        self.outputs.close(request)
-
-    def _retire(self, request: Request) -> None:
-        if not request.is_finished:
-            self.scheduler.finish(request)
-        self.runner.release(request)
-
 
 def _ignore(what: str, done: int, total: int) -> None:
     """Nobody watches."""
-
-
-def _log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
-    logger.info(
-        "%s on %s, rank %d of %d: weights %s, KV cache %s (%d tokens), activations %s of %s free",
-        source.path,
-        plan.device,
-        plan.parallel.rank,
-        plan.parallel.size,
-        gib(plan.weight_bytes),
-        gib(plan.kv_bytes),
-        plan.num_kv_tokens,
-        gib(plan.working_bytes),
-        gib(plan.free_bytes),
-    )
-
-
-def _salt_bytes(cache_salt: str) -> bytes:
-    if not isinstance(cache_salt, str):
-        raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')
-    return cache_salt.encode("utf-8", "surrogatepass")

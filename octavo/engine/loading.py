@@ -9,7 +9,7 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib
 from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
-from octavo.engine.step_result import StepRunner
+from octavo.engine.step.result import StepRunner
 from octavo.engine.structured.masks import TokenMasks
 from octavo.errors import ConfigError
 from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
@@ -106,6 +106,22 @@ def make_runner(
         device=plan.device,
         share_prefixes=config.share_prefixes,
         masks=masks,
+    )
+
+
+def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
+    """Log what a rank will take."""
+    logger.info(
+        "%s on %s, rank %d of %d: weights %s, KV cache %s (%d tokens), activations %s of %s free",
+        source.path,
+        plan.device,
+        plan.parallel.rank,
+        plan.parallel.size,
+        gib(plan.weight_bytes),
+        gib(plan.kv_bytes),
+        plan.num_kv_tokens,
+        gib(plan.working_bytes),
+        gib(plan.free_bytes),
     )
 
 

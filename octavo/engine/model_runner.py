@@ -11,8 +11,8 @@ from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
-from octavo.engine.step_input import StepInput, StepInputBuilder
-from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.input import StepInput, StepInputBuilder
+from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder

@@ -109,3 +109,14 @@ class RequestMaker:
         ]
         requests[0].forks = requests[1:]
         return requests
+
+
+def salt_bytes(cache_salt: str) -> bytes:
+    """Return a cache salt as blocks know it.
+
+    Raises:
+        InvalidArgumentError: it is no string.
+    """
+    if not isinstance(cache_salt, str):
+        raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')
+    return cache_salt.encode("utf-8", "surrogatepass")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.step_time import StepTime, StepWork
+from octavo.engine.step.time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 
 FIRST_COME_TOKENS = 4096

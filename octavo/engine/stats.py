@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.attention.plan.prefix_forest import Sharing
-from octavo.engine.step_result import LateWork
+from octavo.engine.step.result import LateWork
 from octavo.kv import KVStats
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from octavo.engine import pace
-from octavo.engine.pace import Pace
-from octavo.engine.step_time import StepWork
+from octavo.engine.step import pace
+from octavo.engine.step.pace import Pace
+from octavo.engine.step.time import StepWork
 
 WORK = StepWork(1_000, 0, 0)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from octavo.engine.step_time import StepTime, StepWork
+from octavo.engine.step.time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.request import Request
 from octavo.engine.scheduler import SchedulerOutput
-from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.errors import EngineError, PromptError
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]
@@ -78,6 +78,7 @@ class AheadRunner:
 def ahead(llm: LLM) -> tuple[LLM, AheadRunner]:
     assert isinstance(llm.engine.runner, ModelRunner)
     runner = llm.engine.runner = AheadRunner(llm.engine.runner)
+    llm.engine._open_books()
     return llm, runner
 
 

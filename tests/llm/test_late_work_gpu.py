@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.engine.step_result import LateWork
+from octavo.engine.step.result import LateWork
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 # Large enough for every kernel that a real model takes: heads of 128, a vocabulary as long as Qwen3's.

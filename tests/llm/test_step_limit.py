@@ -6,7 +6,7 @@ import pytest
 from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
-from octavo.engine.step_result import StepResult
+from octavo.engine.step.result import StepResult
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 READER = [3, 1, 4]

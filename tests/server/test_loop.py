@@ -159,12 +159,12 @@ def test_an_abort_frees_the_blocks_within_two_steps(start_loop: StartLoop, state
             nonlocal stream
             if job.output is None or not is_reached(job.output):
                 return False
-            before, step = engine._num_steps, engine.step
+            before, step = engine._steps.num_steps, engine.step
 
             def counted() -> None:
                 step()
                 if "aborted" not in engine.outputs and not freed_after:
-                    freed_after.append(engine._num_steps - before)
+                    freed_after.append(engine._steps.num_steps - before)
 
             engine.step = counted  # type: ignore[method-assign]
             stream.abort() if way == "abort" else stream.__del__()

@@ -33,7 +33,7 @@ def test_requests_that_come_in_spare_time_join_the_next_step(
         def begin(engine: Engine) -> int:
             nonlocal spare_until
             spare_until = time.monotonic() + 1.0
-            return engine._num_steps
+            return engine._steps.num_steps
 
         num_steps = await loop.call(begin)
         await asyncio.sleep(0.1)
@@ -41,7 +41,7 @@ def test_requests_that_come_in_spare_time_join_the_next_step(
             streams.append(await loop.submit([5], params, request_id=name))
             job = streams[-1]._job
             await until(lambda job=job: job.output is not None, 0.3)  # type: ignore[misc]
-            assert loop.engine._num_steps == num_steps + 1
+            assert loop.engine._steps.num_steps == num_steps + 1
         assert time.monotonic() < spare_until
         # It waits; it does not ask again and again.
         assert asked < 20

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
 from octavo.engine.gpu.sizes import next_size, token_sizes
-from octavo.engine.step_input import StepInput
+from octavo.engine.step.input import StepInput
 from octavo.gpu.copies import copy_to, to_device
 from octavo.layers.steps.dense import MIN_TOKENS
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from octavo.engine.gpu.graphs import GraphPool, StepGraphs
-from octavo.engine.step_result import LateWork, PrepareProgress
+from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
 

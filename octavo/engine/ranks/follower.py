@@ -34,7 +34,7 @@ from octavo.engine.ranks.records import (
 )
 from octavo.engine.ranks.shared_masks import ReceivedMasks
 from octavo.engine.ranks.wires import RecordWire, ReportWire
-from octavo.engine.step_result import StepResult, StepRunner
+from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
 from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
 from octavo.parallel import PeerLostError, TensorParallel, connect

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest
-from octavo.engine.step_result import PromptLogprobs
+from octavo.engine.step.result import PromptLogprobs
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 

@@ -10,7 +10,7 @@ would wait for the end of both. The price is a guess of how long a step takes; a
 
 import time
 
-from octavo.engine.step_time import StepTime, StepWork
+from octavo.engine.step.time import StepTime, StepWork
 
 # Of the host's time for a step, and of the typical error of a guess: how much of each the margin holds.
 _MARGIN = 3.0
