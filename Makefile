@@ -12,7 +12,13 @@ gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
 HF_OLD := build/transformers-5.17.0
 
-.PHONY: demo serve test lint bench hf-test upstream-test gpu-test gpu-sanitize clean
+# Clients of others, in environments of their own: what they depend on does not agree.
+CLIENTS := build/clients
+
+# Every script that tortures a server, short ones first.
+STRESS := equality ticks overload streams hostile signals soak
+
+.PHONY: demo serve test lint bench client-test fuzz-server stress hf-test upstream-test gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -28,6 +34,20 @@ lint: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/run_all.py
+
+client-test: $(CLIENTS)/apps/installed $(CLIENTS)/guidellm/installed $(CLIENTS)/aiperf/installed .venv/installed-dev
+	$(BIN)/python tests/server/clients/run.py
+
+fuzz-server: $(CLIENTS)/fuzz/installed .venv/installed-dev
+	$(BIN)/python tests/server/stress/fuzz.py
+
+stress: .venv/installed-dev
+	set -e; for script in $(STRESS); do $(BIN)/python tests/server/stress/$$script.py; done
+
+$(CLIENTS)/%/installed: tests/server/clients/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 hf-test: $(HF_OLD)/installed .venv/installed-dev
 	$(BIN)/python -m pytest tests/hf

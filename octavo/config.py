@@ -57,6 +57,8 @@ class EngineConfig:
             that no request waits for either. False: whoever needs one first waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
             Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
+        tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
+            network is cut over. It must divide the attention heads. See docs/scaling.md.
 
     Raises:
         ConfigError: an option is out of range; the message names it, the range and the value.
@@ -82,6 +84,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDType = "auto"
     prepare: bool = True
     kernel_cache_dir: str | None = None
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
@@ -89,6 +92,7 @@ class EngineConfig:
         for name in ("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 self._check_integer(name, 1, 2**31)
+        self._check_integer("tensor_parallel_size", 1, 2**10)
         self._check_integer("seed", 0, 2**63)
         fraction = self.memory_fraction
         if fraction is not None and (
@@ -102,6 +106,11 @@ class EngineConfig:
             raise ConfigError(f"max_step_ms must be a positive number of milliseconds, got {limit!r}")
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
+        if self.deterministic and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"deterministic=True runs on one rank, got tensor_parallel_size={self.tensor_parallel_size}: "
+                "the order in which ranks are summed depends on the size of the batch"
+            )
 
     @classmethod
     def from_dict(cls, options: Mapping[str, object]) -> "EngineConfig":

@@ -16,6 +16,7 @@ from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
 from octavo.cli.options import (
     BenchOptions,
     ChatSampling,
+    EngineOptions,
     GenerateSampling,
     PrefixBenchOptions,
     ServeBenchOptions,
@@ -23,10 +24,9 @@ from octavo.cli.options import (
 )
 from octavo.cli.settings import add_sources
 from octavo.cli.streams import drop_output, prepare_streams
-from octavo.config import EngineConfig
 from octavo.errors import EngineError, OctavoError
 
-Engine = Annotated[EngineConfig, Parameter(name="*")]
+Engine = Annotated[EngineOptions, Parameter(name="*")]
 # Arguments without a flag come only from the command line.
 Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
@@ -45,7 +45,7 @@ def generate(
     *,
     json: bool = False,
     quiet: bool = False,
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
     # --seed is an engine option; it seeds every request.
     sampling: Annotated[GenerateSampling, Parameter(name="*")] = GenerateSampling(),
 ) -> None:
@@ -69,7 +69,7 @@ def chat(
     /,
     *,
     system: str | None = None,
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
     sampling: Annotated[ChatSampling, Parameter(name="*")] = ChatSampling(),
 ) -> None:
     """Chat in the terminal, or answer the messages given as arguments one after the other.
@@ -92,7 +92,7 @@ def serve(
     *,
     quiet: bool = False,
     server: Annotated[ServeOptions, Parameter(name="*")] = ServeOptions(),
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
 ) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
@@ -115,7 +115,7 @@ def run_batch(
     input_file: Annotated[Path, Parameter(alias="-i")],
     output_file: Annotated[Path, Parameter(alias="-o")],
     quiet: bool = False,
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
 ) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
 
@@ -147,7 +147,7 @@ app.command(bench)
 def throughput(
     *,
     workload: Annotated[BenchOptions, Parameter(name="*")] = BenchOptions(),
-    engine: Engine = EngineConfig(),
+    engine: Engine = EngineOptions(),
 ) -> None:
     """Measure offline throughput and latency on random token ids; the last line is JSON.
 
@@ -186,7 +186,7 @@ def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = Ser
 
 @app.command(name="compile")
 def compile_model(
-    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineConfig()
+    model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineOptions()
 ) -> None:
     """Compile all that a model needs on this machine, for engines that start later.
 
@@ -204,7 +204,7 @@ def compile_model(
 
 
 @app.command
-def inspect(model: str | None = None, /, *, engine: Engine = EngineConfig()) -> None:
+def inspect(model: str | None = None, /, *, engine: Engine = EngineOptions()) -> None:
     """Show a model's architecture and memory plan without loading it.
 
     Args:

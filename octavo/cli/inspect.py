@@ -1,30 +1,43 @@
 """`octavo inspect`: a model's architecture and memory plan, without loading it."""
 
-import dataclasses
+from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
+from octavo.parallel import TensorParallel
+
+Rows = list[tuple[str, str]]
 
 
 def run_inspect(model: str | None, config: EngineConfig) -> None:
-    """Print architecture, parameters and memory plan."""
+    """Print architecture, parameters and the memory plan of each rank."""
     if model is not None:
-        config = dataclasses.replace(config, model=model)
+        config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
     blocks = bytes_in_blocks(source, config.load_format)
-    plan = plan_execution(config, model_config, blocks=blocks)
+    size = config.tensor_parallel_size
+    ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
+    plans = [plan_execution(config, model_config, rank, blocks=blocks) for rank in ranks]
+    # What an engine's ranks agree on.
+    num_blocks = min(plan.num_blocks for plan in plans)
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, title=str(source.path))
-    for name, value in [*_architecture(model_config), *_memory(plan)]:
+    for name, value in _architecture(model_config):
         table.add_row(name, value)
+    for ranks, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
+        if len(plans) > 1:
+            table.add_section()
+            table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
+        for name, value in rows:
+            table.add_row(name, value)
     Console().print(table)
 
 
-def _architecture(model: ModelConfig) -> list[tuple[str, str]]:
+def _architecture(model: ModelConfig) -> Rows:
     windows = sorted({window for window in model.layer_windows if window is not None})
     return [
         ("architecture", model.architecture),
@@ -39,7 +52,17 @@ def _architecture(model: ModelConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _memory(plan: ExecutionPlan) -> list[tuple[str, str]]:
+def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
+    """Put ranks with equal plans together."""
+    found: list[tuple[list[int], Rows]] = []
+    for rank, rows in enumerate(plans):
+        if not found or found[-1][1] != rows:
+            found.append(([], rows))
+        found[-1][0].append(rank)
+    return found
+
+
+def _memory(plan: ExecutionPlan) -> Rows:
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),

@@ -10,7 +10,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from octavo.bench_client.options import LoadOptions
-from octavo.config import DType
+from octavo.config import DType, EngineConfig
 from octavo.errors import ConfigError
 from octavo.json_file import read_file
 from octavo.sampling_params import MAX_GRAMMAR_BYTES, SamplingParams, StructuredOutput
@@ -18,6 +18,13 @@ from octavo.server.config import ServerConfig
 
 _POSITIVE = Parameter(validator=Number(gte=1))
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions(EngineConfig):
+    """Engine options with short flags. See EngineConfig."""
+
+    tensor_parallel_size: Annotated[int, Parameter(alias="-tp")] = 1
 
 
 def read_logit_bias(hint: object, tokens: Sequence[Token]) -> dict[int, object]:

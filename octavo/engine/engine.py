@@ -30,15 +30,16 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.pace import Pace
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
+from octavo.engine.ranks import LeaderRunner, start_ranks
 from octavo.engine.request import Request
 from octavo.engine.request_maker import RequestMaker
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.scheduler import Scheduler, SchedulerOutput
 from octavo.engine.stats import EngineStats
-from octavo.engine.step_result import PrepareProgress, StepResult
+from octavo.engine.step_result import PrepareProgress, StepResult, StepRunner
 from octavo.engine.step_time import StepWork
 from octavo.engine.structured import Grammar, Grammars
-from octavo.errors import EngineError, InvalidArgumentError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, EngineError, InvalidArgumentError, OctavoError
 from octavo.garbage import StepGarbage, freeze
 from octavo.kv import KVCacheManager
 from octavo.models import (
@@ -118,7 +119,9 @@ class Engine:
         Args:
             config: engine options.
             decoder: weights already loaded for this model and rank, to be shared with another engine.
-            parallel: the rank this engine is. Engines of all ranks must get the same calls in the same order.
+            parallel: the rank this engine is, where somebody else runs an engine for each rank: all must get
+                the same calls in the same order. For config.tensor_parallel_size > 1 the engine starts the
+                other ranks itself.
             progress: called with (what is done, how many are done, how many there are) until the engine is
                 ready.
 
@@ -126,18 +129,45 @@ class Engine:
             ModelError: the model cannot be found, read or supported.
             ConfigError: options contradict the model, the machine or the ranks.
             OutOfMemoryError: weights or KV cache do not fit.
+            EngineDeadError: another rank ended while it loaded.
         """
+        self._ranks: LeaderRunner | None = None
+        if config.tensor_parallel_size > 1:
+            if decoder is not None or parallel.size > 1:
+                raise ConfigError("with tensor_parallel_size > 1 an engine makes all ranks' decoders itself")
+            parallel = TensorParallel.not_met(0, config.tensor_parallel_size)
         source = resolve_model(config.model, config.load_format)
         self.config = config
         self.model_config = ModelConfig.from_hf(read_config(source))
         blocks = bytes_in_blocks(source, config.load_format)
-        self.plan = plan = plan_execution(config, self.model_config, parallel, blocks=blocks)
-        _log_plan(plan, source)
+        self.plan = plan_execution(config, self.model_config, parallel, blocks=blocks)
         self.tokenizer = load_tokenizer(source)
-        if decoder is None:
-            loaded = None if progress is None else partial(progress, "loading weights")
-            decoder = read_decoder(source, config, plan, self.model_config, loaded)
-        self.runner = make_runner(decoder, config, plan)
+        try:
+            self.runner = self._load(source, decoder, progress)
+            self._get_ready(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(
+        self, source: ModelSource, decoder: Decoder | None, progress: PrepareProgress | None
+    ) -> StepRunner:
+        """Load the weights and allocate the KV cache, on all ranks."""
+        config, model = self.config, self.model_config
+        loaded = None if progress is None else partial(progress, "loading weights")
+        if config.tensor_parallel_size > 1:
+            self._ranks = start_ranks(config, self.plan, source, model, loaded)
+            self.plan = self._ranks.plan
+        _log_plan(self.plan, source)
+        if self._ranks is not None:
+            return self._ranks
+        return make_runner(
+            decoder or read_decoder(source, config, self.plan, model, loaded), config, self.plan
+        )
+
+    def _get_ready(self, progress: PrepareProgress | None) -> None:
+        """Make everything else, and do what requests would have to wait for."""
+        config, plan = self.config, self.plan
         self.prompts = PromptReader(
             self.tokenizer,
             vocab_size=self.model_config.vocab_size,
@@ -193,6 +223,21 @@ class Engine:
             self.step()
         self.runner.reset()
         self._open_books()
+
+    @property
+    def error(self) -> OctavoError | None:
+        """Why the engine will never run again, because a rank of it has ended; else None."""
+        return None if self._ranks is None else self._ranks.error
+
+    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
+        """Have a function called, at once and in another thread, if a rank of the engine ends."""
+        if self._ranks is not None:
+            self._ranks.when_dead(mourn)
+
+    def close(self) -> None:
+        """End other ranks: nothing runs any more. An engine that is dropped does the same. Idempotent."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -355,6 +400,8 @@ class Engine:
         self._in_flight.clear()
         try:
             self.runner.reset()
+        except EngineDeadError:
+            raise
         except Exception as error:
             raise EngineError(f"the device cannot start over, load the model again: {error!r}") from error
         self.manager.reset()

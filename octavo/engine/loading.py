@@ -10,6 +10,7 @@ from octavo.engine.memory import ExecutionPlan, gib
 from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step_result import StepRunner
+from octavo.engine.structured.masks import TokenMasks
 from octavo.errors import ConfigError
 from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
 
@@ -53,8 +54,16 @@ def read_decoder(
         weights.close()
 
 
-def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> StepRunner:
+def make_runner(
+    decoder: Decoder, config: EngineConfig, plan: ExecutionPlan, masks: TokenMasks | None = None
+) -> StepRunner:
     """Allocate the KV cache, and return what runs the decoder over it on the plan's device.
+
+    Args:
+        decoder: the network, or this rank's part.
+        config: how to run it.
+        plan: sizes, device and rank.
+        masks: forbids what grammars do not take; None: the runner's own.
 
     Raises:
         ConfigError: the decoder was loaded for other steps (deterministic or not), or for another rank.
@@ -87,6 +96,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
             device=plan.device,
             share_prefixes=config.share_prefixes and not config.deterministic,
             kernels=kernels,
+            masks=masks,
         )
     return ModelRunner(
         decoder,
@@ -95,6 +105,7 @@ def make_runner(decoder: Decoder, config: EngineConfig, plan: ExecutionPlan) -> 
         max_model_len=plan.max_model_len,
         device=plan.device,
         share_prefixes=config.share_prefixes,
+        masks=masks,
     )
 
 

@@ -13,6 +13,7 @@ from octavo.engine.sampling.sampler import SampledToken, Sampler
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
 from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
+from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder
 
@@ -31,6 +32,7 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         share_prefixes: bool,
+        masks: TokenMasks | None = None,
     ) -> None:
         """Allocate block tables and a sampler.
 
@@ -41,6 +43,7 @@ class ModelRunner:
             max_model_len: longest sequence, tokens.
             device: of both.
             share_prefixes: read blocks that several sequences of a step have in common once for all.
+            masks: forbids what grammars do not take; None: its own.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
@@ -49,7 +52,7 @@ class ModelRunner:
         self._inputs = StepInputBuilder(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
         )
-        self._sampler = Sampler(decoder.config.vocab_size, device)
+        self._sampler = Sampler(decoder.config.vocab_size, device, masks)
         self._sharing = Sharing()
 
     def prepare(self, progress: PrepareProgress) -> None:

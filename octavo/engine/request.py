@@ -112,6 +112,11 @@ class Request:
         return self.metrics.first_scheduled_s is not None
 
     @property
+    def is_structured(self) -> bool:
+        """Its output follows a grammar."""
+        return self.params.structured is not None
+
+    @property
     def waits_for_token(self) -> bool:
         """Its next step needs a token that only the device knows: what may follow depends on it."""
         return self.num_pending_tokens > 0 and self.matcher is not None

@@ -58,7 +58,9 @@ class LateWork(NamedTuple):
 
 
 class StepRunner(Protocol):
-    """Runs the model on scheduled steps. ModelRunner does on any device, GpuRunner on NVIDIA GPUs.
+    """Runs the model on scheduled steps.
+
+    ModelRunner does on any device, GpuRunner on NVIDIA GPUs, LeaderRunner on several ranks by one of these.
 
     Attributes:
         decoder: the network.

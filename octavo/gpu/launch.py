@@ -43,6 +43,11 @@ def dry_run() -> Iterator[None]:
         _mode.is_dry = False
 
 
+def is_dry_run() -> bool:
+    """Say whether this thread's launches run nothing."""
+    return _mode.is_dry
+
+
 # Benchmarks switch it off to see what it brings.
 OVERLAP = True
 # Made once: a launch copies them.

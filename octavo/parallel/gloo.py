@@ -1,5 +1,6 @@
 """Ranks on one machine that talk through gloo: tensor parallelism on CPUs, and its test bed."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import EngineError, UnsupportedModelError
-from octavo.parallel.handle import TensorParallel
+from octavo.errors import UnsupportedModelError
+from octavo.parallel.handle import PeerLostError, TensorParallel
+
+# How long an exchange may take. Whoever starts ranks notices much earlier that one is gone (engine/ranks);
+# processes that are stopped for an hour go on where they were.
+_EXCHANGE_TIMEOUT = timedelta(days=30)
 
 
 class GlooCollectives:
@@ -20,14 +25,27 @@ class GlooCollectives:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
-        self._group.allreduce([tensor]).wait()
+        self._run(lambda group: group.allreduce([tensor]))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
         parts = [torch.empty_like(tensor) for _ in range(self._size)]
-        self._group.allgather([parts], [tensor]).wait()
+        self._run(lambda group: group.allgather([parts], [tensor]))
         return parts
+
+    def abort(self) -> None:
+        """Close connections. What waits for a process that has ended needs no more: gloo notices."""
+        self._group = None
+
+    def _run(self, begin: Callable[[Any], Any]) -> None:
+        group = self._group
+        if group is None:
+            raise PeerLostError("this rank has left the others")
+        try:
+            begin(group).wait()
+        except RuntimeError as error:
+            raise PeerLostError(f"an exchange with the other ranks failed: {error}") from error
 
 
 def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 60.0) -> TensorParallel:
@@ -38,11 +56,11 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
         size: number of ranks; 1 needs no meeting.
         rendezvous: path of a file that does not exist yet, the same for all ranks. Through it gloo exchanges
             the free ports that it chooses.
-        timeout_s: how long to wait for the others, here and in each exchange.
+        timeout_s: how long to wait for the others.
 
     Raises:
         UnsupportedModelError: this torch is built without gloo.
-        EngineError: the ranks did not meet in time.
+        PeerLostError: the ranks did not meet in time.
     """
     if size == 1:
         return TensorParallel()
@@ -54,7 +72,7 @@ def connect_gloo(rank: int, size: int, rendezvous: Path, *, timeout_s: float = 6
     try:
         group = _meet(rank, size, rendezvous, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise EngineError(
+        raise PeerLostError(
             f"rank {rank} of {size} did not meet the others at {rendezvous}: {error}"
         ) from error
     return TensorParallel(rank, size, GlooCollectives(group, size))
@@ -71,4 +89,6 @@ def _meet(rank: int, size: int, rendezvous: Path, timeout: timedelta) -> Any:
     # Loopback only: all ranks are on this machine, and nothing else may reach them.
     options._devices = [api.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
-    return api.ProcessGroupGloo(store, rank, size, options)
+    group = api.ProcessGroupGloo(store, rank, size, options)
+    group._set_default_timeout(_EXCHANGE_TIMEOUT)
+    return group

@@ -5,7 +5,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineError
+
+
+class PeerLostError(EngineError):
+    """A collective or a meeting failed, as another rank ended: why, only that one or its parent can say."""
 
 
 class Collectives(Protocol):
@@ -17,6 +21,10 @@ class Collectives(Protocol):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
+        ...
+
+    def abort(self) -> None:
+        """End collectives under way in other threads, and close all connections. Idempotent."""
         ...
 
 
@@ -43,9 +51,19 @@ class TensorParallel:
         if (self.group is None) != (self.size == 1):
             raise ConfigError(f"a group is needed exactly when size > 1, got size={self.size}")
 
+    @classmethod
+    def not_met(cls, rank: int, size: int) -> "TensorParallel":
+        """Return a rank that can be planned for, but that has not met the others."""
+        return cls(rank, size, _NotMet() if size > 1 else None)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
+
+    def abort(self) -> None:
+        """Leave the other ranks: what waits for them ends, nothing more can be exchanged. Idempotent."""
+        if self.group is not None:
+            self.group.abort()
 
     def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
         """Join every rank's [..., n] tensor to [..., size * n], in rank order."""
@@ -56,3 +74,18 @@ class TensorParallel:
         for rank, part in enumerate(parts):
             gathered[..., rank, :] = part
         return gathered.flatten(-2)
+
+
+class _NotMet:
+    """Collectives of a rank that is alone so far."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        raise EngineError("this rank has not met the others")
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See Collectives."""
+        raise EngineError("this rank has not met the others")
+
+    def abort(self) -> None:
+        """See Collectives: nothing is under way."""

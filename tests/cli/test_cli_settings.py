@@ -36,6 +36,7 @@ ENGINE: dict[str, object] = {
     "attention_impl": "torch",
     "quantization": "int8",
     "kv_cache_dtype": "fp8",
+    "tensor_parallel_size": 2,
 }
 SAMPLING: dict[str, object] = {
     "n": 3,

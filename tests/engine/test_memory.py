@@ -64,8 +64,8 @@ SIZES: dict[str, list[int | None]] = {
 def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of 64 GiB, where 10^8 blocks take 80 GB of bookkeeping."""
     pretend_a_gpu(monkeypatch)
-    monkeypatch.setattr("octavo.engine.memory.plan._available_system_bytes", lambda: 2**36)
-    monkeypatch.setattr("octavo.engine.memory.plan._free_cgroup_bytes", lambda: 2**63)
+    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**36)
+    monkeypatch.setattr("octavo.engine.memory.devices._free_cgroup_bytes", lambda: 2**63)
     num_fitting = 0
     for values in itertools.product(*SIZES.values()):
         sizes = {name: value for name, value in zip(SIZES, values, strict=True) if value is not None}
@@ -100,7 +100,7 @@ def test_sizes_at_their_extremes_fit_or_are_refused(device: str, monkeypatch: py
 def test_sizes_beyond_the_memory_name_what_to_lower(
     sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.engine.memory.plan._available_system_bytes", lambda: 2**34)
+    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**34)
     with pytest.raises(OutOfMemoryError, match=f"lower .*{next(iter(sizes))}"):
         make_plan(**sizes)
 
@@ -114,7 +114,7 @@ def test_a_token_budget_beyond_all_tokens_there_can_be_costs_nothing() -> None:
 
 def test_tables_of_a_gpus_host_are_checked_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_a_gpu(monkeypatch)
-    monkeypatch.setattr("octavo.engine.memory.plan._available_system_bytes", lambda: 2**20)
+    monkeypatch.setattr("octavo.engine.memory.devices._available_system_bytes", lambda: 2**20)
     with pytest.raises(OutOfMemoryError, match="free on the host; lower max_num_seqs"):
         make_plan(device="cuda", max_num_seqs=4096)
 

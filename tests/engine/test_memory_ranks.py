@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_model import TINY_LLAMA
 from torch import Tensor
 
 from octavo import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import plan_execution
+from octavo.engine.memory import plan_execution, require_devices
 from octavo.errors import ConfigError
 from octavo.models import ModelConfig
 from octavo.models.source import ModelSource
@@ -77,10 +78,30 @@ def test_a_rank_holds_what_it_planned(num_kv_heads: int, tied: bool, number: int
     assert (plan.working_bytes < whole.working_bytes) == (size > 1)
 
 
-def test_ranks_need_a_number_of_blocks() -> None:
-    config = dataclasses.replace(CONFIG, num_blocks=None)
-    with pytest.raises(ConfigError, match="num_blocks must be given where 2 ranks"):
-        plan_execution(config, ModelConfig.from_hf(FIELDS), rank(0, 2))
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    config = dataclasses.replace(CONFIG, num_blocks=None, memory_fraction=1.0, max_num_seqs=2**20)
+    model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": 2})
+    whole, half = (plan_execution(config, model, rank(0, size)) for size in (1, 2))
+    # What others take meanwhile may differ a little.
+    assert half.free_bytes == pytest.approx(whole.free_bytes / 2, rel=0.2)
+    assert half.kv_bytes == pytest.approx(whole.kv_bytes / 2, rel=0.25)
+    assert half.num_blocks == pytest.approx(whole.num_blocks, rel=0.25)
+
+
+def test_gpus_that_this_machine_lacks_can_be_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**34 + device.index, 2**36))
+    model = ModelConfig.from_hf(FIELDS)
+    config = dataclasses.replace(CONFIG, device="cuda", num_blocks=None)
+    plans = [plan_execution(config, model, rank(number, 4)) for number in range(4)]
+    assert [plan.device for plan in plans] == [torch.device("cuda", number) for number in range(4)]
+    assert {plan.free_bytes for plan in plans} == {2**34}
+    assert len({plan.num_blocks for plan in plans}) == 1
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4 needs as many GPUs, but torch sees 1"):
+        require_devices(plans[0].device, plans[0].parallel)
+    with pytest.raises(ConfigError, match="device must be auto or cuda where 2 ranks have a GPU each"):
+        plan_execution(dataclasses.replace(config, device="cuda:0"), model, rank(0, 2))
 
 
 def test_a_decoder_of_another_rank_is_refused() -> None:

@@ -49,7 +49,8 @@ def ids(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 def a_request(grammar: Grammar | None, output: list[int], **fields: object) -> Request:
     """A request with a prompt of one token that has generated `output`."""
-    params = SamplingParams.from_dict(fields)
+    structured = None if grammar is None else StructuredOutput(json_object=True)
+    params = SamplingParams.from_dict(fields | {"structured": structured})
     stop_token_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else EOS)
     made = Request(
         request_id="r",

@@ -23,7 +23,13 @@ def golden() -> list[dict]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LLM:
-    """In float32, the reference's arithmetic."""
+    """As users have it: on a CPU in the blocks of its file."""
+    return LLM("smollm2", num_blocks=1024)
+
+
+@pytest.fixture(scope="session")
+def exact() -> LLM:
+    """The same model in float32, the reference's arithmetic."""
     return LLM("smollm2", dtype="float32", quantization="none", num_blocks=1024)
 
 
@@ -33,6 +39,14 @@ def idle(smollm2: LLM) -> Iterator[LLM]:
     smollm2.reset_prefix_cache()
     yield smollm2
     assert_drained(smollm2)
+
+
+@pytest.fixture
+def idle_exact(exact: LLM) -> Iterator[LLM]:
+    """Likewise in float32."""
+    exact.reset_prefix_cache()
+    yield exact
+    assert_drained(exact)
 
 
 @pytest.fixture

@@ -129,26 +129,26 @@ def test_a_tree_takes_the_branches_of_one_without_a_cache(model: PagedDecoder, l
     assert model.sequences.stats().num_referenced == 0
 
 
-def test_preempted_jobs_generate_what_the_engine_does(network: PagedDecoder, smollm2: LLM) -> None:
+def test_preempted_jobs_generate_what_the_engine_does(network: PagedDecoder, exact: LLM) -> None:
     model = with_blocks(network, 11, 4)
     prompts = [model.tokenizer.encode(text) for text in ("The sun is", PROMPT, "Water boils at", "One, two,")]
     jobs = [own_scheduler.Job(str(i), prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
     scheduler = own_scheduler.Scheduler(model, jobs, max_running=3)
     scheduler.run()
     assert scheduler.num_preemptions > 0
-    outputs = smollm2.generate(prompts, SamplingParams(temperature=0, max_tokens=14, ignore_eos=True))
+    outputs = exact.generate(prompts, SamplingParams(temperature=0, max_tokens=14, ignore_eos=True))
     assert [job.output for job in jobs] == [list(output.outputs[0].token_ids) for output in outputs]
     assert model.sequences.stats().num_referenced == 0
     model.sequences.manager.check_invariants()
 
 
 def test_a_loop_over_the_operators_generates_what_the_engine_does(
-    smollm2: LLM, golden: list[dict], monkeypatch: pytest.MonkeyPatch
+    exact: LLM, golden: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of different lengths; one of them ends early, when a token that it generates ends texts."""
     prompts = [row["prompt_ids"] for row in golden if len(row["prompt_ids"]) < 16][:3]
     model = ops_generate.TinyLlama(batch_size=3, capacity=32)
-    outputs = smollm2.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    outputs = exact.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     expected = [list(output.outputs[0].token_ids) for output in outputs]
     assert len({len(prompt) for prompt in prompts}) > 1
     assert model.generate(prompts, max_tokens=8) == expected

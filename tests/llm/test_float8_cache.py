@@ -67,13 +67,13 @@ def test_compiled_attention_refuses_it(tiny: MakeLLM) -> None:
         tiny(kv_cache_dtype="fp8", attention_impl="c")
 
 
-def test_costs_little_accuracy(idle: LLM) -> None:
+def test_costs_little_accuracy(idle_exact: LLM) -> None:
     """Teacher-forced on the real model; benchmarks/fp8_accuracy.py and ADR 9 have the figures."""
-    engine = idle.engine
+    engine = idle_exact.engine
     config = dataclasses.replace(engine.config, kv_cache_dtype="fp8", num_blocks=32)
     rough = LLM.from_engine(Engine(config, decoder=engine.runner.decoder))
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    a, b = (llm.generate(TEXT, params)[0] for llm in (idle, rough))
+    a, b = (llm.generate(TEXT, params)[0] for llm in (idle_exact, rough))
     agreement = sum(x == y for x, y in zip(best_ids(a), best_ids(b), strict=True)) / len(best_ids(a))
     assert agreement >= 0.9
     assert abs(perplexity(b) / perplexity(a) - 1) < 0.03

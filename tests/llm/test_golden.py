@@ -7,7 +7,7 @@ import pytest
 from octavo import LLM, EngineConfig, SamplingParams
 from octavo.engine.engine import Engine
 
-GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, skip_special_tokens=False)
 # Of each answer under every other schedule; the longer ones grow into a second block of 64.
 NUM_TOKENS = 28
 
@@ -22,26 +22,26 @@ def expected(golden: list[dict]) -> list[list[int]]:
     return [row["output_ids"][:NUM_TOKENS] for row in golden]
 
 
-def test_the_tokenizer_agrees(smollm2: LLM, golden: list[dict]) -> None:
-    assert smollm2.engine.tokenizer is not None
+def test_the_tokenizer_agrees(exact: LLM, golden: list[dict]) -> None:
+    assert exact.engine.tokenizer is not None
     for row in golden:
-        assert smollm2.engine.tokenizer.encode(row["prompt"]) == row["prompt_ids"]
+        assert exact.engine.tokenizer.encode(row["prompt"]) == row["prompt_ids"]
 
 
-def test_alone(idle: LLM, golden: list[dict]) -> None:
-    """Whole answers, and their text."""
-    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, skip_special_tokens=False)
+def test_alone(idle_exact: LLM, golden: list[dict]) -> None:
+    params = replace(GREEDY, max_tokens=NUM_TOKENS)
     for row in golden:
-        output = idle.generate(row["prompt_ids"], params)[0]
+        output = idle_exact.generate(row["prompt_ids"], params)[0]
+        assert output.outputs[0].token_ids == row["output_ids"][:NUM_TOKENS], row["prompt"]
+
+
+def test_all_together_cold_and_warm(idle_exact: LLM, golden: list[dict]) -> None:
+    """Cold, whole answers and their text."""
+    prompts = [row["prompt_ids"] for row in golden]
+    for output, row in zip(idle_exact.generate(prompts, GREEDY), golden, strict=True):
         assert output.outputs[0].token_ids == row["output_ids"], row["prompt"]
         assert output.outputs[0].text == row["text"]
-
-
-def test_all_together_cold_and_warm(idle: LLM, golden: list[dict]) -> None:
-    prompts, whole = [row["prompt_ids"] for row in golden], [row["output_ids"] for row in golden]
-    outputs = idle.generate(prompts, GREEDY)
-    assert [output.outputs[0].token_ids for output in outputs] == whole
-    outputs = idle.generate(prompts, replace(GREEDY, max_tokens=NUM_TOKENS))
+    outputs = idle_exact.generate(prompts, replace(GREEDY, max_tokens=NUM_TOKENS))
     assert [output.outputs[0].token_ids for output in outputs] == expected(golden)
     hits = [output.num_cached_tokens for output in outputs if len(output.prompt_token_ids) > 16]
     assert hits
@@ -49,8 +49,8 @@ def test_all_together_cold_and_warm(idle: LLM, golden: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("impl", ["torch", "reference"])
-def test_every_attention_implementation(golden: list[dict], impl: str, smollm2: LLM) -> None:
-    llm = resized(smollm2, num_blocks=1024, attention_impl=impl)
+def test_every_attention_implementation(golden: list[dict], impl: str, exact: LLM) -> None:
+    llm = resized(exact, num_blocks=1024, attention_impl=impl)
     assert completions(llm, golden[:3]) == expected(golden)[:3]
 
 
@@ -58,12 +58,12 @@ def test_every_attention_implementation(golden: list[dict], impl: str, smollm2: 
     ("block_size", "budget", "room"), [(1, 512, 3), (16, 7, 3), (16, 512, 4), (64, 7, 4)]
 )
 def test_block_sizes_chunks_and_a_pool_that_is_too_small(
-    golden: list[dict], block_size: int, budget: int, room: int, smollm2: LLM
+    golden: list[dict], block_size: int, budget: int, room: int, exact: LLM
 ) -> None:
     """Room for three or four of the longest requests, a third or half of all: some are preempted."""
     longest = max(len(row["prompt_ids"]) for row in golden) + NUM_TOKENS
     num_blocks = -(-room * longest // block_size)
-    llm = resized(smollm2, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget)
+    llm = resized(exact, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget)
     assert completions(llm, golden) == expected(golden)
     assert llm.stats.num_preemptions > 0
     assert completions(llm, golden) == expected(golden)  # warm
@@ -73,10 +73,10 @@ def test_block_sizes_chunks_and_a_pool_that_is_too_small(
 @pytest.mark.parametrize("budget", [7, 512])
 @pytest.mark.parametrize("block_size", [1, 64])
 def test_block_sizes_and_chunks_without_caching(
-    golden: list[dict], block_size: int, budget: int, smollm2: LLM
+    golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
     llm = resized(
-        smollm2,
+        exact,
         num_blocks=4096 // block_size,
         block_size=block_size,
         max_num_batched_tokens=budget,
@@ -89,6 +89,8 @@ def test_block_sizes_and_chunks_without_caching(
 
 def resized(llm: LLM, **options: object) -> LLM:
     """The same loaded weights behind an engine with other options."""
-    config = EngineConfig.from_dict({"model": "smollm2", "dtype": "float32", **options})
+    config = EngineConfig.from_dict(
+        {"model": "smollm2", "dtype": "float32", "quantization": "none", **options}
+    )
     decoder = replace(llm.engine.runner.decoder, attention_impl=config.attention_impl)
     return LLM.from_engine(Engine(config, decoder=decoder))

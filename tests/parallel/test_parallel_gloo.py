@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 from octavo.errors import EngineError
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.parallel import TensorParallel, connect_gloo
+from octavo.parallel import TensorParallel, connect_gloo, nccl
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 TINY: dict[str, Any] = {
@@ -92,3 +93,24 @@ def test_two_ranks_equal_one(case: str, tmp_path: Path) -> None:
 def test_a_rank_that_nobody_meets_gives_up(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="rank 0 of 2 did not meet the others"):
         connect_gloo(0, 2, tmp_path / "rendezvous", timeout_s=0.5)
+
+
+def test_nccl_is_called_as_gloo_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same calls on a process group that needs no GPU: two ranks, each a thread."""
+    monkeypatch.setattr(nccl, "_is_dry_run", lambda: False)
+
+    def run(rank: int) -> tuple[list[float], list[list[list[float]]]]:
+        connected = connect_gloo(rank, 2, tmp_path / "rendezvous").group
+        group = nccl.NcclCollectives(connected._group, 2)  # type: ignore[union-attr]
+        parallel = TensorParallel(rank, 2, group)
+        summed = parallel.all_reduce(torch.tensor([rank + 1.0, 5.0]))
+        gathered = parallel.all_gather_last_dim(torch.tensor([[rank, 7.0], [8.0, rank]]))
+        parallel.abort()
+        parallel.abort()
+        with pytest.raises(EngineError, match="this rank has left the others"):
+            parallel.all_reduce(torch.zeros(1))
+        return summed.tolist(), gathered.tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [*threads.map(run, range(2))]
+    assert both == [([3.0, 10.0], [[0.0, 7.0, 1.0, 7.0], [8.0, 0.0, 8.0, 1.0]])] * 2

@@ -32,11 +32,14 @@ except EngineDeadError as error:
     sys.exit(str(error))
 assert "torch" not in sys.modules and threading.active_count() == 1
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+words = lives[min(child.num_restarts, len(lives) - 1)].split()
+for word in words:
+    if not word.isdigit():
+        child.tell({"listening": LISTENING, "ready": READY, "dying": DYING}[word])
+# Only now, so that whoever reads it may kill a child that has said everything.
 print(os.getpid(), child.num_restarts, flush=True)
-for word in lives[min(child.num_restarts, len(lives) - 1)].split():
-    if word.isdigit():
-        os._exit(int(word))
-    child.tell({"listening": LISTENING, "ready": READY, "dying": DYING}[word])
+if words and words[-1].isdigit():
+    os._exit(int(words[-1]))
 signal.pause()
 """
 Start = Callable[..., "Parent"]

@@ -32,6 +32,7 @@ from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, log_soft
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step_input import StepInput, StepInputBuilder
 from octavo.engine.step_result import LateWork, PrepareProgress, StepResult
+from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 
@@ -56,6 +57,7 @@ class GpuRunner:
         device: torch.device,
         share_prefixes: bool,
         kernels: KernelCache,
+        masks: TokenMasks | None = None,
     ) -> None:
         """Allocate the device's state.
 
@@ -68,6 +70,7 @@ class GpuRunner:
             device: of both.
             share_prefixes: read blocks that several sequences of a step have in common once for all.
             kernels: where compiled kernels are kept.
+            masks: forbids what grammars do not take; None: its own.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
@@ -95,7 +98,7 @@ class GpuRunner:
             pool, network, self._buffers, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens
         )
         self._sampling_graphs = SamplingGraphs(pool, network, self._rows, self._buffers)
-        self._sampler = Sampler(decoder.config.vocab_size, device)
+        self._sampler = Sampler(decoder.config.vocab_size, device, masks)
         self.graphs = (self._mixed_graphs, self._decode_graphs, self._sampling_graphs)
         limits = (max_num_seqs, max_num_tokens, max_model_len, share_prefixes)
         self._kernels = kernels

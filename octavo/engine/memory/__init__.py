@@ -1,5 +1,6 @@
 """How much memory a model takes, and how many KV blocks fit: decided before anything is loaded."""
 
-from octavo.engine.memory.plan import ExecutionPlan, free_memory_bytes, gib, plan_execution
+from octavo.engine.memory.devices import free_memory_bytes, require_devices
+from octavo.engine.memory.plan import ExecutionPlan, gib, plan_execution
 
-__all__ = ["ExecutionPlan", "free_memory_bytes", "gib", "plan_execution"]
+__all__ = ["ExecutionPlan", "free_memory_bytes", "gib", "plan_execution", "require_devices"]

@@ -1,10 +1,8 @@
 """How much memory a model takes and how many KV blocks fit: decided before anything is loaded."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -12,7 +10,14 @@ import torch
 from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
-from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, host_bytes, rank_share
+from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
+from octavo.engine.memory.working import (
+    NCCL_BYTES,
+    cpu_working_bytes,
+    gpu_working_bytes,
+    host_bytes,
+    rank_share,
+)
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.layers.linear.choice import keeps_blocks
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
@@ -44,7 +49,7 @@ class ExecutionPlan:
         num_blocks: blocks of the KV cache.
         working_bytes: most memory that steps need beside both.
         host_bytes: memory of block tables and bookkeeping, on the host.
-        free_bytes: memory free on the device before loading.
+        free_bytes: memory free on the device before loading; on a CPU, this rank's share of it.
     """
 
     parallel: TensorParallel
@@ -101,18 +106,14 @@ def plan_execution(
     Args:
         config: engine options.
         model: the network, whole.
-        parallel: the rank to plan for.
+        parallel: the rank to plan for. Where num_blocks is not given, ranks may plan different numbers of
+            blocks; an engine takes the least.
         blocks: tensors that the checkpoint stores in blocks, with bytes a number; see bytes_in_blocks.
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
-    if parallel.size > 1 and config.num_blocks is None:
-        raise ConfigError(
-            f"num_blocks must be given where {parallel.size} ranks run one model: each would measure its own "
-            "free memory, and they must all schedule alike"
-        )
     plan = _plan_without_cache(config, model, parallel, blocks)
     share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
     plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
@@ -129,7 +130,7 @@ def _plan_without_cache(
 ) -> ExecutionPlan:
     """All that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
-    device = _device(config.device)
+    device = device_of(config.device, parallel)
     dtype = _dtype(config, model, device)
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
@@ -151,53 +152,13 @@ def _plan_without_cache(
         num_blocks=0,
         working_bytes=0,
         host_bytes=0,
-        free_bytes=free_memory_bytes(device),
+        free_bytes=free_bytes_of(device, parallel),
     )
 
 
 def gib(num_bytes: float) -> str:
     """Format bytes for people."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory a new process could take on the device; other processes' use is respected."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min(_available_system_bytes(), _free_cgroup_bytes())
-
-
-def _available_system_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _free_cgroup_bytes() -> int:
-    """A container may have less than its machine."""
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
-        return 2**63
-    return max(0, int(limit.read_text()) - int(used.read_text()))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
-    if device.type not in _DEFAULT_FRACTION:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices"
-        )
-    return device
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
@@ -258,7 +219,7 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
     """Most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
-        return gpu_working_bytes(
+        return (NCCL_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(
             model,
             itemsize=plan.dtype.itemsize,
             max_num_tokens=max_num_tokens,

@@ -11,6 +11,8 @@ from octavo.parallel import TensorParallel, shard_heads, shard_range
 _WORKSPACE_BYTES = 2 * 32 * 2**20
 GRAPH_BYTES = 2**29
 """What the driver keeps of some 200 CUDA graphs, and what PyTorch's pools leave unused."""
+NCCL_BYTES = 2**29
+"""What NCCL's buffers may take on each of several GPUs: a guess, not measured yet."""
 _FLOAT32 = _INT32 = 4
 # Logits of prompts in float32, twice, and their sort keys, twice, which are twice as large.
 _RARE_BYTES = 6 * 32 * 2**20

@@ -134,12 +134,12 @@ class Sampler:
         masks: forbids what grammars do not take.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, masks: TokenMasks | None = None) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self._counts: dict[Request, TokenCounts] = {}
         self._constants: dict[Request, _Constants] = {}
-        self.masks = TokenMasks(vocab_size, device)
+        self.masks = masks or TokenMasks(vocab_size, device)
 
     def release(self, request: Request) -> None:
         """Forget a finished request."""
@@ -215,7 +215,7 @@ class Sampler:
         if any(name in asked for name in _PENALTIES):
             self._penalise(row, request, num_output_tokens)
         # A grammar's mask does it, unless the grammar must end.
-        if request.matcher is None and "min_tokens" in asked and num_output_tokens < params.min_tokens:
+        if not request.is_structured and "min_tokens" in asked and num_output_tokens < params.min_tokens:
             row.index_fill_(0, constants.stop_ids, -torch.inf)
 
     def _penalise(self, row: Tensor, request: Request, num_output_tokens: int) -> None:

@@ -39,7 +39,7 @@ class TokenMasks:
             requests: R requests, whose tokens the host knows if they have a grammar.
             ends: positions of the tokens to be sampled.
         """
-        rows = [row for row, request in enumerate(requests) if request.matcher is not None]
+        rows = [row for row, request in enumerate(requests) if request.is_structured]
         if rows:
             outputs = [ends[row] - requests[row].num_prompt_tokens for row in rows]
             self.apply_(logits, rows, self.fill([requests[row] for row in rows], outputs))

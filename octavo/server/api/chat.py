@@ -57,6 +57,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     del body
     context.check_model(asked.model)
     params = chat_params(asked)
+    context.loop.check_room(params)
     toolbox = toolbox_of(asked, context.formats, params.structured)
     begin = partial(begin_chat, context, request, asked, toolbox, params)
     answer = _Answer(

@@ -65,6 +65,7 @@ async def completions(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = completion_params(asked)
+    context.loop.check_room(params)
     work = _generate(context, request, asked, prompts, params)
     if asked.stream:
         generation, answer = await unless_gone(request.receive, work)

@@ -166,6 +166,14 @@ class EngineLoop:
         self._worker.post(job)
         return Stream(job, self._readers_here(), self._worker.abort)
 
+    def check_room(self, params: SamplingParams) -> None:
+        """Find out whether a request could be queued now, before its prompt is read.
+
+        Raises:
+            QueueFullError: too much waits.
+        """
+        self._jobs.check_room(params.n)
+
     async def call(self, act: Callable[[Engine], Found]) -> Found:
         """Call a short function in the engine's thread, between two steps, and return what it returns.
 

@@ -92,6 +92,15 @@ class Jobs:
         with self._lock:
             self._room.enter(num_completions)
 
+    def check_room(self, num_completions: int) -> None:
+        """Find out whether a request could enter now.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        with self._lock:
+            self._room.check(num_completions)
+
     def leave(self, num_completions: int) -> None:
         """Give the place back: no job came of it."""
         with self._lock:

@@ -35,9 +35,17 @@ class WaitingRoom:
         Raises:
             QueueFullError: too many wait.
         """
+        self.check(num_completions)
+        self.num_waiting += num_completions
+
+    def check(self, num_completions: int) -> None:
+        """Find out whether `enter` would let a request in.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
         if self.num_waiting and self.num_waiting + num_completions > self._max_waiting:
             raise self._full(f"{self.num_waiting} completions wait, at most {self._max_waiting} may")
-        self.num_waiting += num_completions
 
     def add_tokens(self, num_tokens: int) -> None:
         """Note how long the prompt is of a request that was let in.

@@ -111,6 +111,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.engine = self._make_engine()
+            self.engine.when_dead(self._die)
             freeze()
             self.engine_stats = self.engine.stats()
             self._progress_s = time.monotonic()
@@ -119,16 +120,19 @@ class Worker:
                 self._turn()
         except BaseException as error:
             logger.critical("the engine is dead", exc_info=error)
-            self.error = error
-            self._jobs.fail_all(f"the engine is dead: {error!r}")
+            self._die(error)
         finally:
             self._watchdog.stop()
-            if not self.loaded.done():
+            if self.loaded.done():
+                self.engine.close()
+            else:
                 self.loaded.set_result(None)
             self._ring()
 
     def _turn(self) -> None:
         self._sleep_until_work()
+        if self.engine.error is not None:
+            raise self.engine.error
         if self.error is not None:
             self._revive()
         self._attempt(self._step)
@@ -241,6 +245,13 @@ class Worker:
         if not self._given or now - self._counted_s >= _STATS_EVERY_S:
             self._counted_s = now
             self.engine_stats = self.engine.stats()
+
+    def _die(self, error: BaseException) -> None:
+        """Be dead for good: called by this thread, or by another one if a rank of the engine is gone."""
+        self.error = error
+        self._jobs.fail_all(f"the engine is dead: {error!r}")
+        self._notify()
+        self._ring()
 
     def _overrun(self, seconds: float) -> None:
         """Count as dead: called by the watchdog while this thread hangs in a step."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from http_helpers import LiveServer, chat, eventually, raw
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 Serve = Callable[..., LiveServer]
 # Longer than any test: whoever stays, holds its blocks.
 LONG = {"max_tokens": 480, "ignore_eos": True}
@@ -101,6 +101,14 @@ def test_a_full_queue_sends_away_quickly(serve_tiny: Serve) -> None:
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    # The prompt of who is sent away is not read: nobody finds out that these are wrong.
+    wrong = (
+        (TEXT, {"prompt": [10**6]}),
+        (CHAT, {"messages": [{"role": "user"}]}),
+        (RESPONSES, {"input": [{}]}),
+    )
+    for path, body in wrong:
+        assert server.post(path, body).status_code == 429, path
     # All of several prompts are let in, or none.
     assert server.post(TEXT, {"prompt": ["a", "b", "c"]}).status_code == 429
     assert num_live(server) == 3

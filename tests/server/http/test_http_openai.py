@@ -1,8 +1,10 @@
 """OpenAI's own client, sync and async, against a live server."""
 
 import asyncio
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from http_helpers import LiveServer, chat, eventually
 
@@ -37,6 +39,20 @@ def test_chats_completions_and_models(client: openai.OpenAI) -> None:
     assert all(part.object == "text_completion" for part in parts)
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
+
+
+class Light(pydantic.BaseModel):
+    color: Literal["red", "green"]
+    blinks: bool
+
+
+def test_an_answer_of_a_type(client: openai.OpenAI) -> None:
+    arguments = {**ARGUMENTS, "max_completion_tokens": 60}
+    answer = client.chat.completions.parse(**arguments, response_format=Light)
+    assert isinstance(answer.choices[0].message.parsed, Light)
+    with client.chat.completions.stream(**arguments, response_format=Light) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
 def test_responses(client: openai.OpenAI) -> None:

@@ -42,6 +42,7 @@ async def responses(context: Context, request: Request) -> Response:
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     params = _params(asked)
+    context.loop.check_room(params)
     chat = chat_of(asked)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)

@@ -1,0 +1,155 @@
+"""Tensor parallelism on paper: tokens per second on 1 to 8 GPUs, and what share of time sums over ranks take.
+
+    python benchmarks/tensor_parallel_model.py
+
+A decode step of B sequences with c tokens each on n GPUs takes
+
+    (weights / n + KV / min(n, kv heads)) / bandwidth  +  operations / (n x rate)  +  layers x fixed
+    +  2 x layers x sum(2 B hidden bytes, n)
+
+and a prompt of T tokens
+
+    operations / (n x prefill rate)  +  2 x layers x sum(2 T hidden bytes, n)
+
+Bandwidth, rate, prefill rate and the fixed time are those of one H200 in this repository's results (8B:
+846ff3d); the H100 is taken to have the same rates at 3.35 / 4.8 of the bandwidth. The time of a sum between
+two GPUs was measured: NCCL in a CUDA graph on two H100s with NVLink. For four and eight, the part beyond an
+empty sum is taken to grow as a ring's traffic does, 2 (n - 1) / n. Nothing of a whole model on two GPUs is
+measured yet. Needs no GPU.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from support.common import table
+
+MB = 2**20
+# Bytes of a bfloat16 sum, and its microseconds.
+SUMS = (
+    *((2048, 11.8), (16384, 12.2), (65536, 12.7), (262144, 13.9), (524288, 15.0), (MB, 19.2)),
+    *((2 * MB, 32.7), (4 * MB, 37.3), (8 * MB, 51.2), (16 * MB, 84.0)),
+)
+# Of larger ones, what each byte more takes.
+LARGE_SUM_RATE = 332e9
+# Of bfloat16 matrices; what prompts reach of it, and a layer of a decode step beside reading its weights.
+MATRIX_RATE, PREFILL_SHARE, LAYER_S = 786e12, 0.80, 17e-6
+CONTEXT, PROMPT = 2048, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Shapes of a decoder with heads of 128 and 8 kv heads."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    vocabulary: int
+
+    @property
+    def weights(self) -> float:
+        """Numbers that a decode step reads: all products, the LM head included."""
+        layer = self.hidden * (2 * self.heads + 16) * 128 + 3 * self.hidden * self.inner
+        return float(self.layers * layer + self.vocabulary * self.hidden)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token in the KV cache."""
+        return self.layers * 2 * 8 * 128 * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: bytes per second that a copy reaches, and bytes of memory."""
+
+    name: str
+    bandwidth: float
+    memory: float
+
+
+NETWORKS = (
+    Network("8B", 4096, 36, 32, 12288, 151936),
+    Network("32B", 5120, 64, 64, 25600, 151936),
+    Network("70B", 8192, 80, 64, 28672, 128256),
+)
+DEVICES = (Device("H100", 2.96e12, 80e9), Device("H200", 4.24e12, 141e9))
+
+
+def sum_s(num_bytes: float, num_gpus: int) -> float:
+    """Seconds of a sum over ranks."""
+    if num_gpus == 1:
+        return 0.0
+    empty = SUMS[0][1]
+    return (empty + (_two_us(num_bytes) - empty) * 2 * (num_gpus - 1) / num_gpus) * 1e-6
+
+
+def _two_us(num_bytes: float) -> float:
+    """Microseconds between two GPUs, on straight lines between what was measured."""
+    if num_bytes >= SUMS[-1][0]:
+        return SUMS[-1][1] + (num_bytes - SUMS[-1][0]) / LARGE_SUM_RATE * 1e6
+    for (low, low_us), (high, high_us) in pairwise(SUMS):
+        if low <= num_bytes <= high:
+            return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)
+    return SUMS[0][1]
+
+
+def decode_s(
+    network: Network, device: Device, num_gpus: int, batch: int, context: int = CONTEXT
+) -> tuple[float, float]:
+    """Seconds of a decode step, and those of them that sums over ranks take."""
+    kv_bytes = batch * context * network.kv_bytes / min(num_gpus, 8)
+    read_s = (2 * network.weights / num_gpus + kv_bytes) / device.bandwidth
+    compute_s = 2 * network.weights * batch / num_gpus / MATRIX_RATE
+    sums_s = 2 * network.layers * sum_s(2 * batch * network.hidden, num_gpus)
+    return read_s + compute_s + network.layers * LAYER_S + sums_s, sums_s
+
+
+def prompt_s(network: Network, num_gpus: int, num_tokens: int = PROMPT) -> tuple[float, float]:
+    """Seconds of a prompt, and those of them that sums over ranks take."""
+    head = network.vocabulary * network.hidden
+    operations = 2 * (network.weights - head) * num_tokens
+    operations += 4 * network.layers * network.heads * 128 * num_tokens**2 / 2
+    sums_s = 2 * network.layers * sum_s(2 * num_tokens * network.hidden, num_gpus)
+    return operations / num_gpus / (MATRIX_RATE * PREFILL_SHARE) + sums_s, sums_s
+
+
+def share(part_s: float, total_s: float) -> str:
+    """Format a share in percent."""
+    return f"{100 * part_s / total_s:.0f} %"
+
+
+def rows(device: Device) -> list[list[str]]:
+    """The table of one kind of GPU."""
+    found = []
+    for network in NETWORKS:
+        for num_gpus in (1, 2, 4, 8):
+            # A tenth of the memory for activations, graphs and the cache of 64 sequences at least.
+            needed = 2 * network.weights / num_gpus + 64 * CONTEXT * network.kv_bytes / num_gpus
+            if needed > 0.9 * device.memory:
+                found.append([network.name, str(num_gpus), "does not fit", "", "", "", "", ""])
+                continue
+            cells = [network.name, str(num_gpus)]
+            for batch in (1, 64):
+                total_s, sums_s = decode_s(network, device, num_gpus, batch)
+                cells += [f"{batch / total_s:,.0f}", share(sums_s, total_s)]
+            total_s, sums_s = prompt_s(network, num_gpus)
+            found.append([*cells, f"{total_s * 1e3:,.0f}", share(sums_s, total_s)])
+    return found
+
+
+HEADER = ("model", "GPUs", "tokens/s, 1 sequence", "sums", "tokens/s, 64", "sums", "8,192 in, ms", "sums")
+
+
+def report() -> str:
+    """Return the tables in Markdown."""
+    return "\n\n".join(f"{device.name}:\n\n{table(HEADER, rows(device))}" for device in DEVICES)
+
+
+def main() -> None:
+    """Print the tables."""
+    print(report())
+
+
+if __name__ == "__main__":
+    main()

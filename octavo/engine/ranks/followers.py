@@ -1,0 +1,258 @@
+"""The processes of ranks 1, 2, ...: rank 0 starts them, watches them, and ends them.
+
+A rank that has ended, has failed or does not answer is the end of all: the others may wait for it in a
+collective, which has no timeout. So a thread kills them within a second, and whoever waits for the engine
+gets one error, which says what the first rank to fail has said. A rank ends by itself when rank 0 does.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import octavo.errors as errors
+from octavo.engine.ranks.records import Failed, Record, Report, Setup
+from octavo.engine.ranks.wires import RecordWire, ReportWire, encode_record
+from octavo.errors import EngineDeadError, OctavoError
+
+Wanted = TypeVar("Wanted", bound=Report)
+
+_PING_S = 1.0
+# Pings without an answer: while a rank imports and loads, and afterwards.
+_MAX_SILENT_LOADING, _MAX_SILENT = 60, 5
+# When one rank ends, others fail because of it, and may be heard first. So all that fail within this time are
+# heard before one is blamed.
+_HEAR_S = 0.2
+_KILL_S = 5.0
+
+
+@dataclass(slots=True)
+class _Follower:
+    """One other rank.
+
+    Attributes:
+        rank: its number.
+        process: its process.
+        records: where it reads what to do.
+        reports: where it says how it goes.
+        heard: its reports, oldest first; None: there will be no more.
+        num_silent: pings since it last answered.
+        has_ended: its end of the wires is closed.
+        failure: what it said at its end.
+    """
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    records: RecordWire
+    reports: ReportWire
+    heard: "SimpleQueue[Report | None]" = field(default_factory=SimpleQueue)
+    num_silent: int = 0
+    has_ended: bool = False
+    failure: Failed | None = None
+
+
+class Followers:
+    """All other ranks.
+
+    Attributes:
+        size: ranks in all, this one included.
+        error: why they are gone, or None.
+        is_loading: they are not ready yet.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], size: int, num_threads: int, bury: Callable[[OctavoError], None]
+    ) -> None:
+        """Start them.
+
+        Args:
+            config: fields of EngineConfig.
+            size: number of ranks.
+            num_threads: of each rank, on a CPU.
+            bury: called once, in any thread, with the reason when they are gone.
+        """
+        self.size = size
+        self.error: OctavoError | None = None
+        self.is_loading = True
+        self._bury = bury
+        self._ending = threading.Lock()
+        self._has_ended = False
+        self._is_buried = threading.Event()
+        self._all: list[_Follower] = []
+        try:
+            for rank in range(1, size):
+                self._all.append(_start(rank, num_threads))
+                # One that ended at once is found by who watches.
+                with suppress(OSError):
+                    self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
+        except BaseException:
+            self.stop()
+            for follower in self._all:
+                follower.reports.close()
+            raise
+        threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
+
+    def tell(self, record: Record) -> None:
+        """Send a record to all."""
+        encoded = encode_record(record)
+        for follower in self._all:
+            # Whoever watches finds out why.
+            with suppress(OSError):
+                follower.records.send(encoded)
+
+    def gather(self, kind: type[Wanted]) -> list[Wanted]:
+        """Wait for each rank's next report, which must be of this kind.
+
+        Raises:
+            OctavoError: a rank has failed.
+        """
+        reports = [follower.heard.get() for follower in self._all]
+        wanted = [report for report in reports if isinstance(report, kind)]
+        if len(wanted) < len(reports):
+            raise self.error or EngineDeadError("the other ranks were ended")
+        return wanted
+
+    def fail(self, error: OctavoError) -> None:
+        """End all ranks because of what happened in this one."""
+        self._end(error)
+
+    def wait_for_end(self) -> None:
+        """Wait until who watches has found that a rank is gone; for a few seconds at most."""
+        self._is_buried.wait(_KILL_S)
+
+    def stop(self) -> None:
+        """End all ranks; nobody waits for them. Idempotent."""
+        self._end(None)
+
+    def _end(self, error: OctavoError | None) -> None:
+        """Kill what is left, once."""
+        with self._ending:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            self.error = error
+        for follower in self._all:
+            follower.process.kill()
+        for follower in self._all:
+            with suppress(subprocess.TimeoutExpired):
+                follower.process.wait(_KILL_S)
+            follower.records.close()
+            follower.heard.put(None)
+        if error is not None:
+            self._bury(error)
+        self._is_buried.set()
+
+    def _watch(self) -> None:
+        """Hear all ranks until they are ended, here or elsewhere."""
+        with selectors.DefaultSelector() as selector:
+            for follower in self._all:
+                selector.register(follower.reports.connection, selectors.EVENT_READ, follower)
+            ping_at = time.monotonic()
+            while not self._has_ended:
+                for key, _ in selector.select(max(0.0, ping_at - time.monotonic())):
+                    self._hear(key.data)
+                if time.monotonic() >= ping_at:
+                    ping_at = time.monotonic() + _PING_S
+                    self._ping()
+                if any(self._is_gone(follower) for follower in self._all):
+                    self._hear_last_words(selector)
+                    self._end(self._reason())
+            for follower in self._all:
+                follower.reports.close()
+
+    def _hear(self, follower: _Follower) -> None:
+        report = follower.reports.receive()
+        if report is True:
+            follower.num_silent = 0
+        elif report is False:
+            follower.has_ended = True
+        elif isinstance(report, Failed):
+            follower.failure = report
+        else:
+            follower.heard.put(report)
+
+    def _hear_last_words(self, selector: selectors.BaseSelector) -> None:
+        until = time.monotonic() + _HEAR_S
+        while (left_s := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                self._hear(key.data)
+                if key.data.has_ended:
+                    # It would be heard for ever.
+                    selector.unregister(key.fileobj)
+            if not selector.get_map():
+                return
+
+    def _ping(self) -> None:
+        for follower in self._all:
+            follower.num_silent += 1
+            with suppress(OSError):
+                follower.reports.ping()
+
+    def _is_gone(self, follower: _Follower) -> bool:
+        most = _MAX_SILENT_LOADING if self.is_loading else _MAX_SILENT
+        return follower.has_ended or follower.failure is not None or follower.num_silent > most
+
+    def _reason(self) -> OctavoError:
+        """Say which rank was the first to fail, and how."""
+        for follower in self._all:
+            if follower.has_ended:
+                with suppress(subprocess.TimeoutExpired):
+                    follower.process.wait(_HEAR_S)
+        # First who was killed, then who says what happened to itself; last who says what others did.
+        return self._error_of(min(filter(self._is_gone, self._all), key=_blame))
+
+    def _error_of(self, follower: _Follower) -> OctavoError:
+        where, failure = f"rank {follower.rank} of {self.size}", follower.failure
+        if failure is not None:
+            kind = getattr(errors, failure.kind, EngineDeadError) if self.is_loading else EngineDeadError
+            return kind(f"{where} failed: {failure.message}")
+        code = follower.process.poll()
+        if code is None and not follower.has_ended:
+            return EngineDeadError(f"{where} has not answered for {follower.num_silent * _PING_S:.0f} s")
+        if code is not None and code < 0:
+            return EngineDeadError(f"{where} was killed by {_signal_name(-code)}")
+        return EngineDeadError(f"{where} ended with exit code {code}")
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; those for real time have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _blame(follower: _Follower) -> tuple[bool, bool, int]:
+    failure = follower.failure
+    return failure is not None and failure.is_echo, failure is not None, follower.rank
+
+
+def _start(rank: int, num_threads: int) -> _Follower:
+    """Start a rank's process, which inherits its ends of two connections and nothing else."""
+    records, their_records = socket.socketpair()
+    reports, their_reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs = [their_records.fileno(), their_reports.fileno()]
+    with their_records, their_reports:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "octavo.engine.ranks.follower", *map(str, theirs), str(os.getpid())],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=_environment(num_threads),
+            start_new_session=True,  # Ctrl-C is for rank 0 alone
+        )
+    return _Follower(rank, process, RecordWire(records), ReportWire(reports))
+
+
+def _environment(num_threads: int) -> dict[str, str]:
+    """Return this process' environment; others find the same package by it, and how many threads to use."""
+    root = str(Path(__file__).parents[3])
+    paths: Sequence[str] = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"OMP_NUM_THREADS": str(num_threads), **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

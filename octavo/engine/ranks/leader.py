@@ -1,0 +1,234 @@
+"""The StepRunner of rank 0 where other ranks follow: it tells them each step, then runs its own share."""
+
+import dataclasses
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from octavo.attention.plan.prefix_forest import Sharing
+from octavo.config import EngineConfig
+from octavo.engine.loading import make_runner, read_decoder
+from octavo.engine.memory import ExecutionPlan, require_devices
+from octavo.engine.ranks.followers import Followers
+from octavo.engine.ranks.mirror import Checksum, StepWriter
+from octavo.engine.ranks.rank_thread import RankThread
+from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
+from octavo.engine.ranks.shared_masks import SentMasks
+from octavo.engine.request import Request
+from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.step_result import LateWork, PrepareProgress, StepResult, StepRunner
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
+from octavo.models import ModelConfig, ModelSource
+from octavo.parallel import PeerLostError, TensorParallel, connect
+
+Found = TypeVar("Found")
+
+
+class Ranks:
+    """The other ranks' processes and the thread of this one's share: they live and die together."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        """Start them all; the others begin to plan.
+
+        Args:
+            config: engine options.
+            device: of rank 0.
+        """
+        self.size = config.tensor_parallel_size
+        self.parallel = TensorParallel.not_met(0, self.size)
+        self._pid = os.getpid()
+        self.mourners: list[Callable[[OctavoError], None]] = []
+        self.thread = RankThread("octavo-rank-0")
+        num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
+        if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
+            self.thread.call(partial(torch.set_num_threads, num_threads))
+        try:
+            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._bury)
+        except BaseException:
+            self.thread.stop()
+            raise
+
+    def run(self, act: Callable[[], Found]) -> Found:
+        """Run a part of rank 0's share in its thread. An error there is the end of all ranks.
+
+        Raises:
+            OctavoError: what ended them.
+        """
+        return self.thread.call(partial(self._run, act))
+
+    def stop(self) -> None:
+        """End the other ranks and the thread. Idempotent. A process forked from this one ends nothing."""
+        if os.getpid() != self._pid:
+            return
+        if self.thread.error is None:
+            self.thread.fail(EngineDeadError("the engine was closed"))
+        self.thread.stop()
+        self.followers.stop()
+        self.parallel.abort()
+
+    def _run(self, act: Callable[[], Found]) -> Found:
+        try:
+            return act()
+        except PeerLostError as error:
+            # Another rank has ended, and who watches says how.
+            self.followers.wait_for_end()
+            self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
+            raise
+        except BaseException as error:
+            if isinstance(error, OctavoError) and self.followers.is_loading:
+                self.followers.fail(error)
+            else:
+                self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
+            raise
+
+    def _bury(self, error: OctavoError) -> None:
+        self.thread.fail(error)
+        self.parallel.abort()
+        for mourn in self.mourners:
+            mourn(error)
+
+
+class LeaderRunner:
+    """StepRunner of rank 0.
+
+    Attributes:
+        plan: of rank 0, with the number of blocks that all ranks have.
+    """
+
+    def __init__(self, local: StepRunner, plan: ExecutionPlan, ranks: Ranks) -> None:
+        """Lead ranks that are ready.
+
+        Args:
+            local: runs rank 0's share.
+            plan: of rank 0.
+            ranks: ended when this object is.
+        """
+        self.decoder = local.decoder
+        self.kv_cache = local.kv_cache
+        self.runs_ahead = local.runs_ahead
+        self.plan = plan
+        self._local = local
+        self._ranks = ranks
+        self._writer = StepWriter()
+        self._checksum = Checksum()
+        self.close = weakref.finalize(self, ranks.stop)
+
+    @property
+    def error(self) -> OctavoError | None:
+        """Why no step will ever run again, or None."""
+        return self._ranks.thread.error
+
+    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
+        """Have a function called, in another thread, when a rank is gone; perhaps twice."""
+        self._ranks.mourners.append(mourn)
+        if self.error is not None:
+            mourn(self.error)
+
+    def prepare(self, progress: PrepareProgress) -> None:
+        """See StepRunner."""
+        self._ranks.followers.tell(Prepare())
+        self._ranks.run(partial(self._local.prepare, progress))
+        self._ranks.followers.gather(Prepared)
+
+    def note_ready(self) -> None:
+        """See StepRunner."""
+        self._local.note_ready()
+
+    def late_work(self) -> LateWork:
+        """See StepRunner."""
+        return self._local.late_work()
+
+    def sharing(self) -> Sharing:
+        """See StepRunner: of this rank, as all share alike."""
+        return self._local.sharing()
+
+    def launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
+        """See StepRunner."""
+        wait = self._ranks.run(partial(self._launch, step))
+        return partial(self._ranks.run, partial(self._wait, wait))
+
+    def release(self, request: Request) -> None:
+        """See StepRunner."""
+        self._ranks.thread.post(partial(self._release, request))
+
+    def reset(self) -> None:
+        """See StepRunner. A step that was broken off here has run to its end in the rank's thread."""
+        self._ranks.run(self._reset)
+
+    def _launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
+        self._ranks.followers.tell(self._writer.write(step, self._checksum))
+        return self._local.launch(step)
+
+    def _wait(self, wait: Callable[[], StepResult]) -> StepResult:
+        result = wait()
+        self._checksum.add(result)
+        return result
+
+    def _release(self, request: Request) -> None:
+        self._writer.release(request)
+        self._local.release(request)
+
+    def _reset(self) -> None:
+        self._ranks.followers.tell(Reset())
+        self._writer.reset()
+        self._checksum = Checksum()
+        self._local.reset()
+
+
+def start_ranks(
+    config: EngineConfig,
+    plan: ExecutionPlan,
+    source: ModelSource,
+    model: ModelConfig,
+    progress: Callable[[int, int], None] | None,
+) -> LeaderRunner:
+    """Start all ranks, let them meet and load, and return the runner of rank 0.
+
+    Args:
+        config: engine options, the same for all ranks.
+        plan: of rank 0.
+        source: where the model is.
+        model: the network.
+        progress: called with (tensors loaded, tensors in all) of rank 0, in its thread; or None.
+
+    Raises:
+        ConfigError: there are too few GPUs, or this is not Linux.
+        OctavoError: what a rank could not do; no rank is left.
+    """
+    require_devices(plan.device, plan.parallel)
+    if sys.platform != "linux":
+        raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
+    ranks = Ranks(config, plan.device)
+    try:
+        num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
+        ranks.parallel = _meet(ranks, plan, num_blocks)
+        plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
+        masks = SentMasks(model.vocab_size, plan.device, ranks.followers.tell)
+
+        def load() -> StepRunner:
+            return make_runner(read_decoder(source, config, plan, model, progress), config, plan, masks)
+
+        local = ranks.run(load)
+        ranks.followers.gather(Ready)
+        ranks.followers.is_loading = False
+        return LeaderRunner(local, plan, ranks)
+    except BaseException:
+        ranks.stop()
+        raise
+
+
+def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
+    """Let all ranks meet through a file in a folder that only this user can open."""
+    with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
+        rendezvous = Path(folder, "rendezvous")
+        ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
+        parallel = ranks.run(partial(connect, 0, ranks.size, plan.device, rendezvous))
+        ranks.followers.gather(Met)
+    return parallel

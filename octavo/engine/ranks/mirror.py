@@ -1,0 +1,180 @@
+"""Steps as records, and records as steps: other ranks see rank 0's requests as far as steps read them.
+
+Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
+come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
+aborted, preempted or started over.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from octavo.engine.ranks.records import Item, NewRequest, Step
+from octavo.engine.request import Request
+from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
+from octavo.engine.step_result import StepResult
+from octavo.errors import EngineError
+from octavo.kv import SequenceBlocks
+from octavo.outputs import RequestMetrics
+
+
+class Checksum:
+    """Sums up the tokens that a rank samples, so that ranks can compare them.
+
+    Attributes:
+        num_steps: steps summed up.
+        value: 64 bits.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = self.value = 0
+
+    def add(self, result: StepResult) -> None:
+        """Add a step's tokens."""
+        token_ids = array("q", [sampled.token_id for sampled in result.sampled.values()])
+        summed = self.value.to_bytes(8, "little") + token_ids.tobytes()
+        self.value = int.from_bytes(blake2b(summed, digest_size=8).digest(), "little")
+        self.num_steps += 1
+
+
+@dataclass(slots=True)
+class _Told:
+    """What followers know of a request.
+
+    Attributes:
+        number: its name in records.
+        num_tokens: tokens sent.
+        block_ids: the list of blocks that was sent.
+        num_blocks: how many of them.
+    """
+
+    number: int
+    num_tokens: int
+    block_ids: list[int]
+    num_blocks: int
+
+
+class StepWriter:
+    """Turns steps into records, on rank 0."""
+
+    def __init__(self) -> None:
+        self._told: dict[Request, _Told] = {}
+        self._released: list[int] = []
+        self._next_number = 0
+
+    def write(self, step: SchedulerOutput, checksum: Checksum) -> Step:
+        """Return a step's record, given the sum of all tokens that are known."""
+        new: list[NewRequest] = []
+        items = [self._item(item, new) for item in step.scheduled]
+        released, self._released = self._released, []
+        return Step(released, new, items, step.block_copies, checksum.num_steps, checksum.value)
+
+    def release(self, request: Request) -> None:
+        """Forget a request; followers will with the next step."""
+        told = self._told.pop(request, None)
+        if told is not None:
+            self._released.append(told.number)
+
+    def reset(self) -> None:
+        """Forget every request; followers must, too."""
+        self._told.clear()
+        self._released.clear()
+
+    def _item(self, item: ScheduledRequest, new: list[NewRequest]) -> Item:
+        request = item.request
+        told = self._told.get(request)
+        if told is None:
+            told = self._told[request] = _Told(self._next_number, 0, [], 0)
+            self._next_number += 1
+            new.append(_describe(request, told.number))
+        token_ids, block_ids = request.token_ids[told.num_tokens :], request.blocks.block_ids
+        are_all = block_ids is not told.block_ids
+        first = 0 if are_all else told.num_blocks
+        told.num_tokens += len(token_ids)
+        told.block_ids, told.num_blocks = block_ids, len(block_ids)
+        return Item(
+            *(told.number, item.start, item.num_new_tokens, item.samples, request.row),
+            token_ids=token_ids.tobytes(),
+            block_ids=array("i", block_ids[first:]).tobytes(),
+            are_all=are_all,
+        )
+
+
+def _describe(request: Request, number: int) -> NewRequest:
+    return NewRequest(
+        number=number,
+        num_prompt_tokens=request.num_prompt_tokens,
+        params=request.params,
+        seed=request.seed,
+        stop_token_ids=sorted(request.stop_token_ids),
+        prompt_logprobs_start=request.prompt_logprobs_start,
+    )
+
+
+class StepReader:
+    """Turns records into steps, on a follower."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._requests: dict[int, Request] = {}
+
+    def release(self, number: int) -> Request:
+        """Forget a request, and return it."""
+        return self._requests.pop(number)
+
+    def read(self, record: Step) -> SchedulerOutput:
+        """Return a record's step."""
+        for new in record.requests:
+            self._requests[new.number] = self._request(new)
+        return SchedulerOutput(
+            scheduled=[_scheduled(item, self._requests) for item in record.items],
+            block_copies=record.block_copies,
+        )
+
+    def reset(self) -> None:
+        """Forget every request."""
+        self._requests.clear()
+
+    def _request(self, new: NewRequest) -> Request:
+        """Make a request without tokens or blocks. Steps do not read what is made up here."""
+        return Request(
+            request_id=str(new.number),
+            index=0,
+            token_ids=array("i"),
+            num_prompt_tokens=new.num_prompt_tokens,
+            params=new.params,
+            max_num_tokens=2**31,
+            seed=new.seed,
+            stop_token_ids=frozenset(new.stop_token_ids),
+            blocks=SequenceBlocks(self._block_size),
+            metrics=RequestMetrics(arrival_s=0.0, num_prompt_tokens=new.num_prompt_tokens),
+            prompt_logprobs_start=new.prompt_logprobs_start,
+        )
+
+
+def _scheduled(item: Item, requests: Mapping[int, Request]) -> ScheduledRequest:
+    request = requests[item.number]
+    request.row = item.row
+    request.token_ids.frombytes(item.token_ids)
+    block_ids = array("i")
+    block_ids.frombytes(item.block_ids)
+    if item.are_all:
+        # Another list, by which block tables know that the row is another one.
+        request.blocks.block_ids = block_ids.tolist()
+    else:
+        request.blocks.block_ids.extend(block_ids)
+    return ScheduledRequest(request, item.start, item.num_new_tokens, item.samples)
+
+
+def require_equal(own: Checksum, record: Step) -> None:
+    """Check that this rank sampled what rank 0 did.
+
+    Raises:
+        EngineError: it did not.
+    """
+    if (own.num_steps, own.value) != (record.num_steps, record.checksum):
+        raise EngineError(
+            f"this rank sampled other tokens than rank 0 within {record.num_steps} steps: "
+            f"checksum {own.value:016x} after {own.num_steps}, expected {record.checksum:016x}"
+        )

@@ -1,0 +1,96 @@
+"""The thread in which rank 0 runs its share of each step.
+
+What one rank begins, all ranks must finish: if rank 0 left a step halfway, the others would wait for it in a
+collective. Python raises Ctrl-C, and whatever a signal handler raises, in the main thread, between any two
+instructions. So rank 0's share runs in another thread, and whoever called the engine only waits for it:
+
+    caller        launch(step) ──► wait ──► KeyboardInterrupt ... ──► reset() ──► wait ──► goes on
+    this thread        '──────────── the step, to its end ───────────── '── forget all ─'
+
+The wait ends early when a rank is gone, even if this thread hangs in a collective for ever. All waiting is
+done in SimpleQueue, which an interrupt never leaves locked.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from octavo.errors import OctavoError
+
+Found = TypeVar("Found")
+
+# What a function returned or raised; whoever called it takes the first.
+_Answer = SimpleQueue[tuple[Any, BaseException | None]]
+
+
+class RankThread:
+    """Runs what it is given, one after the other.
+
+    Attributes:
+        error: why nothing will run any more, else None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.error: OctavoError | None = None
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
+        self._awaited: _Answer = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[], Found]) -> Found:
+        """Run a function after all that were given before, and wait for what it returns or raises.
+
+        Raises:
+            OctavoError: `error`, now or before.
+        """
+        answer: _Answer = SimpleQueue()
+        # Before the check: `fail` sets the error before it looks for who waits.
+        self._awaited = answer
+        if self.error is not None:
+            raise _again(self.error)
+        self._jobs.put((act, answer))
+        found, error = answer.get()
+        try:
+            if error is not None:
+                raise error
+            return found
+        finally:
+            # The error refers to this frame.
+            del error
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Run a function after all that were given before; nobody waits for it, and it must not raise."""
+        self._jobs.put((act, SimpleQueue()))
+
+    def fail(self, error: OctavoError) -> None:
+        """Have the call under way and all later ones raise. Called by any thread."""
+        self.error = error
+        self._awaited.put((None, _again(error)))
+
+    def stop(self) -> None:
+        """End the thread after what it was given."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run one function; its frame is gone afterwards, and with it all that it refers to."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        act, answer = job
+        try:
+            answer.put((act(), None))
+        except BaseException as error:
+            # After `fail` nobody takes it, and it would keep alive what its frames refer to.
+            if self.error is None:
+                answer.put((None, error))
+        return True
+
+
+def _again(error: OctavoError) -> OctavoError:
+    """Return an equal error: each raise adds to an error's traceback."""
+    return type(error)(str(error))

@@ -1,0 +1,28 @@
+"""How the ranks of one machine meet: through gloo on CPUs, through NCCL on NVIDIA GPUs."""
+
+from pathlib import Path
+
+import torch
+
+from octavo.parallel.gloo import connect_gloo
+from octavo.parallel.handle import TensorParallel
+
+
+def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> TensorParallel:
+    """Meet the other ranks of this machine and return the handle.
+
+    Args:
+        rank: this process' rank.
+        size: number of ranks.
+        device: where this rank computes.
+        rendezvous: path of a file that does not exist yet, the same for all ranks.
+
+    Raises:
+        UnsupportedModelError: this torch is built without what the device needs.
+        PeerLostError: the ranks did not meet in time.
+    """
+    if device.type == "cpu":
+        return connect_gloo(rank, size, rendezvous)
+    from octavo.parallel.nccl import connect_nccl
+
+    return connect_nccl(rank, size, device, rendezvous)

@@ -1,0 +1,109 @@
+"""Ranks on the GPUs of one machine that talk through NCCL.
+
+All operations go to the current stream, so that CUDA graphs capture them like any kernel. The order in which
+NCCL adds depends on the size of the tensor, not on the rank: all ranks get the same bits.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.errors import UnsupportedModelError
+from octavo.parallel.handle import PeerLostError, TensorParallel
+
+
+class NcclCollectives:
+    """Collectives over a torch process group object; torch's global default group is never touched."""
+
+    def __init__(self, group: Any, size: int) -> None:
+        from torch.distributed import distributed_c10d
+
+        api: Any = distributed_c10d
+        self._group = group
+        self._size = size
+        # Not asynchronous: on the current stream, instead of one of NCCL's own beside it.
+        self._sum, self._gather = api.AllreduceOptions(), api.AllgatherOptions()
+        self._sum.asyncOp = self._gather.asyncOp = False
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over all ranks in place and return it."""
+        if not _is_dry_run():
+            _finish(self._live().allreduce([tensor], self._sum))
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order."""
+        gathered = tensor.new_empty(self._size * tensor.shape[0], *tensor.shape[1:])
+        if not _is_dry_run():
+            _finish(self._live()._allgather_base(gathered, tensor, self._gather))
+        return list(gathered.chunk(self._size))
+
+    def abort(self) -> None:
+        """End the kernels that wait for other ranks. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+    def _live(self) -> Any:
+        if self._group is None:
+            raise PeerLostError("this rank has left the others")
+        return self._group
+
+
+def _finish(work: Any) -> None:
+    """Let the current stream wait for an operation, unless it is on that stream anyway."""
+    if work is not None:
+        work.wait()
+
+
+def _is_dry_run() -> bool:
+    """Whether kernels are compiled and not run: ranks do that each for itself, some not at all."""
+    from octavo.gpu.launch import is_dry_run
+
+    return is_dry_run()
+
+
+def connect_nccl(
+    rank: int, size: int, device: torch.device, rendezvous: Path, *, timeout_s: float = 120.0
+) -> TensorParallel:
+    """Meet the other ranks of this machine and return the handle.
+
+    Args:
+        rank: this process' rank.
+        size: number of ranks.
+        device: the GPU of this rank.
+        rendezvous: path of a file that does not exist yet, the same for all ranks.
+        timeout_s: how long to wait for the others.
+
+    Raises:
+        UnsupportedModelError: this torch is built without NCCL.
+        PeerLostError: the ranks did not meet.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_nccl_available():
+        raise UnsupportedModelError("tensor parallelism on GPUs needs a torch built with NCCL")
+    # All ranks are on this machine, and nothing else may reach them.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    api: Any = distributed
+    try:
+        store = api.FileStore(str(rendezvous), size)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        options = api.ProcessGroupNCCL.Options()
+        # Whoever starts ranks notices much earlier that one is gone.
+        options._timeout = timedelta(days=30)
+        with torch.cuda.device(device):
+            group = api.ProcessGroupNCCL(store, rank, size, options)
+            collectives = NcclCollectives(group, size)
+            # NCCL connects at the first exchange, which must not be in a graph.
+            met = collectives.all_reduce(torch.ones(1, device=device))
+            torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise PeerLostError(f"rank {rank} of {size} did not meet the others: {error}") from error
+    if met.item() != size:
+        raise PeerLostError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")
+    return TensorParallel(rank, size, collectives)

@@ -1,0 +1,101 @@
+"""Random requests, by schemathesis over /openapi.json and hypothesis: no status above 499, nothing left.
+
+schemathesis runs in an environment of its own (make fuzz-server).
+
+    python tests/server/stress/fuzz.py [--schemathesis PATH] [--cases 5000] [--bodies 10000] [--save MACHINE]
+"""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server_process import ROOT, ServerProcess
+from stress_report import make_parser, report
+from test_http_fuzz import PATHS, bodies
+
+# schemathesis ends after so long, as some of what it draws asks for hundreds of answers.
+MAX_SCHEMA_S = 900
+# Operations that read a body; the others have next to nothing to draw.
+NUM_BODIES = 5
+ANSWERS = "octavo:http_responses_total"
+# Context of 64 tokens: a request without max_tokens then ends soon.
+OPTIONS = ("--num-blocks", "512", "--max-model-len", "64")
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--schemathesis", type=Path, default=ROOT / "build" / "clients" / "fuzz" / "bin" / "schemathesis"
+    )
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--bodies", type=int, default=10_000)
+    arguments = parser.parse_args()
+    with ServerProcess(*OPTIONS) as server:
+        figures = measure(server, arguments.schemathesis, arguments.cases, arguments.bodies)
+    return report("fuzz", figures, arguments)
+
+
+def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodies: int) -> dict[str, Any]:
+    """Send all; return counts and failures."""
+    begun = time.monotonic()
+    cases, failures = by_schema(server, schemathesis, num_cases)
+    schema_s = time.monotonic() - begun
+    statuses = by_hypothesis(server, num_bodies)
+    failures += [f"{count} bodies had status {status}" for status, count in statuses.items() if status >= 500]
+    failures += [f"left: {left}" for left in [server.leftovers()] if left]
+    failures += ["the server has ended"] if server.process.poll() is not None else []
+    return {
+        "cases_by_schema": cases,
+        "schema_s": schema_s,
+        "bodies": statuses.total(),
+        "bodies_s": time.monotonic() - begun - schema_s,
+        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "failures": failures,
+    }
+
+
+def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tuple[int, list[str]]:
+    """Run schemathesis; return the cases it made, and its failures."""
+    command = [str(schemathesis), "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error"]
+    command += ["--max-examples", str(num_cases // NUM_BODIES + 1), "--continue-on-failure", "--no-color"]
+    command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
+    command += ["--suppress-health-check", "all", "--request-timeout", "30"]
+    command += ["--max-time", str(MAX_SCHEMA_S)]
+    before = server.metrics().get(ANSWERS, 0)
+    done = subprocess.run(command, capture_output=True, text=True)
+    cases = int(server.metrics()[ANSWERS] - before)
+    failures = [] if done.returncode == 0 else [f"schemathesis: {done.stdout[-3000:]} {done.stderr[-500:]}"]
+    return cases, failures + ([f"only {cases} cases"] if cases < num_cases else [])
+
+
+def by_hypothesis(server: ServerProcess, num_bodies: int) -> Counter[int]:
+    """Send random bodies; return how many had which status."""
+    statuses: Counter[int] = Counter()
+
+    @settings(max_examples=num_bodies, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from(PATHS), body=bodies())
+    def send(path: str, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                answer.read()
+                statuses[answer.status] += 1
+        except urllib.error.HTTPError as error:
+            error.read()
+            statuses[error.code] += 1
+
+    send()
+    return statuses
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Short forms of the scripts in this folder: what each shows must hold at any size."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equality
+import hostile
+import pytest
+import signals
+import streams
+from server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(*streams.OPTIONS) as server:
+        yield server
+
+
+def test_many_streams_of_which_a_third_is_rough(server: ServerProcess) -> None:
+    figures = streams.measure(server, num_streams=30, seconds=4)
+    assert figures["failures"] == []
+    assert figures["num_reads_to_the_end"] >= 10
+
+
+def test_streamed_texts_are_the_whole_ones(server: ServerProcess) -> None:
+    figures = equality.measure(server, num_prompts=3, num_tokens=16)
+    assert figures["failures"] == []
+    assert (figures["pairs"], figures["chars_not_ascii"] > 30) == (15, True)
+
+
+def test_a_part_of_the_hostile_requests(server: ServerProcess) -> None:
+    corpus = hostile.corpus()
+    assert len(corpus) >= 150
+    assert len({(kind, one["name"]) for kind, one in corpus}) == len(corpus)
+
+    async def outcomes() -> list[tuple[str, str, int, float]]:
+        return [(kind, one["name"], *await hostile.send(server.port, one)) for kind, one in corpus[::6]]
+
+    # Beside other tests everything takes longer; the script is exact.
+    assert hostile.broken(asyncio.run(outcomes()), limit_s=5.0) == []
+    assert server.leftovers() == {}
+    assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("act", [signals.killed, signals.terminated])
+def test_a_server_ends_under_load(act: Callable[[], dict[str, Any]]) -> None:
+    assert act()["failures"] == []
+
+
+def test_a_server_stops_and_goes_on_under_load(server: ServerProcess) -> None:
+    assert signals.stopped(server, seconds=1.0)["failures"] == []
