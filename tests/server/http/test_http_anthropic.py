@@ -297,9 +297,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://192.0.2.1/a.p
         ({"tools": [CLOCK], "tool_choice": {"type": "any", "name": "now"}}, "has a name"),
         ({"tool_choice": {"type": "any"}}, "needs tools"),
         ({"thinking": {"type": "on"}}, "thinking"),
-        ({"container": "x"}, "unknown field 'container'"),
+        ({"output_config": {"effort": "low"}}, "output_config is not supported"),
+        ({"betas": ["x"]}, "unknown field 'betas'"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_what_is_refused(roomy: LiveServer, fields: dict[str, Any], message: str) -> None:
     body = {name: value for name, value in ask(**fields).items() if value is not None}
