@@ -12,8 +12,10 @@ import msgspec
 import pytest
 from http_helpers import LiveServer, chat
 
+from octavo.errors import NotReadyError
+from octavo.outputs import CompletionOutput
 from octavo.server.api.anthropic.input import chat_of
-from octavo.server.api.anthropic.output import block_events, blocks_of
+from octavo.server.api.anthropic.output import block_events, blocks_of, ending
 from octavo.server.api.anthropic.types import MessagesRequest
 from octavo.server.api.responses.output import OutputWriter
 from octavo.server.parsing.pieces import Piece
@@ -130,6 +132,13 @@ def test_every_kind_of_block_in_answers() -> None:
     ]
     stops = [event["index"] for event in told if event["type"] == "content_block_stop"]
     assert stops == [0, 1, 2]
+
+
+def test_why_an_answer_ended() -> None:
+    assert ending(CompletionOutput(0, finish_reason="stop"), []).stop_reason == "end_turn"
+    assert ending(CompletionOutput(0, finish_reason="stop", stop_reason=5), []).stop_sequence is None
+    with pytest.raises(NotReadyError, match="broken off"):
+        ending(CompletionOutput(0, finish_reason="abort"), [])
 
 
 def told(kind: str, **fields: Any) -> str:

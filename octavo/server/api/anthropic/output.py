@@ -106,8 +106,6 @@ def _block(item: Any, *, is_open: bool) -> TextBlock | ThinkingBlock | ToolUseBl
         arguments = {} if is_open else msgspec.json.decode(item.arguments)
         return ToolUseBlock(id=item.call_id, name=item.name, input=arguments)
     text = "" if is_open else item.content[0].text
-    return (
-        ThinkingBlock(thinking=text, signature="")
-        if isinstance(item, ReasoningItem)
-        else TextBlock(text=text)
-    )
+    if isinstance(item, ReasoningItem):
+        return ThinkingBlock(thinking=text, signature="")
+    return TextBlock(text=text)

@@ -36,6 +36,7 @@ async def messages(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     chat = chat_of(asked)
     params = chat_params(chat)
+    context.loop.check_room(params)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
