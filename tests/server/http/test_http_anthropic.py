@@ -12,29 +12,23 @@ import msgspec
 import pytest
 from http_helpers import LiveServer, chat
 
-from octavo.errors import NotReadyError
-from octavo.outputs import CompletionOutput
-from octavo.server.api.anthropic.input import chat_of
-from octavo.server.api.anthropic.output import block_events, blocks_of, ending
-from octavo.server.api.anthropic.types import MessagesRequest
-from octavo.server.api.responses.output import OutputWriter
-from octavo.server.parsing.pieces import Piece
 
 URL, KEY = "/v1/messages", "sk-0123456789abcdef"
+# The client knows no temperature any more.
+GREEDY = {"temperature": 0}
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CLOCK: dict[str, Any] = {
     "name": "now",
     "description": "The time",
     "input_schema": {"type": "object", "properties": {"utc": {"type": "boolean"}}, "required": ["utc"]},
 }
-# The client knows no temperature any more, only its server does.
 CALL: dict[str, Any] = {
     "model": "tiny",
     "max_tokens": 300,
     "messages": HI,
     "tools": [{**CLOCK, "input_schema": {**CLOCK["input_schema"], "additionalProperties": False}}],
     "tool_choice": {"type": "tool", "name": "now"},
-    "extra_body": {"temperature": 0},
+    "extra_body": GREEDY,
 }
 
 
@@ -49,100 +43,13 @@ def ask(text: str = "Hi", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 4, **fields}
 
 
-def test_every_part_of_a_request_reaches_the_chat() -> None:
-    body = {
-        "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {"role": "user", "content": "What time is it?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "Hm.", "signature": ""},
-                    {"type": "text", "text": "I look.", "citations": None},
-                    {"type": "tool_use", "id": "a", "name": "now", "input": {"utc": True}},
-                    {"type": "tool_use", "id": "b", "name": "now", "input": {}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "a",
-                        "content": [{"type": "text", "text": "noon"}],
-                    },
-                    {"type": "tool_result", "tool_use_id": "b", "content": "no zone", "is_error": True},
-                    {"type": "text", "text": "And now?"},
-                ],
-            },
-        ],
-        "tools": [CLOCK],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-        "max_tokens": 7,
-        "stop_sequences": ["END"],
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 3,
-        "thinking": {"type": "disabled"},
-    }
-    asked = chat_of(msgspec.convert(body, MessagesRequest))
-    system, first, turn, noon, failed, last = asked.messages
-    assert system == {"role": "system", "content": "Be kind."}
-    assert first == {"role": "user", "content": "What time is it?"}
-    assert (turn["content"], turn["reasoning_content"]) == ("I look.", "Hm.")
-    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [{"utc": True}, {}]
-    assert noon == {"role": "tool", "tool_call_id": "a", "content": "noon"}
-    assert failed == {"role": "tool", "tool_call_id": "b", "content": "Error: no zone"}
-    assert last == {"role": "user", "content": "And now?"}
-    assert asked.tools is not None
-    assert asked.tools[0].function.parameters == CLOCK["input_schema"]
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
-    assert (asked.max_tokens, asked.stop) == (7, ["END"])
-    assert (asked.temperature, asked.top_p, asked.top_k) == (0.5, 0.9, 3)
-    assert asked.chat_template_kwargs == {"enable_thinking": False}
-
-
-def test_every_kind_of_block_in_answers() -> None:
-    pieces = [
-        Piece("reasoning", "Hm."),
-        Piece("content", "I look."),
-        Piece("call", "now"),
-        Piece("arguments", '{"utc":'),
-        Piece("arguments", " true}"),
-        Piece("complete", ""),
-    ]
-    writer = OutputWriter(lambda: "call_1", parallel=True)
-    events = [event for piece in pieces for event in writer.write([piece])] + writer.finish("completed")
-    assert [msgspec.to_builtins(block) for block in blocks_of(writer.items)] == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "I look."},
-        {"type": "tool_use", "id": "call_1", "name": "now", "input": {"utc": True}},
-    ]
-    told = [json.loads(line[6:]) for line in block_events(events).splitlines() if line.startswith(b"data: ")]
-    assert [told[index]["content_block"] for index in (0, 3, 6)] == [
-        {"type": "thinking", "thinking": "", "signature": ""},
-        {"type": "text", "text": ""},
-        {"type": "tool_use", "id": "call_1", "name": "now", "input": {}},
-    ]
-    assert [event["delta"] for event in told if event["type"] == "content_block_delta"] == [
-        {"type": "thinking_delta", "thinking": "Hm."},
-        {"type": "text_delta", "text": "I look."},
-        {"type": "input_json_delta", "partial_json": '{"utc":'},
-        {"type": "input_json_delta", "partial_json": " true}"},
-    ]
-    stops = [event["index"] for event in told if event["type"] == "content_block_stop"]
-    assert stops == [0, 1, 2]
-
-
-def test_why_an_answer_ended() -> None:
-    assert ending(CompletionOutput(0, finish_reason="stop"), []).stop_reason == "end_turn"
-    assert ending(CompletionOutput(0, finish_reason="stop", stop_reason=5), []).stop_sequence is None
-    with pytest.raises(NotReadyError, match="broken off"):
-        ending(CompletionOutput(0, finish_reason="abort"), [])
-
-
 def told(kind: str, **fields: Any) -> str:
     return f"event: {kind}\ndata: {msgspec.json.encode({'type': kind, **fields}).decode()}\n\n"
+
+
+def usage(num_input: int, num_cached: int, num_output: int) -> dict[str, int]:
+    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    return dict(zip(names, (num_input, 0, num_cached, num_output), strict=True))
 
 
 def test_a_stream_byte_for_byte(roomy: LiveServer) -> None:
@@ -163,18 +70,7 @@ def test_a_stream_byte_for_byte(roomy: LiveServer) -> None:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {
-            "input_tokens": num_prompt,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        },
-    }
-    usage = {
-        "input_tokens": num_prompt - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": 4,
+        "usage": usage(num_prompt, 0, 0),
     }
     ended = {"stop_reason": "max_tokens", "stop_sequence": None}
     assert written == "".join(
@@ -186,7 +82,7 @@ def test_a_stream_byte_for_byte(roomy: LiveServer) -> None:
                 for text in deltas
             ),
             told("content_block_stop", index=0),
-            told("message_delta", delta=ended, usage=usage),
+            told("message_delta", delta=ended, usage=usage(num_prompt - cached, cached, 4)),
             told("message_stop"),
         ]
     )
@@ -230,7 +126,7 @@ def test_texts_by_the_async_client(roomy: LiveServer) -> None:
         "model": "tiny",
         "max_tokens": 5,
         "messages": HI,
-        "extra_body": {"temperature": 0},
+        "extra_body": GREEDY,
     }
 
     async def both() -> tuple[str, str]:
@@ -269,7 +165,9 @@ def test_keys_pings_and_an_error_in_a_stream(serve_tiny: Callable[..., LiveServe
         raise RuntimeError
 
     with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
-        stream = client.messages.create(model="tiny", max_tokens=400, messages=HI, stream=True)
+        stream = client.messages.create(
+            model="tiny", max_tokens=400, messages=HI, stream=True, extra_body=GREEDY
+        )
         next(stream)
         engine.runner.launch = broken  # type: ignore[method-assign]
         with pytest.raises(anthropic.APIStatusError, match="the model step failed"):
