@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from http_helpers import LiveServer, chat
 
-
 URL, KEY = "/v1/messages", "sk-0123456789abcdef"
 # The client knows no temperature any more.
 GREEDY = {"temperature": 0}
