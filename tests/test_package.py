@@ -49,6 +49,17 @@ def test_help_is_fast(tmp_path: Path) -> None:
     assert ours - alone < 0.2
 
 
+def test_help_loads_neither_torch_nor_the_server() -> None:
+    code = """
+import contextlib, io, sys
+from octavo.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
+    main(["--help"])
+print("serve" in text.getvalue(), *({"torch", "numpy", "starlette", "granian"} & sys.modules.keys()))
+"""
+    assert run_python(code).split() == ["True"]
+
+
 def test_the_scheduler_and_kv_need_no_torch() -> None:
     loaded = run_python("import octavo.engine.scheduler, octavo.kv, sys; print('torch' in sys.modules)")
     assert loaded.strip() == "False"

@@ -155,7 +155,7 @@ def throughput(
         workload: the requests to run.
         engine: engine options.
     """
-    from octavo.cli.bench import run_bench
+    from octavo.cli.bench.throughput import run_bench
 
     run_bench(workload, engine)
 
@@ -167,7 +167,7 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
     Args:
         sweep: the shapes to measure.
     """
-    from octavo.cli.bench_prefix import run_prefix_bench
+    from octavo.cli.bench.prefix import run_prefix_bench
 
     run_prefix_bench(sweep)
 
@@ -179,7 +179,7 @@ def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = Ser
     Args:
         load: which requests to send, and when.
     """
-    from octavo.cli.bench_serve import run_serve_bench
+    from octavo.cli.bench.serve import run_serve_bench
 
     run_serve_bench(load)
 

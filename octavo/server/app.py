@@ -5,6 +5,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +14,8 @@ from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.api import health, models, openapi, tokenize
+from octavo.server.api.anthropic.output import error_body
+from octavo.server.api.anthropic.route import count_tokens, messages
 from octavo.server.api.chat import chat_completions
 from octavo.server.api.completions import completions
 from octavo.server.api.responses.route import responses
@@ -33,6 +36,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/responses", responses),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("GET", "/v1/models", models.models),
     ("GET", "/v1/models/{name:path}", models.model),
     ("POST", "/tokenize", tokenize.tokenize),
@@ -47,6 +52,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
 )
 # Asked every few seconds by whoever watches.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
+_ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -102,9 +108,9 @@ class Gate:
         if scope["type"] != "http":
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         begun = time.monotonic()
-        answer = _Answer(send, scope)
-        scope["octavo.send"] = send
         path = scope["path"].removeprefix(self.context.config.root_path)
+        answer = _Answer(send, scope, error_body if path in _ANTHROPIC_PATHS else attrgetter("body"))
+        scope["octavo.send"] = send
         traces = self.context.traces
         trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
@@ -140,11 +146,11 @@ class Gate:
                 403, "this server does not answer to that Host; see allowed_hosts", code="wrong_host"
             )
         if self._keys:
-            scope["octavo.holder"] = self._keys.holder(headers.get(b"authorization"))
+            scope["octavo.holder"] = self._keys.holder(headers)
             if scope["octavo.holder"] is None and path not in self._open_paths:
                 raise ApiError(
                     401,
-                    "expected a valid API key in the header Authorization: Bearer KEY",
+                    "expected a valid API key in the header Authorization: Bearer KEY, or x-api-key: KEY",
                     type="authentication_error",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
@@ -179,11 +185,13 @@ class _Answer:
         has_begun: the status was sent.
     """
 
-    def __init__(self, send: Send, scope: Scope) -> None:
+    def __init__(self, send: Send, scope: Scope, write_error: Callable[[ApiError], bytes]) -> None:
         self._send = send
         self._scope = scope
+        self._write_error = write_error
         self.status = 0
         self.has_begun = False
+        self._is_replaced = False
 
     async def send(self, message: Message) -> None:
         """Send a message; complete the first one's headers, and give starlette's own errors our form."""
@@ -203,18 +211,13 @@ class _Answer:
             return
         await self._send(message)
 
-    _is_replaced = False
-
     async def send_error(self, error: ApiError) -> None:
         """Send an error."""
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(error.body)),
-            **error.headers,
-        }
+        body = self._write_error(error)
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": listed})
-        await self._send({"type": "http.response.body", "body": error.body, "more_body": False})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self._is_replaced = True
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class KeyRing:
@@ -14,11 +14,17 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def holder(self, authorization: bytes | None) -> bytes | None:
-        """Return the digest of the key in an Authorization header ("Bearer KEY"), or None if it is no key."""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
+    def holder(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Return the digest of the key that a request's headers have, or None if they have none of ours.
+
+        Args:
+            headers: by names in lower case: Authorization ("Bearer KEY") counts, or else X-Api-Key.
+        """
+        key = headers.get(b"x-api-key", b"")
+        if b"authorization" in headers:
+            scheme, _, key = headers[b"authorization"].partition(b" ")
+            if scheme.lower() != b"bearer":
+                return None
         digest = _digest(key.strip())
         # No early exit: how long it takes says nothing about which key came near.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]

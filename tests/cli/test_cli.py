@@ -102,9 +102,9 @@ PREFIX_BENCH = (
 
 @pytest.fixture
 def small_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.cli import bench_prefix
+    from octavo.cli.bench import prefix
 
-    monkeypatch.setattr(bench_prefix, "_ROUND_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(prefix, "_ROUND_BYTES", {"cpu": 1 << 16})
 
 
 @pytest.mark.usefixtures("small_round")
@@ -123,7 +123,7 @@ def test_prefix_bench_ends_with_json(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_prefix_bench_deals_shared_blocks_first() -> None:
-    from octavo.cli.bench_prefix import Sweep, make_block_tables
+    from octavo.cli.bench.prefix import Sweep, make_block_tables
     from octavo.cli.options import PrefixBenchOptions
 
     sweep = Sweep.decide(PrefixBenchOptions(device="cpu", context_len=20, block_size=4))

@@ -3,12 +3,14 @@
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from octavo.sampling_params import SamplingParams
 from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts, Reading
@@ -54,10 +56,10 @@ async def chat_completions(context: Context, request: Request) -> Response:
     asked = decode(body, ChatRequest)
     del body
     context.check_model(asked.model)
-    prompts = Prompts(context.engine.prompts)
     params = chat_params(asked)
     context.loop.check_room(params)
     toolbox = toolbox_of(asked, context.formats, params.structured)
+    begin = partial(begin_chat, context, request, asked, toolbox, params)
     answer = _Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
@@ -70,24 +72,33 @@ async def chat_completions(context: Context, request: Request) -> Response:
         ),
     )
 
-    async def generate() -> tuple[Generation, Toolbox]:
-        prompt, box, held = await context.run(read_prompt, prompts, asked, toolbox, reading_of(asked), params)
-        salt = context.salt(request, asked.cache_salt)
-        generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
-        return generation, box
-
     if asked.stream:
-        generation, box = await unless_gone(request.receive, generate())
+        generation, box = await unless_gone(request.receive, begin())
         return context.events(_events(answer, generation, box, params.n), generation)
 
     async def whole() -> Response:
-        generation, box = await generate()
+        generation, box = await begin()
         outputs = await generation.finish()
         # The text may be long, and written to be hard to read.
         completion = await context.run(_completion, answer, outputs[0], box)
         return Response(encode(completion), media_type="application/json")
 
     return await unless_gone(request.receive, whole())
+
+
+async def begin_chat(
+    context: Context, request: Request, asked: ChatRequest, toolbox: Toolbox, params: SamplingParams
+) -> tuple[Generation, Toolbox]:
+    """Read a chat's prompt and submit it; return the tools with what the prompt opened.
+
+    Raises:
+        OctavoError, ApiError: as read_prompt and Context.generate.
+    """
+    prompts = Prompts(context.engine.prompts)
+    prompt, box, held = await context.run(read_prompt, prompts, asked, toolbox, reading_of(asked), params)
+    salt = context.salt(request, asked.cache_salt)
+    generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
+    return generation, box
 
 
 def reading_of(asked: SamplingFields) -> Reading:

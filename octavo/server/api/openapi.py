@@ -8,6 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.api import health, models, types
+from octavo.server.api.anthropic.types import (
+    CountRequest,
+    Message,
+    MessagesErrorBody,
+    MessagesRequest,
+    TokenCount,
+)
 from octavo.server.api.responses.types import ResponseObject, ResponsesRequest
 from octavo.server.context import VERSION, Context
 from octavo.server.errors import ErrorBody
@@ -19,6 +26,8 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("post", "/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatCompletion, True),
     ("post", "/v1/completions", "Continue prompts", types.CompletionRequest, types.Completion, True),
     ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
+    ("post", "/v1/messages", "Answer a conversation", MessagesRequest, Message, True),
+    ("post", "/v1/messages/count_tokens", "Count the tokens", CountRequest, TokenCount, False),
     ("get", "/v1/models", "List the model", None, types.ModelList, False),
     ("get", "/v1/models/{name}", "Describe the model", None, types.ModelCard, False),
     ("post", "/tokenize", "Turn text into token ids", types.TokenizeRequest, types.Tokens, False),
@@ -40,38 +49,39 @@ async def document(context: Context, request: Request) -> Response:
 @functools.cache
 def _document() -> bytes:
     kinds = {kind for _, _, _, body, answer, _ in _OPERATIONS for kind in (body, answer) if kind is not None}
-    listed = [ErrorBody, *sorted(kinds, key=lambda kind: kind.__name__)]
+    listed = [ErrorBody, MessagesErrorBody, *sorted(kinds, key=lambda kind: kind.__name__)]
     schemas, components = msgspec.json.schema_components(listed, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(listed, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for method, path, summary, body, answer, streams in _OPERATIONS:
-        operation = _operation(summary, body and schema_of[body], answer and schema_of[answer], streams)
+        error = schema_of[MessagesErrorBody if path.startswith("/v1/messages") else ErrorBody]
+        operation = _operation(
+            summary, body and schema_of[body], answer and schema_of[answer], error, streams
+        )
         if "{name}" in path:
             place = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
             operation["parameters"] = [place]
         paths.setdefault(path, {})[method] = operation
     key = {"type": "http", "scheme": "bearer"}
+    other_key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "Octavo", "version": VERSION},
             "paths": paths,
-            "components": {"schemas": components, "securitySchemes": {"key": key}},
-            "security": [{"key": []}, {}],
+            "components": {"schemas": components, "securitySchemes": {"key": key, "other_key": other_key}},
+            "security": [{"key": []}, {"other_key": []}, {}],
         }
     )
 
 
-def _operation(summary: str, body: object, answer: object, streams: bool) -> dict[str, Any]:
+def _operation(summary: str, body: object, answer: object, error: object, streams: bool) -> dict[str, Any]:
     content: dict[str, Any] = (
         {"application/json": {"schema": answer}} if answer else {"text/plain": {"schema": {"type": "string"}}}
     )
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    failed = {
-        "description": "An error",
-        "content": {"application/json": {"schema": {"$ref": _ref(ErrorBody)}}},
-    }
+    failed = {"description": "An error", "content": {"application/json": {"schema": error}}}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "Success", "content": content}} | dict.fromkeys(_ERRORS, failed),
@@ -81,7 +91,3 @@ def _operation(summary: str, body: object, answer: object, streams: bool) -> dic
     if body:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation
-
-
-def _ref(kind: _Struct) -> str:
-    return f"#/components/schemas/{kind.__name__}"

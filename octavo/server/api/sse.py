@@ -29,6 +29,11 @@ def event(value: msgspec.Struct) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
+def named_event(kind: str, value: object) -> bytes:
+    """Return one event that tells its kind beside its data, too."""
+    return f"event: {kind}\n".encode() + b"data: " + encode(value) + b"\n\n"
+
+
 def error_event(error: ApiError) -> bytes:
     """Return an error as an event; OpenAI's client raises on it."""
     return b"data: " + error.body + b"\n\n"
@@ -45,6 +50,7 @@ class EventStream(Response):
         keep_alive_s: float,
         write_timeout_s: float,
         last: bytes = _DONE,
+        idle: bytes = _PING,
         write_error: Callable[[ApiError], bytes] = error_event,
     ) -> None:
         """Answer with events.
@@ -52,9 +58,10 @@ class EventStream(Response):
         Args:
             events: one or more whole events each.
             generation: what makes them; aborted when the client leaves.
-            keep_alive_s: idle time after which a comment is sent; 0: never.
+            keep_alive_s: idle time after which `idle` is sent; 0: never.
             write_timeout_s: how long the client may leave an event unread.
             last: sent at the end, after an error too.
+            idle: a comment or an event that says nothing.
             write_error: makes an event of an error.
         """
         super().__init__()
@@ -63,6 +70,7 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
         self._last = last
+        self._idle = idle
         self._write_error = write_error
         self._written_at = 0.0
         self._is_writing = False
@@ -92,7 +100,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": self._last, "more_body": False})
 
     async def _guard(self, send: Send) -> None:
-        """Send comments while nothing else is sent; return when the client does not read any more."""
+        """Send `idle` while nothing else is sent; return when the client does not read any more."""
         loop = asyncio.get_running_loop()
         limits = [limit for limit in (self._keep_alive_s, self._write_timeout_s) if limit]
         self._written_at = loop.time()
@@ -104,7 +112,7 @@ class EventStream(Response):
                     return
             elif self._keep_alive_s and idle_s >= self._keep_alive_s:
                 self._written_at = loop.time()
-                await send({"type": "http.response.body", "body": _PING, "more_body": True})
+                await send({"type": "http.response.body", "body": self._idle, "more_body": True})
 
 
 class Gathered:

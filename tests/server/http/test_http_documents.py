@@ -1,5 +1,6 @@
 """docs/serving.md: its commands work, and it names every field and option."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -8,8 +9,13 @@ from pathlib import Path
 
 import pytest
 from http_helpers import LiveServer
+from msgspec import Struct
 
+import octavo.server
+from octavo.server.api.anthropic.types import MessagesRequest
 from octavo.server.api.decode import _REFUSED
+from octavo.server.api.responses.types import ResponsesRequest
+from octavo.server.api.sampling import _SAME_NAME
 from octavo.server.api.types import ChatRequest, CompletionRequest, StreamOptions
 from octavo.server.app import ROUTES
 from octavo.server.config import ServerConfig
@@ -31,11 +37,33 @@ def test_commands_work(real: LiveServer, command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_field_is_named() -> None:
-    named = set(re.findall(r"`(\w+)`", TEXT))
-    known = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    assert known | set(StreamOptions.__struct_fields__) <= named
-    assert not named & (_REFUSED.keys() - known)
+SECTIONS = (
+    ("Fields of chats and completions", ChatRequest, ("chat.py", "sampling.py", "tools/toolbox.py")),
+    ("Fields of chats and completions", CompletionRequest, ("completions.py", "sampling.py", "chat.py")),
+    ("Fields of responses", ResponsesRequest, ("responses/route.py", "responses/input.py")),
+    ("Anthropic's messages", MessagesRequest, ("anthropic/route.py", "anthropic/input.py")),
+)
+
+
+@pytest.mark.parametrize(("title", "kind", "files"), SECTIONS, ids=[kind.__name__ for _, kind, _ in SECTIONS])
+def test_every_field_is_named_and_has_an_effect_or_is_ignored(
+    title: str, kind: type[Struct], files: tuple[str, ...]
+) -> None:
+    section = TEXT.split(f"## {title}\n")[1].split("\n## ")[0]
+    before, after = section.split("\nIgnored: ", 1)
+    taken, ignored = (set(re.findall(r"`(\w+)`", part)) for part in (before, after.split("\n\n")[0]))
+    known = set(kind.__struct_fields__)
+    assert known <= taken | ignored
+    assert not (taken | ignored) & (_REFUSED.keys() - known - set(ChatRequest.__struct_fields__))
+    api = Path(octavo.server.__path__[0], "api")
+    nodes = [node for name in files for node in ast.walk(ast.parse((api / name).read_text()))]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)} | set(_SAME_NAME)
+    # The text of responses has one format; decoding refuses others.
+    assert known & ignored == known - read - {"text"}
+
+
+def test_every_option_of_streams_is_named() -> None:
+    assert set(StreamOptions.__struct_fields__) <= set(re.findall(r"`(\w+)`", TEXT))
 
 
 def test_every_option_and_route_is_named() -> None:

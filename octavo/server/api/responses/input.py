@@ -41,6 +41,8 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         tools=[_tool(tool) for tool in asked.tools or ()],
         tool_choice=named,
         parallel_tool_calls=asked.parallel_tool_calls,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
     )
 
 

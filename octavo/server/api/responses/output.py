@@ -13,6 +13,8 @@ from octavo.server.api.responses.types import (
     ReasoningText,
     ResponseEvent,
 )
+from octavo.server.api.tools.toolbox import Toolbox
+from octavo.server.parsing.answer import AnswerReader, read_pieces
 from octavo.server.parsing.pieces import Piece
 
 
@@ -128,6 +130,20 @@ class OutputWriter:
         if "item" not in fields:
             event.item_id = self.items[-1].id
         return event
+
+
+def new_writer(box: Toolbox) -> tuple[AnswerReader, OutputWriter]:
+    """Return what divides an answer's text, and what makes items of its pieces."""
+    reader = box.reader() or AnswerReader(None, None)
+    return reader, OutputWriter(reader.new_id, parallel=box.parallel)
+
+
+def whole_items(box: Toolbox, text: str, status: str) -> list[OutputItem]:
+    """Return the items of a whole answer; `status` is the last one's."""
+    reader, writer = new_writer(box)
+    writer.write(read_pieces(reader, text))
+    writer.finish(status)
+    return writer.items
 
 
 def _message() -> OutputMessage:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,27 +11,27 @@ from starlette.responses import Response
 
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.server.api.chat import begin_chat
 from octavo.server.api.decode import decode
-from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.responses.input import chat_of
-from octavo.server.api.responses.output import OutputWriter
+from octavo.server.api.responses.output import new_writer, whole_items
 from octavo.server.api.responses.types import (
     InputDetails,
     OutputDetails,
+    OutputItem,
     Reason,
     ResponseEvent,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
 )
-from octavo.server.api.sse import encode
-from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
+from octavo.server.api.sse import encode, named_event
+from octavo.server.api.tools.toolbox import Toolbox, toolbox_of
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.errors import ApiError, refused
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
-from octavo.server.parsing.answer import AnswerReader, read_pieces
 
 
 async def responses(context: Context, request: Request) -> Response:
@@ -40,18 +41,11 @@ async def responses(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
-    prompts = Prompts(context.engine.prompts)
     params = _params(asked)
     context.loop.check_room(params)
     chat = chat_of(asked)
     toolbox = toolbox_of(chat, context.formats, None)
-
-    async def generate() -> tuple[Generation, Toolbox]:
-        prompt, box, held = await context.run(read_prompt, prompts, chat, toolbox, Reading(), params)
-        salt = context.salt(request, asked.cache_salt)
-        generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
-        return generation, box
-
+    begin = partial(begin_chat, context, request, chat, toolbox, params)
     answer = ResponseObject(
         id=new_id("resp", request, asked.request_id),
         created_at=int(time.time()),
@@ -68,13 +62,13 @@ async def responses(context: Context, request: Request) -> Response:
         parallel_tool_calls=asked.parallel_tool_calls is not False,
     )
     if asked.stream:
-        generation, box = await unless_gone(request.receive, generate())
+        generation, box = await unless_gone(request.receive, begin())
         return context.events(
             _events(answer, generation, box), generation, last=b"", write_error=_error_event
         )
 
     async def whole() -> Response:
-        generation, box = await generate()
+        generation, box = await begin()
         output = (await generation.finish())[0]
         finished = await context.run(_whole, answer, output, box)
         return Response(encode(finished), media_type="application/json")
@@ -90,29 +84,21 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
     return SamplingParams(**options)
 
 
-def _reader(box: Toolbox) -> AnswerReader:
-    return box.reader() or AnswerReader(None, None)
-
-
 def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
-    reader = _reader(box)
-    writer = OutputWriter(reader.new_id, parallel=box.parallel)
-    writer.write(read_pieces(reader, output.outputs[0].text))
-    writer.finish(_status(output))
-    return _finished(answer, output, writer)
+    return _finished(answer, output, whole_items(box, output.outputs[0].text, _status(output)))
 
 
 def _status(output: RequestOutput) -> str:
     return "completed" if output.outputs[0].finish_reason == "stop" else "incomplete"
 
 
-def _finished(answer: ResponseObject, output: RequestOutput, writer: OutputWriter) -> ResponseObject:
+def _finished(answer: ResponseObject, output: RequestOutput, items: list[OutputItem]) -> ResponseObject:
     usage = usage_of([output])
     reason = {"length": "max_output_tokens", "abort": "abort"}.get(output.outputs[0].finish_reason or "abort")
     return msgspec.structs.replace(
         answer,
         status=_status(output),
-        output=writer.items,
+        output=items,
         incomplete_details=Reason(reason) if reason else None,
         usage=ResponseUsage(
             input_tokens=usage.prompt_tokens,
@@ -136,11 +122,10 @@ async def _events(
         for event in events:
             number += 1
             event.sequence_number = number
-            parts.append(_event(event))
+            parts.append(named_event(event.type, event))
         return b"".join(parts)
 
-    reader = _reader(box)
-    writer = OutputWriter(reader.new_id, parallel=box.parallel)
+    reader, writer = new_writer(box)
     yield written(
         *(ResponseEvent(type=f"response.{kind}", response=answer) for kind in ("created", "in_progress"))
     )
@@ -149,18 +134,11 @@ async def _events(
             yield written(*writer.write(reader.feed(delta.text)))
     output = generation.outputs[0]
     yield written(*writer.write(reader.finish()), *writer.finish(_status(output)))
-    done = _finished(answer, output, writer)
+    done = _finished(answer, output, writer.items)
     yield written(ResponseEvent(type=f"response.{done.status}", response=done))
-
-
-def _event(value: ResponseEvent) -> bytes:
-    return f"event: {value.type}\n".encode() + b"data: " + encode(value) + b"\n\n"
 
 
 def _error_event(error: ApiError) -> bytes:
     detail = error.detail
-    return _event(
-        ResponseEvent(
-            type="error", sequence_number=0, code=detail.code, message=detail.message, param=detail.param
-        )
-    )
+    told = ResponseEvent(type="error", code=detail.code, message=detail.message, param=detail.param)
+    return named_event(told.type, told)

@@ -142,22 +142,31 @@ def read_prompt(
         ApiError: fields contradict each other.
         PromptError, RequestTooLongError: as Prompts.read_text.
     """
+    text = rendered(prompts, asked, toolbox)
+    special = bool(reading.add_special_tokens)
+    token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
+    toolbox = toolbox.with_prompt(text)
+    assert prompts.tokenizer is not None
+    return token_ids, toolbox, toolbox.params(params, prompts.tokenizer)
+
+
+def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> str:
+    """Render the conversation.
+
+    Raises:
+        ChatTemplateError, ApiError: as `read_prompt`.
+    """
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
     messages, tools = toolbox.shown([_as_shown(message) for message in asked.messages])
-    text = prompts.render(
+    return prompts.render(
         messages,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         variables=variables,
         tools=tools,
     )
-    special = bool(reading.add_special_tokens)
-    token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
-    toolbox = toolbox.with_prompt(text)
-    assert prompts.tokenizer is not None
-    return token_ids, toolbox, toolbox.params(params, prompts.tokenizer)
 
 
 def _functions(tools: Sequence[Tool]) -> list[Function]:

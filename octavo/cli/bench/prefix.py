@@ -13,8 +13,8 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, ForestPlan, KVCache, paged_attention
 from octavo.attention.choice import choose_impl
+from octavo.cli.bench.plots import check_plot
 from octavo.cli.options import PrefixBenchOptions
-from octavo.cli.plots import check_plot
 from octavo.errors import ConfigError
 
 NUM_STEPS = 9

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from octavo.bench_client.options import LoadOptions
+from octavo.cli.bench.plots import check_folder, check_plot
 from octavo.cli.options import ServeBenchOptions
-from octavo.cli.plots import check_folder, check_plot
 from octavo.cli.streams import print_json
 from octavo.errors import ConfigError, OctavoError
 

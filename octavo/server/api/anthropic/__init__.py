@@ -1,0 +1,1 @@
+"""Anthropic's API: POST /v1/messages, as a chat."""

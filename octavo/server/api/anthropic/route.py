@@ -1,0 +1,101 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.outputs import RequestOutput
+from octavo.server.api.anthropic.input import chat_of
+from octavo.server.api.anthropic.output import block_events, blocks_of, ending, error_event, event, usage_of
+from octavo.server.api.anthropic.types import (
+    CountRequest,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    TokenCount,
+)
+from octavo.server.api.chat import begin_chat
+from octavo.server.api.decode import decode
+from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.responses.output import new_writer, whole_items
+from octavo.server.api.sampling import chat_params
+from octavo.server.api.sse import encode
+from octavo.server.api.tools.toolbox import Toolbox, rendered, toolbox_of
+from octavo.server.context import Context, new_id
+from octavo.server.generation import Generation
+from octavo.server.limits import unless_gone
+
+
+async def messages(context: Context, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await context.bodies.read(request.scope["headers"], request.receive)
+    asked = decode(body, MessagesRequest)
+    context.check_model(asked.model)
+    chat = chat_of(asked)
+    params = chat_params(chat)
+    context.loop.check_room(params)
+    toolbox = toolbox_of(chat, context.formats, None)
+    begin = partial(begin_chat, context, request, chat, toolbox, params)
+    answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
+    if asked.stream:
+        generation, box = await unless_gone(request.receive, begin())
+        return context.events(
+            _events(answer, generation, box),
+            generation,
+            last=b"",
+            idle=event("ping"),
+            write_error=error_event,
+        )
+
+    async def whole() -> Response:
+        generation, box = await begin()
+        output = (await generation.finish())[0]
+        message = await context.run(_whole, answer, output, box)
+        return Response(encode(message), media_type="application/json")
+
+    return await unless_gone(request.receive, whole())
+
+
+async def count_tokens(context: Context, request: Request) -> Response:
+    """Count the tokens of a conversation."""
+    body = await context.bodies.read(request.scope["headers"], request.receive)
+    asked = decode(body, CountRequest)
+    context.check_model(asked.model)
+    chat = chat_of(asked)
+    toolbox = toolbox_of(chat, context.formats, None)
+    prompts = Prompts(context.engine.prompts)
+
+    def count() -> int:
+        return len(prompts.encode(rendered(prompts, chat, toolbox), Reading(add_special_tokens=False)))
+
+    return Response(encode(TokenCount(await context.run(count))), media_type="application/json")
+
+
+def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:
+    completion = output.outputs[0]
+    items = whole_items(box, completion.text, "completed")
+    ended = ending(completion, items)
+    return msgspec.structs.replace(
+        answer,
+        content=blocks_of(items),
+        stop_reason=ended.stop_reason,
+        stop_sequence=ended.stop_sequence,
+        usage=usage_of(output),
+    )
+
+
+async def _events(answer: Message, generation: Generation, box: Toolbox) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a streamed answer."""
+    reader, writer = new_writer(box)
+    answer.usage.input_tokens = len(generation.prompts[0].listed)
+    yield event("message_start", message=answer)
+    async for _, deltas in generation.deltas():
+        for delta in deltas:
+            yield block_events(writer.write(reader.feed(delta.text)))
+    output = generation.outputs[0]
+    yield block_events(writer.write(reader.finish()) + writer.finish("completed"))
+    ended = ending(output.outputs[0], writer.items)
+    yield event("message_delta", delta=ended, usage=usage_of(output)) + event("message_stop")

@@ -1,0 +1,158 @@
+"""Requests and answers of /v1/messages."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from octavo.server.api.tools.types import MAX_TOOLS, FunctionName
+from octavo.server.api.types import MAX_MESSAGES, JsonObject, Stop
+
+
+class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """A part of a message."""
+
+    # Accepted and without effect: every prefix is cached.
+    cache_control: JsonObject | None = None
+
+
+class TextBlock(Block, tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(Block, tag="thinking"):
+    """Reasoning. Nothing is signed, so the signature is empty, and none is checked."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Block, tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: JsonObject
+
+
+class ToolResultBlock(Block, tag="tool_result"):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[JsonObject] = ""
+    is_error: bool = False
+
+
+AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+# Read one by one, so that an error says which one is wrong.
+Blocks = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One turn."""
+
+    role: Literal["user", "assistant"]
+    content: str | Blocks
+
+
+class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that may be called."""
+
+    name: FunctionName
+    input_schema: JsonObject
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    # Accepted and without effect: calls that must be made follow their schema always.
+    strict: bool | None = None
+    cache_control: JsonObject | None = None
+
+
+class ToolChoiceParam(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingParam(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether the model reasons first, if its chat template can choose."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    # Accepted and without effect: only max_tokens bounds an answer.
+    budget_tokens: int | None = None
+
+
+class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/messages/count_tokens."""
+
+    messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    system: str | Blocks | None = None
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+
+
+class MessagesRequest(CountRequest, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+    # Accepted and without effect.
+    metadata: JsonObject | None = None
+    service_tier: str | None = None
+
+
+class TokenCount(Struct):
+    """Answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Tokens of an answer; those of the prompt that came from the prefix cache count apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Ending(Struct):
+    """Why an answer ended."""
+
+    stop_reason: str
+    stop_sequence: str | None = None
+
+
+class Message(Struct, kw_only=True):
+    """Answer of POST /v1/messages."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class MessagesError(Struct, kw_only=True):
+    """What went wrong: its kind, and a sentence."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorBody(Struct, kw_only=True):
+    """The body of every answer of these routes that is no success."""
+
+    type: Literal["error"] = "error"
+    error: MessagesError
