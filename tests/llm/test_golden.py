@@ -54,15 +54,14 @@ def test_every_attention_implementation(golden: list[dict], impl: str, exact: LL
     assert completions(llm, golden[:3]) == expected(golden)[:3]
 
 
-@pytest.mark.parametrize(
-    ("block_size", "budget", "room"), [(1, 512, 3), (16, 7, 3), (16, 512, 4), (64, 7, 4)]
-)
+@pytest.mark.parametrize(("block_size", "budget"), [(1, 512), (16, 7), (16, 512), (64, 7)])
 def test_block_sizes_chunks_and_a_pool_that_is_too_small(
-    golden: list[dict], block_size: int, budget: int, room: int, exact: LLM
+    golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
-    """Room for three or four of the longest requests, a third or half of all: some are preempted."""
+    """Room for two of the longest of five requests: some are preempted."""
+    golden = golden[::2]
     longest = max(len(row["prompt_ids"]) for row in golden) + NUM_TOKENS
-    num_blocks = -(-room * longest // block_size)
+    num_blocks = -(-2 * longest // block_size)
     llm = resized(exact, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget)
     assert completions(llm, golden) == expected(golden)
     assert llm.stats.num_preemptions > 0
@@ -75,6 +74,7 @@ def test_block_sizes_chunks_and_a_pool_that_is_too_small(
 def test_block_sizes_and_chunks_without_caching(
     golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
+    golden = golden[::2]
     llm = resized(
         exact,
         num_blocks=4096 // block_size,
