@@ -170,7 +170,9 @@ def _longest(digests: Sequence[bytes], known: Container[bytes]) -> int:
 
     A prompt's longer marks are forgotten before its shorter ones, so a search by halves finds it.
     """
-    low, high = 0, len(digests)
+    if not digests or digests[0] not in known:
+        return -1
+    low, high = 1, len(digests)
     while low < high:
         middle = (low + high) // 2
         if digests[middle] in known:

@@ -191,9 +191,10 @@ class Front:
         final: bool,
         more: Sequence[tuple[bytes, bytes]] = (),
     ) -> bool:
-        link = self._links[flight.replica.name]
+        name = flight.replica.name
+        told = [*more, (b"x-octavo-replica", name.encode())]
         try:
-            return await link.pass_on(asked, flight, send, more=list(more), final=final)
+            return await self._links[name].pass_on(asked, flight, send, more=told, final=final)
         finally:
             flight.end()
 

@@ -75,7 +75,8 @@ class Link:
             TimeoutError: it is slow.
             msgspec.DecodeError: it is no replica.
         """
-        async with self._session.get(_url(REPORT_PATH), timeout=_REPORT_TIMEOUT) as answer:
+        headers = {HEADER.decode(): ""}
+        async with self._session.get(_url(REPORT_PATH), headers=headers, timeout=_REPORT_TIMEOUT) as answer:
             return Report.decode(await answer.read())
 
     async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
