@@ -77,15 +77,15 @@ def choose(
     replicas = list(candidates)
     if not replicas:
         return None
-    limit = max(weights.spill * min(replica.load_tokens for replica in replicas), weights.slack_tokens)
+    loads = [replica.load_tokens for replica in replicas]
+    limit = max(weights.spill * min(loads), weights.slack_tokens)
     best, found = None, None
-    for index, replica in enumerate(replicas):
-        if replica.load_tokens > limit:
+    for index, (replica, load) in enumerate(zip(replicas, loads, strict=True)):
+        if load > limit:
             continue
         saved = min(replica.saved_tokens(marks), num_tokens)
         # What does not fit has to wait for others to end.
-        lacking = max(0.0, num_tokens - saved - replica.free_tokens)
-        load = replica.load_tokens + lacking
+        load += max(0.0, num_tokens - saved - replica.free_tokens)
         rank = (saved - weights.beta * load, -load, -replica.last_chosen)
         if best is None or rank > best:
             best, found = rank, Choice(index, saved, num_tokens - saved)

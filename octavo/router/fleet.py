@@ -50,9 +50,11 @@ class Replica:
     @property
     def load_tokens(self) -> float:
         """What it has to do: prompts to compute, and requests under way, those of other routers too."""
-        report, weight = self.report, self._weights.request_tokens
-        others = 0 if report is None else max(0, report.num_running + report.num_waiting - self.num_open)
-        return self.open_prefill_tokens + weight * (self.num_open + others)
+        report = self.report
+        told = 0 if report is None else report.num_running + report.num_waiting
+        # Those of this router are among them, as far as they have arrived.
+        num_requests = told if told > self.num_open else self.num_open
+        return self.open_prefill_tokens + self._weights.request_tokens * num_requests
 
     @property
     def free_tokens(self) -> float:
@@ -66,12 +68,12 @@ class Replica:
 
     def saved_tokens(self, marks: Marks) -> int:
         """Return how many tokens of a prompt are in its cache, as far as is known."""
-        told = _longest(marks.digests, self._held)
-        sent = _longest(marks.digests, self._sent)
-        return max(
-            self._held[marks.digests[told]] if told >= 0 else 0,
-            self._sent[marks.digests[sent]][0] if sent >= 0 else 0,
-        )
+        digests, tokens = marks.digests, 0
+        at = _longest(digests, self._held)
+        if at >= 0:
+            tokens = self._held[digests[at]]
+        at = _longest(digests, self._sent)
+        return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
     def hear(self, report: Report | None) -> None:
         """Take its report; None: it is down, and its cache is lost."""
