@@ -11,7 +11,7 @@ Transports are in `octavo.server.replicas`.
 """
 
 from octavo.router.choice import Choice, Weights, choose
-from octavo.router.fleet import Fleet, Flight, Replica
+from octavo.router.fleet import Fleet, Flight, Replica, num_tokens_of
 from octavo.router.ledger import Ledger
 from octavo.router.marks import Marks, marks_of
 from octavo.router.report import Report
@@ -27,4 +27,5 @@ __all__ = [
     "Weights",
     "choose",
     "marks_of",
+    "num_tokens_of",
 ]

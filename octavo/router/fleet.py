@@ -5,7 +5,7 @@ For one event loop; nothing here blocks or waits.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from octavo.router.choice import Choice, Weights, choose
 from octavo.router.marks import Marks
@@ -140,13 +140,6 @@ class Fleet:
         self._weights = weights
         self._num_choices = 0
 
-    @property
-    def bytes_per_token(self) -> float:
-        """Of prompts, as the replicas measure them."""
-        reports = [replica.report for replica in self.replicas if replica.report is not None]
-        told = [report.bytes_per_token for report in reports if report.bytes_per_token]
-        return sum(told) / len(told) if told else _BYTES_PER_TOKEN
-
     def send(self, marks: Marks, but: Container[str] = ()) -> Flight | None:
         """Choose a replica for a request and count it there; None if there is none.
 
@@ -155,7 +148,7 @@ class Fleet:
             but: names of replicas that are not to be taken.
         """
         ready = [replica for replica in self.replicas if replica.is_ready and replica.name not in but]
-        num_tokens = int(marks.num_bytes / self.bytes_per_token)
+        num_tokens = num_tokens_of(marks, self.replicas)
         choice = choose(marks, num_tokens, ready, self._weights)
         if choice is None:
             return None
@@ -165,6 +158,13 @@ class Fleet:
         if marks.digests:
             replica.expect(marks, num_tokens)
         return Flight(replica, choice)
+
+
+def num_tokens_of(marks: Marks, replicas: Iterable[Replica]) -> int:
+    """Return how many tokens a prompt has, about: as the replicas have measured others."""
+    reports = [replica.report for replica in replicas if replica.report is not None]
+    told = [report.bytes_per_token for report in reports if report.bytes_per_token]
+    return int(marks.num_bytes / (sum(told) / len(told) if told else _BYTES_PER_TOKEN))
 
 
 def _longest(digests: Sequence[bytes], known: Container[bytes]) -> int:
