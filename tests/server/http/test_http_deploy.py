@@ -134,3 +134,14 @@ def test_a_pod_of_replicas_has_a_gpu_for_each() -> None:
     assert {name: REPLICAS[name] for name in REPLICAS if name.endswith("Probe")} == {
         name: CONTAINER[name] for name in CONTAINER if name.endswith("Probe")
     }
+
+
+def test_a_ray_service_serves_our_app_on_the_ray_that_is_tested() -> None:
+    spec = yaml.safe_load((DEPLOY / "kubernetes" / "rayservice.yaml").read_text())["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert application["import_path"] == "octavo.ray:app"
+    cluster = spec["rayClusterConfig"]
+    assert f"ray[serve]=={cluster['rayVersion']}" in (DEPLOY.parent / "pyproject.toml").read_text()
+    (worker,) = (group["template"]["spec"]["containers"][0] for group in cluster["workerGroupSpecs"])
+    names = {variable["name"].removeprefix("OCTAVO_") for variable in worker["env"]}
+    assert {"--" + name.lower().replace("_", "-") for name in names} <= FLAGS

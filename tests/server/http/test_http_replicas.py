@@ -161,7 +161,8 @@ def test_the_page_and_other_routes_are_answered_and_replicas_can_be_watched(serv
 
 def test_a_client_that_leaves_takes_its_request_along(served: Served) -> None:
     with served.http.stream("POST", TEXT, json=LONG) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         assert not served.is_idle()
     eventually(served.is_idle)
 
