@@ -31,17 +31,22 @@ class Weights:
 
 
 class Candidate(Protocol):
-    """What the choice asks of a replica.
+    """What the choice asks of a replica."""
 
-    Attributes:
-        load_tokens: what it has to do.
-        free_tokens: room in its cache that nobody reads.
-        last_chosen: number of the choice that it was taken by last; lower is longer ago.
-    """
+    @property
+    def load_tokens(self) -> float:
+        """What it has to do."""
+        ...
 
-    load_tokens: float
-    free_tokens: float
-    last_chosen: int
+    @property
+    def free_tokens(self) -> float:
+        """Room in its cache that nobody reads."""
+        ...
+
+    @property
+    def last_chosen(self) -> int:
+        """Number of the choice that it was taken by last; lower is longer ago."""
+        ...
 
     def saved_tokens(self, marks: Marks) -> int:
         """Return how many tokens of a prompt are in its cache."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import NotReadyError
 from octavo.router import Fleet, Flight, Marks, Replica, marks_of
@@ -105,7 +105,7 @@ class Front:
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         sent = False
 
-        async def note(message: dict) -> None:
+        async def note(message: Message) -> None:
             nonlocal sent
             sent = True
             await send(message)

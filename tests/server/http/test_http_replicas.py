@@ -236,7 +236,7 @@ def test_sigterm_lets_streams_end_and_leaves_nothing(served: Served) -> None:
 def raise_family(folder: Path, code: int) -> tuple[int, str]:
     """Raise a family of replicas that end with an exit code; return its own, and what it said."""
     program = f"""
-import signal, sys
+import os, signal, sys
 from octavo.server.config import ServerConfig
 from octavo.server.replicas.family import raise_family
 
@@ -244,7 +244,7 @@ role = raise_family(ServerConfig(replicas=3, max_restarts=2), "cpu")
 assert "torch" not in sys.modules
 if role.replica is None:
     signal.pause()
-print("replica", role.replica, role.child.num_restarts, flush=True)
+os.write(1, b"started\\n")
 sys.exit({code})
 """
     found = subprocess.run(
@@ -264,7 +264,8 @@ def test_replicas_that_cannot_load_end_all_and_others_restart_a_few_times(tmp_pa
     code, text = raise_family(tmp_path, 3)
     assert code == 1
     assert "the engine died 3 times" in text
-    assert 3 <= text.count("replica ") <= 7
+    # Two of them twice; whoever is forked when the end comes may have said nothing yet.
+    assert 3 <= text.count("started") <= 5
 
 
 def test_each_replica_has_a_gpu_and_its_share_of_the_cores() -> None:
