@@ -57,7 +57,8 @@ with client.stream("POST", "/v1/completions", json=body) as answer:
     lines = [line for line in answer.iter_lines() if line]
 found["last"], found["kind"] = lines[-1], answer.headers["content-type"]
 # One for each replica, as others go where there is less to do.
-long = {**body, "max_tokens": 4000}
+# Without a tokenizer there is no text: with ids, each token is an event.
+long = {**body, "max_tokens": 4000, "return_token_ids": True}
 # What a replica told of the stream before is old by then.
 time.sleep(3)
 with client.stream("POST", "/v1/completions", json=long) as one:
