@@ -42,14 +42,15 @@ def document(number: int, question: int = 0, length: int = 1024) -> Marks:
 
 def test_a_burst_with_a_new_prefix_stays_together() -> None:
     fleet = fleet_of(4)
-    homes = {number: set() for number in range(16)}
+    # 15: in turns, a document would come to another replica each time.
+    homes = {number: set() for number in range(15)}
     for question in range(4):
         for number in homes:
             flight = send(fleet, document(number, question))
             homes[number].add(flight.replica.name)
             flight.end()
     assert all(len(home) == 1 for home in homes.values())
-    assert Counter(name for home in homes.values() for name in home) == Counter("0123" * 4)
+    assert Counter(name for home in homes.values() for name in home) == Counter("0123" * 4) - Counter("3")
 
 
 def test_what_a_replica_holds_counts_and_what_it_lost_does_not() -> None:
