@@ -12,13 +12,16 @@ gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 # The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
 HF_OLD := build/transformers-5.17.0
 
+# Ray Serve, pinned; it is put in front of .venv's own packages.
+RAY := build/ray-2.60.0
+
 # Clients of others, in environments of their own: what they depend on does not agree.
 CLIENTS := build/clients
 
 # Every script that tortures a server, short ones first.
 STRESS := equality ticks overload streams hostile signals soak
 
-.PHONY: demo serve test lint bench client-test fuzz-server stress hf-test upstream-test gpu-test gpu-sanitize clean
+.PHONY: demo serve test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -57,6 +60,14 @@ hf-test: $(HF_OLD)/installed .venv/installed-dev
 $(HF_OLD)/installed: Makefile | .venv/installed-dev
 	$(BIN)/python -m pip install --quiet --no-deps --target $(HF_OLD) --upgrade \
 		transformers==5.17.0 'huggingface-hub<2' httpx httpcore idna
+	@touch $@
+
+ray-test: export PYTHONPATH := $(CURDIR)/$(RAY):$(CURDIR):$(PYTHONPATH)
+ray-test: $(RAY)/installed .venv/installed-dev
+	$(BIN)/python -m pytest tests/router/test_ray_serve.py
+
+$(RAY)/installed: Makefile | .venv/installed-dev
+	$(PIP) --target $(RAY) --upgrade 'ray[serve]==2.60.0'
 	@touch $@
 
 # Other projects' tests on our operators, from checkouts beside this one; needs a GPU and einops.

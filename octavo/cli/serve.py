@@ -23,6 +23,7 @@ from octavo.server.restart.supervisor import READY, Child, supervise
 if TYPE_CHECKING:
     from octavo.server.app import Gate
     from octavo.server.loop.engine_loop import EngineLoop
+    from octavo.server.replicas.family import Role
 
 _LIBRARIES = ("starlette", "granian", "prometheus_client")
 
@@ -34,18 +35,47 @@ def run_serve(model: str | None, config: EngineConfig, server: ServerConfig, *, 
         ConfigError: the address is taken, a key cannot be read, or a library is missing.
         OctavoError: the model cannot be loaded.
         EngineError: the engine died, with --restart too often.
-        SystemExit: with --restart, from the parent process.
+        SystemExit: with --restart or --replicas, from the parent process.
     """
     config = _prepared(model, config)
     configure_logging(server)
     raise_on_interrupt()
     check_address(server)
+    if server.replicas > 1:
+        return _serve_replicas(config, server, quiet)
     child = supervise(server) if server.restart else Child()
     _serve(config, server, quiet, child)
 
 
-def _serve(config: EngineConfig, server: ServerConfig, quiet: bool, child: Child) -> None:
+def _serve_replicas(config: EngineConfig, server: ServerConfig, quiet: bool) -> None:
+    _require("aiohttp")
+    from octavo.server.replicas.family import raise_family
+
+    role = raise_family(server, config.device)
+    if role.replica is None:
+        _serve_front(config, role)
+    else:
+        _serve(config, role.config, quiet or role.replica > 0, role.child, is_replica=True)
+
+
+def _serve_front(config: EngineConfig, role: "Role") -> None:
+    from octavo.server.replicas.run import serve_front
+
+    begun = time.monotonic()
+
+    def tell_ready() -> None:
+        where = f"{role.config.served_model_name or config.model} is served at {url_of(role.config)}"
+        seconds = time.monotonic() - begun
+        print(f"octavo: {where} by {len(role.sockets)} replicas, ready after {seconds:.1f} s", flush=True)
+
+    asyncio.run(serve_front(role.config, role.sockets, tell_ready))
+
+
+def _serve(
+    config: EngineConfig, server: ServerConfig, quiet: bool, child: Child, *, is_replica: bool = False
+) -> None:
     # A parent that supervises never imports PyTorch.
+    from octavo.server.replicas.told import ToldApp
     from octavo.server.run import serve
 
     begun = time.monotonic()
@@ -57,12 +87,14 @@ def _serve(config: EngineConfig, server: ServerConfig, quiet: bool, child: Child
             child.tell(news)
             if news == READY:
                 stack.close()
+            if news == READY and not is_replica:
                 seconds = time.monotonic() - begun
                 where = f"{gate.context.model} is served at {url_of(server)}"
                 print(f"octavo: {where}, ready after {seconds:.1f} s", flush=True)
 
         try:
-            error = asyncio.run(serve(gate, loop, server, tell))
+            app = ToldApp(gate, loop) if is_replica else gate
+            error = asyncio.run(serve(gate, loop, server, tell, app))
         finally:
             loop.stop()
     if error is not None:
@@ -132,6 +164,10 @@ def run_batch(
 
 def _prepared(model: str | None, config: EngineConfig) -> EngineConfig:
     for library in _LIBRARIES:
-        if importlib.util.find_spec(library) is None:
-            raise ConfigError(f"this command needs {library}; install it with: pip install 'octavo[server]'")
+        _require(library)
     return config if model is None else dataclasses.replace(config, model=model)
+
+
+def _require(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        raise ConfigError(f"this command needs {library}; install it with: pip install 'octavo[server]'")

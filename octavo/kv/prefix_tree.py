@@ -54,6 +54,10 @@ class PrefixTree:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self.nodes
 
+    def has_digest(self, digest: bytes) -> bool:
+        """Return whether a block with this digest is registered; from any thread."""
+        return digest in self._by_digest
+
     def find(self, parent_id: int, key: BlockKey) -> int | None:
         """Return the block that continues `parent_id` (a block id or ROOT) with `key`, or None."""
         block_id = self._by_digest.get(key.digest)

@@ -46,6 +46,9 @@ class ServerConfig:
             template or chat template.
         reasoning_parser: how the model's reasoning is marked; likewise.
         step_deadline_s: a step that takes longer has hung: its requests fail.
+        replicas: serve by so many engines behind one address, each in a process and on a GPU of its own (on
+            a CPU they share its cores); each request goes where most of its prompt is cached. One that dies
+            is started again, as often as max_restarts allows.
         restart: start the server again, in a new process, when its engine dies. Off where something else does
             that, such as systemd or Kubernetes.
         max_restarts: restarts within restart_window_s; one death more, and the command fails.
@@ -85,6 +88,7 @@ class ServerConfig:
     tool_call_parser: ToolCallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     step_deadline_s: float = 120.0
+    replicas: int = 1
     restart: bool = False
     max_restarts: int = 5
     restart_window_s: float = 600.0
@@ -97,6 +101,7 @@ class ServerConfig:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes"):
             _in_range(name, getattr(self, name), 1, 2**40)
         _in_range("max_restarts", self.max_restarts, 0, 1000)
+        _in_range("replicas", self.replicas, 1, 256)
         for name in ("body_timeout_s", "write_timeout_s", "step_deadline_s", "restart_window_s"):
             _in_range(name, getattr(self, name), 1e-3, 1e6)
         for name in ("queue_timeout_s", "sse_keep_alive_s", "shutdown_timeout"):

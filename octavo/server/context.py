@@ -25,6 +25,7 @@ from octavo.server.limits import BodyReader
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.replicas.told import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
@@ -127,6 +128,7 @@ class Context:
         except BaseException:
             generation.abort()
             raise
+        note_prompts(prompts, cache_salt)
         generation.watch_queue(self.config.queue_timeout_s)
         note_generation(generation, params)
         return generation

@@ -7,16 +7,20 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
+from starlette.types import ASGIApp
 
-from octavo.server.app import Gate
 from octavo.server.config import ServerConfig
-from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.restart.supervisor import DYING, LISTENING, READY
+
+if TYPE_CHECKING:
+    from octavo.server.app import Gate
+    from octavo.server.loop.engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
 
@@ -32,7 +36,11 @@ _LAST_WORDS_S = 2.0
 
 
 async def serve(
-    gate: Gate, loop: EngineLoop, config: ServerConfig, tell: Callable[[bytes], None]
+    gate: "Gate",
+    loop: "EngineLoop",
+    config: ServerConfig,
+    tell: Callable[[bytes], None],
+    app: ASGIApp,
 ) -> BaseException | None:
     """Serve until a signal or the engine's death; return why the engine died, or None.
 
@@ -42,10 +50,11 @@ async def serve(
         config: the options.
         tell: called with LISTENING when clients can connect, with READY when requests are taken, and with
             DYING when the engine is dead, before the process ends.
+        app: what is served: the gate, or what is around it.
     """
     leave = asyncio.Event()
-    _on_signals(leave)
-    server = make_server(gate, config)
+    leave_on_signals(leave)
+    server = make_server(app, config)
     if config.uds is not None:
         # Only this user may connect.
         os.umask(0o177)
@@ -73,10 +82,10 @@ async def serve(
     return loop.error
 
 
-def make_server(gate: Gate, config: ServerConfig) -> Server:
+def make_server(app: ASGIApp, config: ServerConfig) -> Server:
     """Return the HTTP server, with limits on headers and on the time they take."""
     return Server(
-        gate,
+        app,
         address=config.host,
         port=config.port,
         uds=Path(config.uds) if config.uds is not None else None,
@@ -96,7 +105,7 @@ def make_server(gate: Gate, config: ServerConfig) -> Server:
     )
 
 
-def _on_signals(leave: asyncio.Event) -> None:
+def leave_on_signals(leave: asyncio.Event) -> None:
     """Leave on SIGTERM and Ctrl-C; at once on the second."""
     events = asyncio.get_running_loop()
 
@@ -109,7 +118,7 @@ def _on_signals(leave: asyncio.Event) -> None:
         events.add_signal_handler(number, on_signal, number)
 
 
-async def _drain(gate: Gate, loop: EngineLoop, timeout_s: float) -> None:
+async def _drain(gate: "Gate", loop: "EngineLoop", timeout_s: float) -> None:
     """Let requests finish, and their clients read the rest."""
     deadline = time.monotonic() + max(timeout_s, _LAST_WORDS_S)
     await loop.drain(timeout_s)
@@ -117,7 +126,7 @@ async def _drain(gate: Gate, loop: EngineLoop, timeout_s: float) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _say_last_words(gate: Gate) -> None:
+async def _say_last_words(gate: "Gate") -> None:
     """Let streams end with an error, and whoever asks in the meantime hear that the engine is dead."""
     deadline = time.monotonic() + _LAST_WORDS_S
     await asyncio.sleep(_LAST_WORDS_S / 2)
@@ -125,7 +134,7 @@ async def _say_last_words(gate: Gate) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _watch(loop: EngineLoop, tell: Callable[[bytes], None]) -> bool:
+async def _watch(loop: "EngineLoop", tell: Callable[[bytes], None]) -> bool:
     """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)

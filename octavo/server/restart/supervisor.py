@@ -67,14 +67,14 @@ def supervise(config: ServerConfig) -> Child:
             os.close(reads)
             if listening is not None:
                 listening.close()
-            _become_child(parent)
+            become_child(parent)
             return Child(num_restarts, writes)
         os.close(writes)
         life = _Life(config, pid, reads, listening)
         code = asyncio.run(life.attend())
         if code == 0 or life.is_leaving or not (life.was_ready or num_restarts):
             sys.exit(code)
-        _note_death(deaths, config)
+        note_death(deaths, config)
         num_restarts += 1
         if config.uds is not None:
             # A process that was killed leaves it behind.
@@ -82,7 +82,7 @@ def supervise(config: ServerConfig) -> Child:
         listening = life.listening or listen(config)
 
 
-def _become_child(parent: int) -> None:
+def become_child(parent: int) -> None:
     """Have a group of its own, so that Ctrl-C comes from the parent alone, and end with the parent."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
@@ -92,7 +92,7 @@ def _become_child(parent: int) -> None:
         os._exit(1)
 
 
-def _note_death(deaths: deque[float], config: ServerConfig) -> None:
+def note_death(deaths: deque[float], config: ServerConfig) -> None:
     """Raise if this was one death too many."""
     now, window_s = time.monotonic(), config.restart_window_s
     deaths.append(now)

@@ -17,6 +17,8 @@ from octavo.server.app import ROUTES
 DEPLOY = Path(__file__).parents[3] / "deploy"
 POD = next(iter(yaml.safe_load_all((DEPLOY / "kubernetes" / "octavo.yaml").read_text())))["spec"]["template"]
 CONTAINER = POD["spec"]["containers"][0]
+REPLICAS_POD, REPLICAS_SERVICE = yaml.safe_load_all((DEPLOY / "kubernetes" / "replicas.yaml").read_text())
+REPLICAS = REPLICAS_POD["spec"]["template"]["spec"]["containers"][0]
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 UNIT = configparser.ConfigParser(strict=False, interpolation=None)
 UNIT.optionxform = str  # type: ignore[method-assign, assignment]
@@ -36,6 +38,7 @@ COMMANDS = {
     "compose.yaml": COMPOSE["services"]["octavo"]["command"],
     "octavo.service": shlex.split(UNIT["Service"]["ExecStart"])[2:],
     "kubernetes": CONTAINER["args"],
+    "replicas": REPLICAS["args"],
 }
 
 
@@ -122,3 +125,23 @@ def test_files_that_compose_mounts_are_there() -> None:
                 assert (DEPLOY / source).is_file(), source
     for path in (DEPLOY / "prometheus.yml", *(DEPLOY / "grafana").glob("*.yaml")):
         assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+def test_a_pod_of_replicas_has_a_gpu_for_each() -> None:
+    assert int(option("replicas", "--replicas")) == REPLICAS["resources"]["limits"]["nvidia.com/gpu"]
+    labels = REPLICAS_POD["spec"]["template"]["metadata"]["labels"]
+    assert REPLICAS_SERVICE["spec"]["selector"] == REPLICAS_POD["spec"]["selector"]["matchLabels"] == labels
+    assert {name: REPLICAS[name] for name in REPLICAS if name.endswith("Probe")} == {
+        name: CONTAINER[name] for name in CONTAINER if name.endswith("Probe")
+    }
+
+
+def test_a_ray_service_serves_our_app_on_the_ray_that_is_tested() -> None:
+    spec = yaml.safe_load((DEPLOY / "kubernetes" / "rayservice.yaml").read_text())["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert application["import_path"] == "octavo.ray:app"
+    cluster = spec["rayClusterConfig"]
+    assert f"ray[serve]=={cluster['rayVersion']}" in (DEPLOY.parent / "pyproject.toml").read_text()
+    (worker,) = (group["template"]["spec"]["containers"][0] for group in cluster["workerGroupSpecs"])
+    names = {variable["name"].removeprefix("OCTAVO_") for variable in worker["env"]}
+    assert {"--" + name.lower().replace("_", "-") for name in names} <= FLAGS

@@ -133,9 +133,25 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   forgetStyles();
   redraw();
 });
-drawLegend(find("legend"));
-chat.findModel();
-follow(show, (reason) => {
+function showLost(reason) {
   say("state", `no contact: ${reason}`);
   find("state").className = "state dead";
-});
+}
+
+/** Let people switch between the engines of several replicas; the chat goes to whichever is chosen for it. */
+function showReplicas(count) {
+  const shown = Number(new URLSearchParams(location.search).get("replica") ?? 0);
+  find("replicas").hidden = count < 2;
+  if (find("replicas").children.length === count) return;
+  find("replicas").replaceChildren(...Array.from({ length: count }, (_, index) => {
+    const link = document.createElement("a");
+    link.href = `?replica=${index}`;
+    link.textContent = `replica ${index}`;
+    if (index === shown) link.setAttribute("aria-current", "page");
+    return link;
+  }));
+}
+
+drawLegend(find("legend"));
+chat.findModel();
+follow(show, showLost, showReplicas);

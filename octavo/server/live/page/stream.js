@@ -34,16 +34,21 @@ export async function errorOf(response) {
   }
 }
 
-/** Follow /live for ever: call onSnapshot for each snapshot, onLost with a reason whenever it breaks off. */
-export async function follow(onSnapshot, onLost) {
+/**
+ * Follow /live for ever: call onSnapshot for each snapshot, onLost with a reason whenever it breaks off, and
+ * onReplicas with their number where there are several. The page's own ?replica= says which of them to follow.
+ */
+export async function follow(onSnapshot, onLost, onReplicas) {
   for (;;) {
     await visible();
     const stop = new AbortController();
     const hide = () => document.hidden && stop.abort();
     document.addEventListener("visibilitychange", hide);
     try {
-      const response = await fetch("live", { headers: headers(), signal: stop.signal, cache: "no-store" });
+      const options = { headers: headers(), signal: stop.signal, cache: "no-store" };
+      const response = await fetch(`live${location.search}`, options);
       if (!response.ok) throw new Error(await errorOf(response));
+      onReplicas(Number(response.headers.get("x-octavo-replicas") ?? 1));
       for await (const data of eventsOf(response)) onSnapshot(JSON.parse(data));
       onLost("the stream has ended");
     } catch (error) {

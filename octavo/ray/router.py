@@ -1,0 +1,93 @@
+"""Ray Serve's side of the choice of a replica. Ray calls this interface alpha: its version is pinned."""
+
+import time
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+
+from octavo.router import Choice, Flight, Marks, Replica, Report, Weights, choose, num_tokens_of
+
+REPORT = "octavo_report"
+"""Key of a replica's routing statistics."""
+
+
+class PrefixRouter(RequestRouter):
+    """Sends a request where most of its prompt is cached, unless that replica is too busy."""
+
+    def initialize_state(self, **weights: float) -> None:
+        """Begin with no replica; `weights` are those of octavo.router.Weights."""
+        self._weights = Weights(**weights)
+        self._known: dict[ReplicaID, Replica] = {}
+        self._told: dict[ReplicaID, bytes] = {}
+        self._flights: dict[str, Flight] = {}
+        self._num_choices = 0
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the best replica, and the others in case that it takes no more."""
+        if pending_request is None:
+            return [candidate_replicas]
+        marks, known = _marks_of(pending_request), [self._hear(replica) for replica in candidate_replicas]
+        choice = choose(marks, num_tokens_of(marks, known), known, self._weights)
+        if choice is None:
+            return []
+        best = candidate_replicas[choice.index]
+        return [[best], [replica for replica in candidate_replicas if replica is not best]]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+    ) -> None:
+        """Count a request where it was sent."""
+        replica = self._known.get(replica_id)
+        if replica is None:
+            return
+        marks = _marks_of(pending_request)
+        num_tokens = num_tokens_of(marks, self._known.values())
+        saved = min(replica.saved_tokens(marks), num_tokens)
+        self._num_choices += 1
+        replica.last_chosen = self._num_choices
+        if marks.digests:
+            replica.expect(marks, num_tokens)
+        choice = Choice(0, saved, num_tokens - saved)
+        self._flights[pending_request.metadata.internal_request_id] = Flight(replica, choice)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Count a request no longer."""
+        flight = self._flights.pop(internal_request_id, None)
+        if flight is not None:
+            flight.end()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget a replica."""
+        super().on_replica_actor_died(replica_id)
+        self._forget(replica_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take the replicas that there are now, with what they told last."""
+        super().update_replicas(replicas)
+        ids = {replica.replica_id for replica in replicas}
+        for gone in self._known.keys() - ids:
+            self._forget(gone)
+
+    def _forget(self, replica_id: ReplicaID) -> None:
+        self._known.pop(replica_id, None)
+        self._told.pop(replica_id, None)
+
+    def _hear(self, running: RunningReplica) -> Replica:
+        known = self._known.get(running.replica_id)
+        if known is None:
+            known = Replica(running.replica_id.unique_id, self._weights, time.monotonic)
+            self._known[running.replica_id] = known
+        told: Any = running.routing_stats.get(REPORT)
+        # Ray hands out the very same object until there is news.
+        if told is not None and told is not self._told.get(running.replica_id):
+            known.hear(Report.decode(told))
+            self._told[running.replica_id] = told
+        return known
+
+
+def _marks_of(pending: PendingRequest) -> Marks:
+    """Return the marks that the front sends along as the last argument."""
+    found = pending.args[-1] if pending.args else None
+    return found if isinstance(found, Marks) else Marks()

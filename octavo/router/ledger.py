@@ -1,0 +1,76 @@
+"""In a replica: which blocks the marks of its requests stand for, and which of these it still has."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+
+from octavo.kv.sequence_blocks import SequenceBlocks
+from octavo.router.marks import Marks
+from octavo.router.report import MAX_REPORTED_MARKS
+
+# What earlier prompts say about bytes per token counts half as much after so many tokens.
+_MEMORY_TOKENS = 1 << 16
+
+
+class Ledger:
+    """Marks of the latest prompts with the block that ends at each of them.
+
+    Bounded: the marks that were used longest ago go first, and of one prompt's the longest. So what stays is
+    the top of the prefix tree. A mark of token ids is exact; one of a text lies between two tokens whose
+    place is taken as proportional to bytes, rounded down to a whole block.
+
+    Attributes:
+        bytes_per_token: of the prompts so far, 0 before the first.
+    """
+
+    def __init__(self, max_marks: int = MAX_REPORTED_MARKS) -> None:
+        self._max_marks = max_marks
+        self._blocks: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        self._num_bytes = self._num_tokens = 0.0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._num_bytes / self._num_tokens if self._num_tokens else 0.0
+
+    def note(self, marks: Marks, token_ids: "array[int]", salt: bytes, block_size: int) -> None:
+        """Note a prompt.
+
+        Args:
+            marks: of its request.
+            token_ids: the prompt that the replica made of it.
+            salt: under which its blocks are found.
+            block_size: tokens per block.
+        """
+        if not marks.digests or not token_ids:
+            return
+        num_tokens = len(token_ids)
+        self._measure(marks.num_bytes, num_tokens)
+        ends = [end * num_tokens // marks.num_bytes // block_size for end in marks.ends]
+        blocks = SequenceBlocks(block_size, salt)
+        blocks.extend_keys(token_ids, ends[-1])
+        for digest, num_blocks in zip(reversed(marks.digests), reversed(ends), strict=True):
+            if num_blocks:
+                self._blocks[digest] = (blocks.block_keys[num_blocks - 1].digest, num_blocks * block_size)
+                self._blocks.move_to_end(digest)
+        while len(self._blocks) > self._max_marks:
+            self._blocks.popitem(last=False)
+
+    def held(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
+        """Return the marks whose blocks can be hit now, and their tokens; forget the others.
+
+        Args:
+            is_registered: tells whether a block with this digest is in the prefix tree.
+        """
+        for digest in [mark for mark, (block, _) in self._blocks.items() if not is_registered(block)]:
+            del self._blocks[digest]
+        return b"".join(self._blocks), tuple(tokens for _, tokens in self._blocks.values())
+
+    def _measure(self, num_bytes: int, num_tokens: int) -> None:
+        self._num_bytes += num_bytes
+        self._num_tokens += num_tokens
+        if self._num_tokens > 2 * _MEMORY_TOKENS:
+            self._num_bytes /= 2
+            self._num_tokens /= 2

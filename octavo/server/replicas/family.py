@@ -1,0 +1,186 @@
+"""The parent of a front and of replicas: it forks them, forks again what has died, and ends them all.
+
+Like the parent of `--restart` (ADR 27), it forks before PyTorch is imported, and has no thread and no device.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from octavo.errors import EngineDeadError
+from octavo.server.config import ServerConfig
+from octavo.server.replicas.devices import take_share
+from octavo.server.restart.supervisor import Child, become_child, note_death
+
+# What a process ends with whose options, or whose model, are wrong: the next one would fare no better.
+_CANNOT = 2
+_FRONT = -1
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+# Replicas have nothing to do any more when the front has ended.
+_LEAVE_S, _POLL_S = 10.0, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a forked process is to do.
+
+    Attributes:
+        sockets: [N] where the replicas listen.
+        replica: which of them it is; None for the front.
+        child: what it knows of its parent.
+        config: its options.
+    """
+
+    sockets: tuple[Path, ...]
+    replica: int | None
+    child: Child
+    config: ServerConfig
+
+
+def raise_family(config: ServerConfig, device: str) -> Role:
+    """Fork a front and `config.replicas` replicas. Returns in each of them, never in the parent.
+
+    Args:
+        config: the options.
+        device: that the engine was asked to use.
+
+    Raises:
+        ConfigError: there are fewer GPUs than replicas.
+        SystemExit: in the parent: the front ended, or a replica cannot be started.
+        EngineDeadError: in the parent: replicas died more often than `max_restarts` allows.
+    """
+    take_share(device, 0, config.replicas, dry=True)
+    folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+    family = _Family(config, device, folder)
+    role = None
+    try:
+        role = family.attend()
+        return role
+    finally:
+        if role is None:
+            family.end()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Family:
+    """The processes, as their parent sees them."""
+
+    def __init__(self, config: ServerConfig, device: str, folder: Path) -> None:
+        self._config = config
+        self._device = device
+        self._sockets = tuple(folder / f"{index}.sock" for index in range(config.replicas))
+        self._members: dict[int, int] = {}
+        self._deaths: deque[float] = deque()
+        self._num_restarts = [0] * config.replicas
+        self._is_leaving = False
+
+    def attend(self) -> Role:
+        """Fork, and wait for what happens; see raise_family."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        missing = [_FRONT, *range(self._config.replicas)]
+        while True:
+            for member in missing:
+                role = self._fork(member)
+                if role is not None:
+                    return role
+            missing = []
+            if signal.sigwait(_SIGNALS) != signal.SIGCHLD:
+                self._leave()
+            else:
+                missing = [member for member, code in self._ended() if self._is_missed(member, code)]
+
+    def end(self) -> None:
+        """End all that is left: what does not end by itself soon is killed."""
+        for number, seconds in ((signal.SIGTERM, _LEAVE_S), (signal.SIGKILL, _LEAVE_S)):
+            self._kill(number, *self._members)
+            deadline = time.monotonic() + seconds
+            while self._members and time.monotonic() < deadline:
+                self._ended()
+                time.sleep(_POLL_S)
+
+    def _fork(self, member: int) -> Role | None:
+        """Fork a member of the family; return its role in it, None in the parent."""
+        sys.stdout.flush()
+        parent, pid = os.getpid(), os.fork()
+        if pid:
+            self._members[pid] = member
+            return None
+        become_child(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        if member == _FRONT:
+            return Role(self._sockets, None, Child(), self._config)
+        socket = self._sockets[member]
+        # A process that was killed leaves it behind.
+        socket.unlink(missing_ok=True)
+        take_share(self._device, member, self._config.replicas)
+        child = Child(self._num_restarts[member])
+        return Role(self._sockets, member, child, replica_config(self._config, socket))
+
+    def _ended(self) -> list[tuple[int, int]]:
+        """Return who has ended, with exit codes."""
+        found: list[tuple[int, int]] = []
+        for pid in list(self._members):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                found.append((self._members.pop(pid), code if code >= 0 else 128 - code))
+        return found
+
+    def _is_missed(self, member: int, code: int) -> bool:
+        """Return whether to start a member again that has ended.
+
+        Raises:
+            SystemExit: all is over.
+            EngineDeadError: this was one death too many.
+        """
+        if member == _FRONT:
+            sys.exit(code)
+        if self._is_leaving:
+            return False
+        if code == _CANNOT:
+            sys.exit(code)
+        try:
+            note_death(self._deaths, self._config)
+        except EngineDeadError:
+            # The others must not go on alone, unseen.
+            self._is_leaving = True
+            raise
+        self._num_restarts[member] += 1
+        return True
+
+    def _leave(self) -> None:
+        """Have the front drain; its end is the end of all. The second signal ends all at once."""
+        fronts = [pid for pid, member in self._members.items() if member == _FRONT]
+        if self._is_leaving:
+            self._kill(signal.SIGKILL, *self._members)
+        else:
+            self._kill(signal.SIGTERM, *fronts)
+        self._is_leaving = True
+
+    def _kill(self, number: int, *pids: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def replica_config(config: ServerConfig, socket: Path) -> ServerConfig:
+    """Return the options of a replica behind a front: who may call is checked there as without a front."""
+    return replace(
+        config,
+        uds=str(socket),
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        root_path="",
+        # A socket counts as local: what a public address lets in must pass.
+        allowed_hosts=config.allowed_hosts if config.is_local else ("*",),
+        # A dead engine answers 503 then, and the front asks another replica.
+        restart=True,
+        replicas=1,
+    )

@@ -1,0 +1,271 @@
+"""The application that clients reach: it chooses a replica for each request, and answers what concerns all.
+
+It checks neither keys nor hosts: whatever is not open to everybody is asked of a replica, which checks both.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from octavo.errors import NotReadyError
+from octavo.router import Fleet, Flight, Marks, Replica, marks_of
+from octavo.router.marks import holder_of, is_prompt
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError, as_api_error
+from octavo.server.limits import BodyReader, ClientGoneError, unless_gone
+from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
+from octavo.server.replicas.proxy import Asked, Headers, Link
+
+REFRESH_S = 1.0
+# One that is not there is asked more often: it may start again any moment.
+_RETRY_S = 0.2
+# Longer bodies are read beside the event loop.
+_INLINE_BYTES = 1 << 18
+_JSON = [(b"content-type", b"application/json")]
+
+
+class ReplicaHealth(msgspec.Struct):
+    """One replica in the answer of GET /health: see octavo.router.Report."""
+
+    replica: str
+    state: str
+    open_requests: int
+    running: int
+    waiting: int
+    load_tokens: float
+    marks: int
+
+
+class FleetHealth(msgspec.Struct):
+    """Answer of GET /health and /ready.
+
+    Attributes:
+        status: ready, draining, or loading (no replica takes requests).
+    """
+
+    status: str
+    replicas: list[ReplicaHealth]
+
+
+class Front:
+    """An ASGI application. For one event loop.
+
+    Attributes:
+        fleet: the replicas.
+        num_open: requests that are not answered to the end.
+        is_draining: no new requests are taken.
+    """
+
+    def __init__(self, config: ServerConfig, sockets: Sequence[Path]) -> None:
+        """Connect to nothing yet; `watch` does.
+
+        Args:
+            config: the options.
+            sockets: [N] where replicas listen.
+        """
+        self.fleet = Fleet([str(index) for index in range(len(sockets))])
+        self.num_open = 0
+        self.is_draining = False
+        self._config = config
+        self._bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
+        self._links = {
+            replica.name: Link(socket, config.write_timeout_s)
+            for replica, socket in zip(self.fleet.replicas, sockets, strict=True)
+        }
+        self._metrics = RouterMetrics(self.fleet)
+
+    async def watch(self) -> None:
+        """Ask the replicas for reports, for ever; close the links when cancelled."""
+        try:
+            await asyncio.gather(*map(self._watch, self.fleet.replicas))
+        finally:
+            for link in self._links.values():
+                await link.close()
+
+    async def _watch(self, replica: Replica) -> None:
+        link = self._links[replica.name]
+        while True:
+            # One that is only slow keeps its last report for a while.
+            with suppress(TimeoutError):
+                try:
+                    replica.hear(await link.report())
+                except (aiohttp.ClientError, msgspec.DecodeError):
+                    replica.hear(None)
+            await asyncio.sleep(REFRESH_S if replica.is_ready else _RETRY_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise ValueError(f"expected a request over HTTP, got {scope['type']}")
+        sent = False
+
+        async def note(message: Message) -> None:
+            nonlocal sent
+            sent = True
+            await send(message)
+
+        self.num_open += 1
+        try:
+            await self._answer(scope, receive, note)
+        except ClientGoneError:
+            return
+        except (ApiError, NotReadyError) as error:
+            if sent:
+                raise
+            found = as_api_error(error)
+            listed = [(name.lower().encode(), value.encode()) for name, value in found.headers.items()]
+            await _say(send, found.status, found.body, _JSON + listed)
+        finally:
+            self.num_open -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(self._config.root_path)
+        if path in ("/health", "/ping", "/ready"):
+            return await self._say_health(path, send)
+        asked = await self._read(scope, path, receive)
+        if path == "/metrics":
+            return await self._say_metrics(asked, send)
+        if path == "/live":
+            return await self._show(scope, asked, receive, send)
+        if self.is_draining:
+            raise NotReadyError("the server is about to end and takes no new requests")
+        await unless_gone(receive, self._route(asked, send))
+
+    async def _read(self, scope: Scope, path: str, receive: Receive) -> Asked:
+        headers: Headers = list(scope["headers"])
+        query = scope["query_string"].decode("latin-1")
+        raw = scope.get("raw_path") or scope["path"].encode()
+        whole = raw.decode("latin-1").removeprefix(self._config.root_path) + ("?" + query if query else "")
+        body, marks = b"", Marks()
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            body = await self._bodies.read(headers, receive)
+        if body and is_prompt(path):
+            holder = self._holder(headers)
+            if len(body) > _INLINE_BYTES:
+                marks = await asyncio.to_thread(marks_of, body, holder)
+            else:
+                marks = marks_of(body, holder)
+        return Asked(scope["method"], whole, headers, body, marks)
+
+    def _holder(self, headers: Headers) -> bytes:
+        """Return whose prefixes a request may find."""
+        if self._config.cache_isolation != "key":
+            return b""
+        return holder_of(headers)
+
+    async def _route(self, asked: Asked, send: Send) -> None:
+        """Answer by the best replica. One that refuses or is gone has said nothing yet: another one is asked.
+
+        A request that was under way when a replica died is sent to one more, not to all: it may be the cause.
+        """
+        tried: set[str] = set()
+        num_deaths = 0
+        while (flight := self.fleet.send(asked.marks, tried)) is not None:
+            tried.add(flight.replica.name)
+            self._metrics.note(flight)
+            try:
+                if await self._try(asked, flight, send, final=len(tried) == len(self._links)):
+                    return
+            except aiohttp.ClientError:
+                flight.replica.hear(None)
+                num_deaths += 1
+                if num_deaths > 1:
+                    raise ApiError(
+                        500, "two replicas died of this request", type="server_error", code="replica_died"
+                    ) from None
+            self._metrics.note_retry()
+        raise NotReadyError("no replica takes requests now; try again in a few seconds")
+
+    async def _try(
+        self,
+        asked: Asked,
+        flight: Flight,
+        send: Send,
+        *,
+        final: bool,
+        more: Sequence[tuple[bytes, bytes]] = (),
+    ) -> bool:
+        name = flight.replica.name
+        told = [*more, (b"x-octavo-replica", name.encode())]
+        try:
+            return await self._links[name].pass_on(asked, flight, send, more=told, final=final)
+        finally:
+            flight.end()
+
+    async def _show(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+        """Answer /live by the replica that ?replica= names, 0 if none, and tell how many there are."""
+        query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
+        name = query.get("replica", "0")
+        if name not in self._links:
+            raise ApiError(404, f"there is no replica {name[:20]!r}", param="replica", code="not_found")
+        headers = [(b"x-octavo-replicas", str(len(self._links)).encode())]
+        others = set(self._links) - {name}
+        flight = self.fleet.send(Marks(), others)
+        if flight is None:
+            raise NotReadyError(f"replica {name} is not ready; try again in a few seconds")
+        # Who looks on is no load.
+        flight.end()
+        with suppress(aiohttp.ClientError):
+            await unless_gone(receive, self._try(asked, flight, send, final=True, more=headers))
+            return
+        raise NotReadyError(f"replica {name} is gone; try again in a few seconds")
+
+    async def _say_metrics(self, asked: Asked, send: Send) -> None:
+        """Answer with the samples of all replicas, each with the label `replica`, and with the router's."""
+        ready = [replica.name for replica in self.fleet.replicas if replica.report is not None]
+        found = await asyncio.gather(
+            *(self._links[name].fetch(asked) for name in ready), return_exceptions=True
+        )
+        texts: dict[str, bytes] = {}
+        for name, answer in zip(ready, found, strict=True):
+            if isinstance(answer, aiohttp.ClientError):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            status, headers, body = answer
+            if status != 200:
+                return await _say(send, status, body, headers)
+            texts[name] = body
+        if not texts:
+            raise NotReadyError("no replica answers now; try again in a few seconds")
+        text = await asyncio.to_thread(merged, texts) + self._metrics.text()
+        await _say(send, 200, text, [(b"content-type", CONTENT_TYPE.encode())])
+
+    async def _say_health(self, path: str, send: Send) -> None:
+        health = self.health()
+        alive = health.status == "ready" or (
+            path != "/ready" and any(replica.state not in ("down", "dead") for replica in health.replicas)
+        )
+        headers = _JSON if alive else [*_JSON, (b"retry-after", b"1")]
+        await _say(send, 200 if alive else 503, msgspec.json.encode(health), headers)
+
+    def health(self) -> FleetHealth:
+        """Return how all replicas are."""
+        replicas = [_health_of(replica) for replica in self.fleet.replicas]
+        is_ready = any(replica.is_ready for replica in self.fleet.replicas)
+        status = "draining" if self.is_draining else "ready" if is_ready else "loading"
+        return FleetHealth(status, replicas)
+
+
+def _health_of(replica: Replica) -> ReplicaHealth:
+    report = replica.report
+    return ReplicaHealth(
+        replica=replica.name,
+        state="down" if report is None else report.state,
+        open_requests=replica.num_open,
+        running=0 if report is None else report.num_running,
+        waiting=0 if report is None else report.num_waiting,
+        load_tokens=replica.load_tokens,
+        marks=replica.num_marks,
+    )
+
+
+async def _say(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

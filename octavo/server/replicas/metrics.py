@@ -1,0 +1,93 @@
+"""The metrics of all replicas as one text, and the router's own."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.router import Fleet, Flight
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def merged(texts: Mapping[str, bytes]) -> bytes:
+    """Return the metrics of several replicas as one text.
+
+    Args:
+        texts: Prometheus' text by replica.
+    """
+    # By the two lines that begin a metric: Prometheus wants the samples of one side by side.
+    metrics: dict[bytes, list[bytes]] = {}
+    for replica, text in texts.items():
+        label = b'replica="%s"' % replica.encode()
+        head = b""
+        for line in text.splitlines():
+            if line.startswith(b"# HELP"):
+                head = line
+            elif line.startswith(b"# TYPE"):
+                head += b"\n" + line
+                metrics.setdefault(head, [])
+            elif line:
+                metrics[head].append(_labelled(line, label))
+    return b"".join(b"\n".join((head, *samples)) + b"\n" for head, samples in metrics.items())
+
+
+def _labelled(sample: bytes, label: bytes) -> bytes:
+    name, space, value = sample.partition(b" ")
+    name, brace, labels = name.partition(b"{")
+    if brace:
+        return name + b"{" + label + b"," + labels + space + value
+    return name + b"{" + label + b"}" + space + value
+
+
+class RouterMetrics:
+    """Counts what a router does."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_FleetCollector(fleet))
+        self._saved = Counter(
+            "octavo:router_saved_tokens",
+            "prompt tokens that the chosen replica was known to hold",
+            ["replica"],
+            registry=self._registry,
+        )
+        self._sent = Counter(
+            "octavo:router_requests", "requests sent to a replica", ["replica"], registry=self._registry
+        )
+        self._retries = Counter(
+            "octavo:router_retries",
+            "requests sent to another replica, as one refused or died",
+            registry=self._registry,
+        )
+
+    def note(self, flight: Flight) -> None:
+        """Count a request that is sent."""
+        self._sent.labels(flight.replica.name).inc()
+        self._saved.labels(flight.replica.name).inc(flight.choice.saved_tokens)
+
+    def note_retry(self) -> None:
+        """Count a request that is to be sent again."""
+        self._retries.inc()
+
+    def text(self) -> bytes:
+        """Return them as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class _FleetCollector(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        for name, help_, field in (
+            ("octavo:router_replica_ready", "whether it takes requests, 0 or 1", "is_ready"),
+            ("octavo:router_load_tokens", "what it has to do, as the router counts", "load_tokens"),
+            ("octavo:router_open_requests", "requests sent to it and not ended", "num_open"),
+            ("octavo:router_marks", "beginnings of prompts that it is known to hold", "num_marks"),
+        ):
+            family = GaugeMetricFamily(name, help_, labels=["replica"])
+            for replica in self._fleet.replicas:
+                family.add_metric([replica.name], float(getattr(replica, field)))
+            yield family

@@ -1,0 +1,177 @@
+"""Sends a client's request to one replica, and its answer back as it comes."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from starlette.types import Send
+from yarl import URL
+
+from octavo.router import Flight, Marks, Report
+from octavo.router.marks import HEADER
+from octavo.server.errors import ApiError
+from octavo.server.limits import ClientGoneError
+from octavo.server.replicas.paths import REPORT_PATH
+
+# Of one connection, or set by who sends.
+_HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
+)
+_REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+# A replica may compute for a long time before it answers; whether it lives is known by its reports.
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+# Below the time after which a replica closes an idle connection, so that no request meets that.
+_KEEP_ALIVE_S = 5.0
+_EVENT_END = b"\n\n"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client's request.
+
+    Attributes:
+        method: GET, POST ...
+        path: without the root path, with the query, as it was sent.
+        headers: names in lower case.
+        body: all of it.
+        marks: of its prompt.
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+    marks: Marks
+
+
+class Link:
+    """The way to one replica. For one event loop."""
+
+    def __init__(self, socket: Path, write_timeout_s: float) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            socket: where the replica listens.
+            write_timeout_s: how long a client may leave a part of a streamed answer unread.
+        """
+        connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
+        self._write_timeout_s = write_timeout_s
+
+    async def close(self) -> None:
+        """Break off what is under way."""
+        await self._session.close()
+
+    async def report(self) -> Report:
+        """Ask the replica for its report.
+
+        Raises:
+            aiohttp.ClientError: it is not there.
+            TimeoutError: it is slow.
+            msgspec.DecodeError: it is no replica.
+        """
+        headers = {HEADER.decode(): ""}
+        async with self._session.get(_url(REPORT_PATH), headers=headers, timeout=_REPORT_TIMEOUT) as answer:
+            return Report.decode(await answer.read())
+
+    async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
+        """Return the whole answer to a request.
+
+        Raises:
+            aiohttp.ClientError: the replica is not there.
+        """
+        async with self._request(asked) as answer:
+            return answer.status, _kept(answer.raw_headers), await answer.read()
+
+    async def pass_on(self, asked: Asked, flight: Flight, send: Send, *, more: Headers, final: bool) -> bool:
+        """Send a request, and answer the client with what comes back.
+
+        Args:
+            asked: the request.
+            flight: counts it at the replica.
+            send: to the client.
+            more: headers to add to the answer.
+            final: pass a 503 on, too.
+
+        Returns:
+            False for an answer of 503 if not `final`: the client has got nothing, another replica may answer.
+
+        Raises:
+            aiohttp.ClientError: the replica is gone, and the client has got nothing.
+            ClientGoneError: the client does not read.
+        """
+        async with self._request(asked) as answer:
+            if answer.status == 503 and not final:
+                return False
+            headers = _kept(answer.raw_headers) + more
+            begin = {"type": "http.response.start", "status": answer.status, "headers": headers}
+            if answer.content_type != "text/event-stream":
+                body = await answer.read()
+                length = (b"content-length", str(len(body)).encode())
+                await send({**begin, "headers": [*headers, length]})
+                await send({"type": "http.response.body", "body": body})
+                return True
+            await send(begin)
+            await self._pump(answer, asked.path, flight, send)
+            return True
+
+    def _request(self, asked: Asked) -> "aiohttp.client._RequestContextManager":
+        headers = [(name, value) for name, value in asked.headers if name not in (*_HOP_BY_HOP, HEADER)]
+        if asked.marks.digests:
+            headers.append((HEADER, asked.marks.to_header().encode()))
+        return self._session.request(
+            asked.method,
+            _url(asked.path),
+            data=asked.body or None,
+            headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            allow_redirects=False,
+        )
+
+    async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
+        """Pass events on; should the replica die, the last one says so."""
+        last = _EVENT_END
+        try:
+            async for piece in answer.content.iter_any():
+                flight.note_first_byte()
+                last = (last + piece)[-2:]
+                await self._write(send, piece, more=True)
+            piece = b""
+        except aiohttp.ClientError:
+            # It may have died within an event.
+            piece = (b"" if last == _EVENT_END else _EVENT_END) + _last_words(path)
+        await self._write(send, piece, more=False)
+
+    async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except TimeoutError:
+            raise ClientGoneError from None
+
+
+def _url(path: str) -> URL:
+    return URL(f"http://replica{path}", encoded=True)
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    lowered = ((name.lower(), value) for name, value in headers)
+    return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name != b"date"]
+
+
+def _last_words(path: str) -> bytes:
+    """Return the event that ends a stream whose replica died, in the form of its API."""
+    message = "the replica that wrote this answer died"
+    if path.startswith("/v1/responses"):
+        detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": message}
+        return b"event: error\ndata: " + msgspec.json.encode({**detail, "param": None}) + _EVENT_END
+    if path.startswith("/v1/messages"):
+        gone = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: " + msgspec.json.encode(gone) + _EVENT_END
+    error = ApiError(500, message, type="server_error", code="replica_died")
+    return b"data: " + error.body + _EVENT_END + b"data: [DONE]" + _EVENT_END

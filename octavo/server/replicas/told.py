@@ -1,0 +1,75 @@
+"""A replica's side: it notes what its router sends, and tells what it holds, at a route of its own."""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.engine.prompts import TokenIds
+from octavo.router import Ledger, Marks, Report
+from octavo.router.marks import HEADER
+from octavo.server.loop.engine_loop import EngineLoop
+from octavo.server.replicas.paths import REPORT_PATH
+
+_current: ContextVar[tuple["ToldApp", Marks] | None] = ContextVar("octavo-marks", default=None)
+
+
+def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
+    """Note what the request that is answered here has for a prompt, if a router sent it."""
+    found = _current.get()
+    if found is not None:
+        app, marks = found
+        app.note(marks, prompts[0], cache_salt)
+
+
+class ToldApp:
+    """A server's application for a router: it also reads marks and answers reports."""
+
+    def __init__(self, app: ASGIApp, loop: EngineLoop) -> None:
+        self._app = app
+        self._loop = loop
+        self._ledger = Ledger()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        # The front lets no client send this header, so what has it comes from the front itself.
+        marks = next((value for name, value in scope.get("headers", ()) if name == HEADER), None)
+        if marks is not None and scope["path"] == REPORT_PATH:
+            return await self._tell(send)
+        token = _current.set(None if marks is None else (self, Marks.from_header(marks)))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _current.reset(token)
+
+    def note(self, marks: Marks, prompt: TokenIds, cache_salt: str) -> None:
+        """Note a prompt that was submitted."""
+        engine = self._loop.engine
+        if engine.config.enable_prefix_caching:
+            salt = cache_salt.encode("utf-8", "surrogatepass")
+            self._ledger.note(marks, prompt.packed, salt, engine.plan.block_size)
+
+    def report(self) -> Report:
+        """Return what a router needs to know, in less than a millisecond and in any state."""
+        stats = self._loop.stats()
+        if stats.engine is None:
+            return Report(self._loop.state)
+        engine = self._loop.engine
+        # A look into a dict beside the engine's thread: what comes or goes meanwhile is told next time.
+        digests, tokens = self._ledger.held(engine.manager.store.tree.has_digest)
+        free_blocks = stats.engine.kv.num_free + stats.engine.kv.num_cached
+        return Report(
+            self._loop.state,
+            digests,
+            tokens,
+            free_tokens=free_blocks * engine.plan.block_size,
+            num_running=stats.engine.num_running,
+            num_waiting=stats.num_waiting,
+            num_waiting_tokens=stats.num_waiting_tokens,
+            bytes_per_token=self._ledger.bytes_per_token,
+        )
+
+    async def _tell(self, send: Send) -> None:
+        headers = [(b"content-type", b"application/msgpack")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.report().encode()})
