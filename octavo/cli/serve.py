@@ -51,7 +51,7 @@ def _serve_replicas(config: EngineConfig, server: ServerConfig, quiet: bool) -> 
     _require("aiohttp")
     from octavo.server.replicas.family import raise_family
 
-    role = raise_family(server, config.device)
+    role = raise_family(server, config.device, config.tensor_parallel_size)
     if role.replica is None:
         _serve_front(config, role)
     else:

@@ -1,4 +1,4 @@
-"""Each replica's share of a machine: a GPU of its own, and as many of the cores as the others get."""
+"""Each replica's share of a machine: GPUs of its own, and as many of the cores as the others get."""
 
 import os
 from pathlib import Path
@@ -6,30 +6,33 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 
-def take_share(device: str, index: int, num_replicas: int, *, dry: bool = False) -> None:
+def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry: bool = False) -> None:
     """Set the variables by which this process gets its share. Before PyTorch is imported.
 
     Args:
         device: that the engine was asked to use.
         index: of the replica.
         num_replicas: replicas on this machine.
+        num_gpus: of each, as tensor_parallel_size says.
         dry: only find out whether that is possible.
 
     Raises:
-        ConfigError: there are fewer GPUs than replicas, or the device is one GPU.
+        ConfigError: there are fewer GPUs than replicas need, or the device is one GPU.
     """
-    found = share_of(device, index, num_replicas, _gpus(), _num_cores())
+    found = share_of(device, index, num_replicas, num_gpus, _gpus(), _num_cores())
     if not dry:
         # Who sets the number of threads means each replica's.
         threads = os.environ.get("OMP_NUM_THREADS", found["OMP_NUM_THREADS"])
         os.environ.update({**found, "OMP_NUM_THREADS": threads})
 
 
-def share_of(device: str, index: int, num_replicas: int, gpus: list[str], num_cores: int) -> dict[str, str]:
+def share_of(
+    device: str, index: int, num_replicas: int, num_gpus: int, gpus: list[str], num_cores: int
+) -> dict[str, str]:
     """Return the variables of one replica.
 
     Args:
-        device, index, num_replicas: as take_share.
+        device, index, num_replicas, num_gpus: as take_share.
         gpus: those of the machine, as CUDA_VISIBLE_DEVICES names them.
         num_cores: that this process may use.
 
@@ -37,13 +40,17 @@ def share_of(device: str, index: int, num_replicas: int, gpus: list[str], num_co
         ConfigError: as take_share.
     """
     if device.startswith("cuda:"):
-        raise ConfigError(f"replicas take one GPU each, so device must be cuda or auto, got {device!r}")
+        raise ConfigError(f"each replica takes GPUs of its own: device must be cuda or auto, got {device!r}")
     variables = {"OMP_NUM_THREADS": str(max(1, num_cores // num_replicas))}
     if device == "cpu" or (device == "auto" and not gpus):
         return variables
-    if len(gpus) < num_replicas:
-        raise ConfigError(f"replicas must be at most the number of GPUs, {len(gpus)}, got {num_replicas}")
-    return {**variables, "CUDA_VISIBLE_DEVICES": gpus[index]}
+    if len(gpus) < num_replicas * num_gpus:
+        raise ConfigError(
+            f"replicas={num_replicas} of tensor_parallel_size={num_gpus} need {num_replicas * num_gpus} "
+            f"GPUs, there are {len(gpus)}"
+        )
+    own = gpus[index * num_gpus : (index + 1) * num_gpus]
+    return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def _gpus() -> list[str]:

@@ -44,21 +44,22 @@ class Role:
     config: ServerConfig
 
 
-def raise_family(config: ServerConfig, device: str) -> Role:
+def raise_family(config: ServerConfig, device: str, num_gpus: int) -> Role:
     """Fork a front and `config.replicas` replicas. Returns in each of them, never in the parent.
 
     Args:
         config: the options.
         device: that the engine was asked to use.
+        num_gpus: of each replica.
 
     Raises:
-        ConfigError: there are fewer GPUs than replicas.
+        ConfigError: there are fewer GPUs than replicas need.
         SystemExit: in the parent: the front ended, or a replica cannot be started.
         EngineDeadError: in the parent: replicas died more often than `max_restarts` allows.
     """
-    take_share(device, 0, config.replicas, dry=True)
+    take_share(device, 0, config.replicas, num_gpus, dry=True)
     folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-    family = _Family(config, device, folder)
+    family = _Family(config, device, num_gpus, folder)
     role = None
     try:
         role = family.attend()
@@ -72,9 +73,10 @@ def raise_family(config: ServerConfig, device: str) -> Role:
 class _Family:
     """The processes, as their parent sees them."""
 
-    def __init__(self, config: ServerConfig, device: str, folder: Path) -> None:
+    def __init__(self, config: ServerConfig, device: str, num_gpus: int, folder: Path) -> None:
         self._config = config
         self._device = device
+        self._num_gpus = num_gpus
         self._sockets = tuple(folder / f"{index}.sock" for index in range(config.replicas))
         self._members: dict[int, int] = {}
         self._deaths: deque[float] = deque()
@@ -119,7 +121,7 @@ class _Family:
         socket = self._sockets[member]
         # A process that was killed leaves it behind.
         socket.unlink(missing_ok=True)
-        take_share(self._device, member, self._config.replicas)
+        take_share(self._device, member, self._config.replicas, self._num_gpus)
         child = Child(self._num_restarts[member])
         return Role(self._sockets, member, child, replica_config(self._config, socket))
 

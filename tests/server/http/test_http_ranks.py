@@ -66,5 +66,5 @@ def test_a_rank_that_is_killed_ends_streams_health_and_server(
     error = json.loads(rest[-2].removeprefix("data: "))["error"]
     assert error["code"] == "engine_dead"
     assert "rank 1 of 2 was killed by SIGKILL" in error["message"]
-    assert process.wait(10) == 2
+    assert process.wait(10) == 3
     assert "octavo: error: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]

@@ -269,10 +269,11 @@ def test_replicas_that_cannot_load_end_all_and_others_restart_a_few_times(tmp_pa
 
 
 def test_each_replica_has_a_gpu_and_its_share_of_the_cores() -> None:
-    found = [share_of("auto", index, 2, ["3", "5"], 8) for index in range(2)]
+    found = [share_of("auto", index, 2, 1, ["3", "5"], 8) for index in range(2)]
     assert [share["CUDA_VISIBLE_DEVICES"] for share in found] == ["3", "5"]
-    assert share_of("auto", 1, 3, [], 8) == share_of("cpu", 0, 3, ["0"], 8) == {"OMP_NUM_THREADS": "2"}
-    with pytest.raises(ConfigError, match="at most the number of GPUs, 1"):
-        share_of("cuda", 0, 2, ["0"], 8)
+    assert share_of("cuda", 1, 2, 2, ["3", "5", "1", "0"], 8)["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert share_of("auto", 1, 3, 1, [], 8) == share_of("cpu", 0, 3, 1, ["0"], 8) == {"OMP_NUM_THREADS": "2"}
+    with pytest.raises(ConfigError, match="replicas=2 of tensor_parallel_size=2 need 4 GPUs, there are 3"):
+        share_of("cuda", 0, 2, 2, ["0", "1", "2"], 8)
     with pytest.raises(ConfigError, match="device must be cuda or auto"):
-        share_of("cuda:1", 0, 2, ["0", "1"], 8)
+        share_of("cuda:1", 0, 2, 1, ["0", "1"], 8)
