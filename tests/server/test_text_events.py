@@ -12,7 +12,9 @@ from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, Logprob, RequestMetrics, RequestOutput
 from octavo.server.api import chat, completions
 from octavo.server.api.logprobs import LogprobWriter
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.parsing.formats import ModelFormats
 
 TEXTS = ["hello", ' "text" \\ \'', "", "\x00\n</script>", "😀 नमस्ते", "text", '"content":"text"', "é"]
 ID = 'x-"content":"text","text":"text"'
@@ -51,7 +53,9 @@ async def joined(events: Any) -> bytes:
 def chat_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"messages": [{}], **fields}, ChatRequest)
     answer = chat._Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
-    return asyncio.run(joined(chat._events(answer, Scripted(1), 2)))  # type: ignore[arg-type]
+    formats = ModelFormats(None, "", None, shows_tools=False)
+    box = Toolbox((), (), must_call=False, parallel=False, formats=formats)
+    return asyncio.run(joined(chat._events(answer, Scripted(1), box, 2)))  # type: ignore[arg-type]
 
 
 def completion_bytes(fields: dict[str, Any]) -> bytes:

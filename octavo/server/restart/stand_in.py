@@ -44,30 +44,30 @@ class StandIn:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._accepting: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
         self._meetings: set[asyncio.Task[None]] = set()
 
     def open(self, listening: socket.socket) -> None:
         """Begin to answer; the socket stays the caller's."""
-        if self._accepting is None:
-            self._accepting = asyncio.ensure_future(self._accept(listening))
+        if self._listening is None:
+            self._listening = listening
+            listening.setblocking(False)
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening, self._tls())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Let nobody in any more. Idempotent."""
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.wait((self._accepting,))
-            self._accepting = None
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening = None
 
-    async def _accept(self, listening: socket.socket) -> None:
-        # Not asyncio.start_server: one that is closed may forget a connection that it has just accepted.
-        events, tls = asyncio.get_running_loop(), self._tls()
-        listening.setblocking(False)
-        while True:
-            connection, _ = await events.sock_accept(listening)
-            meeting = asyncio.ensure_future(_meet(connection, tls))
-            self._meetings.add(meeting)
-            meeting.add_done_callback(self._meetings.discard)
+    def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        # A task that awaits connections may be cancelled with one in hand, whose client then waits for ever.
+        with suppress(BlockingIOError, InterruptedError):
+            while True:
+                connection, _ = listening.accept()
+                meeting = asyncio.ensure_future(_meet(connection, tls))
+                self._meetings.add(meeting)
+                meeting.add_done_callback(self._meetings.discard)
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._config.ssl_certfile is None:

@@ -141,7 +141,7 @@ class _Life:
             ended.clear()
         # A process that the child forked may hold the pipe open.
         await asyncio.wait((reading,), timeout=_PIPE_S)
-        await self._stand_in.close()
+        self._stand_in.close()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 
@@ -164,7 +164,7 @@ class _Life:
                 if report == READY:
                     self.was_ready = True
                 elif report == LISTENING:
-                    await self._step_back()
+                    self._step_back()
                 elif report == DYING:
                     events.call_later(_LEAVE_S, self._kill, signal.SIGKILL)
                     self._step_in()
@@ -177,8 +177,8 @@ class _Life:
         if self.listening is not None:
             self._stand_in.open(self.listening)
 
-    async def _step_back(self) -> None:
-        await self._stand_in.close()
+    def _step_back(self) -> None:
+        self._stand_in.close()
         if self.listening is not None:
             self.listening.close()
             self.listening = None

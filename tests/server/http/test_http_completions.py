@@ -123,7 +123,7 @@ def test_responses(live: LiveServer) -> None:
     for field in ({"previous_response_id": "x"}, {"background": True}, {"tools": [{"type": "function"}]}):
         refused = live.post("/v1/responses", {**body, **field})
         assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == next(iter(field))
+        assert refused.json()["error"]["param"].startswith(next(iter(field)))
     image = [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]
     assert live.post("/v1/responses", {**body, "input": image}).status_code == 400
 

@@ -67,4 +67,4 @@ def test_a_rank_that_is_killed_ends_streams_health_and_server(
     assert error["code"] == "engine_dead"
     assert "rank 1 of 2 was killed by SIGKILL" in error["message"]
     assert process.wait(10) == 3
-    assert "octavo: error: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]
+    assert "the engine died: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]

@@ -240,7 +240,7 @@ import os, signal, sys
 from octavo.server.config import ServerConfig
 from octavo.server.replicas.family import raise_family
 
-role = raise_family(ServerConfig(replicas=3, max_restarts=2), "cpu")
+role = raise_family(ServerConfig(replicas=3, max_restarts=2), "cpu", 1)
 assert "torch" not in sys.modules
 if role.replica is None:
     signal.pause()
