@@ -21,7 +21,7 @@ CLIENTS := build/clients
 # Every script that tortures a server, short ones first.
 STRESS := equality ticks overload streams hostile signals soak
 
-.PHONY: demo serve test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-sanitize clean
+.PHONY: demo serve test slow-test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -51,6 +51,10 @@ $(CLIENTS)/%/installed: tests/server/clients/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+# What `make test` leaves out to stay short: the same under more settings.
+slow-test: .venv/installed-dev
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu" tests
 
 hf-test: $(HF_OLD)/installed .venv/installed-dev
 	$(BIN)/python -m pytest tests/hf

@@ -19,7 +19,7 @@ TESTS = (
     "tests",
     [
         *(sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal"),
-        *("-m", "not gpu", "--durations=12", "tests"),
+        *("-m", "not gpu and not slow", "--durations=12", "tests"),
     ],
 )
 

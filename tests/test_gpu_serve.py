@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 # One token each 2 ms, to whoever asks.
 FAKE_SERVER = """
@@ -40,6 +42,7 @@ FAKE_SERVER = """
     """
 
 
+@pytest.mark.slow
 def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     folder = tmp_path / "vllm" / "entrypoints" / "openai"
     folder.mkdir(parents=True)

@@ -54,7 +54,10 @@ def test_every_attention_implementation(golden: list[dict], impl: str, exact: LL
     assert completions(llm, golden[:3]) == expected(golden)[:3]
 
 
-@pytest.mark.parametrize(("block_size", "budget"), [(1, 512), (16, 7), (16, 512), (64, 7)])
+SOME = [(1, 512), (64, 7), *(pytest.param(16, budget, marks=pytest.mark.slow) for budget in (7, 512))]
+
+
+@pytest.mark.parametrize(("block_size", "budget"), SOME)
 def test_block_sizes_chunks_and_a_pool_that_is_too_small(
     golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
@@ -69,8 +72,7 @@ def test_block_sizes_chunks_and_a_pool_that_is_too_small(
     assert llm.stats.kv.num_referenced == 0
 
 
-@pytest.mark.parametrize("budget", [7, 512])
-@pytest.mark.parametrize("block_size", [1, 64])
+@pytest.mark.parametrize(("block_size", "budget"), SOME)
 def test_block_sizes_and_chunks_without_caching(
     golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:

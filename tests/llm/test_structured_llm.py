@@ -275,8 +275,8 @@ MIXED = [
     [
         {"num_blocks": 27},
         {"max_num_batched_tokens": 5},
-        {"max_num_seqs": 2},
-        {"enable_prefix_caching": False},
+        pytest.param({"max_num_seqs": 2}, marks=pytest.mark.slow),
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -295,7 +295,7 @@ def test_scarcity_and_running_ahead_change_no_token(
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
-@pytest.mark.parametrize("broken_at", [1, 5, 23])
+@pytest.mark.parametrize("broken_at", [1, pytest.param(5, marks=pytest.mark.slow), 23])
 def test_an_engine_that_starts_over_writes_the_same(
     random_model: LLM,
     make: Callable[..., LLM],

@@ -75,7 +75,10 @@ def run_ranks(folder: Path, size: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"result{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=[] if index % 2 else pytest.mark.slow) for index, name in enumerate(CASES)],
+)
 def test_two_ranks_equal_one(case: str, tmp_path: Path) -> None:
     write_model(tmp_path, CASES[case])
     whole = json.loads(json.dumps(outputs(build(tmp_path, TensorParallel()))))

@@ -80,6 +80,7 @@ def test_a_rank_killed_while_it_loads(tiny_folder: Path) -> None:
     killer.join()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_given_up(start: Callable[..., tuple[LLM, int]]) -> None:
     llm, pid = start()
     os.kill(pid, signal.SIGSTOP)
@@ -120,6 +121,7 @@ def test_what_fails_in_this_rank_ends_the_others(
     eventually(lambda: not other_ranks())
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dropped_ends_its_ranks(tiny_folder: Path) -> None:
     llm = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
     llm.generate([5, 8], SHORT)

@@ -199,6 +199,7 @@ def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served
     assert served.samples("octavo:engine_restarts_total") == {"0": 1.0, "1": 0.0}
 
 
+@pytest.mark.slow
 def test_a_request_that_has_no_answer_yet_is_sent_to_another_replica(served: Served) -> None:
     body = {**LONG, "stream": False, "max_tokens": 1500}
     with ThreadPoolExecutor(1) as pool:
