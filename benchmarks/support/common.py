@@ -58,10 +58,10 @@ def block_flops() -> float:
     from octavo.layers.linear.block_weight import BlockWeight
     from octavo.layers.linear.blocks import BlockLinear, tiled
 
-    rows, columns = 64, 512
+    rows, columns = 1024, 512
     scales = torch.ones(rows, columns // 32, dtype=torch.float16)
     quants = torch.zeros(rows, columns, dtype=torch.uint8)
-    layer, x = BlockLinear(tiled([BlockWeight(4, quants, scales, None)])), torch.rand(512, columns)
+    layer, x = BlockLinear(tiled([BlockWeight(4, quants, scales, None)])), torch.rand(256, columns)
     return 2 * rows * columns * len(x) / median_s(lambda: layer(x))
 
 
