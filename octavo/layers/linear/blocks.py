@@ -68,12 +68,6 @@ class TiledBlocks:
         """Of `rows`."""
         return torch.float32
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        tensors = (self.quants, self.scales, self.mins)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows [T] of the weight, a new [T, K] float32."""
         tile, place = ids.long() // TILE, ids.long() % TILE

@@ -17,7 +17,7 @@ from pathlib import Path
 from octavo.errors import EngineDeadError
 from octavo.server.config import ServerConfig
 from octavo.server.replicas.devices import take_share
-from octavo.server.restart.supervisor import Child, become_child, note_death
+from octavo.server.restart.supervisor import Child, become_child, exit_code_of, note_death
 
 # What a process ends with whose options, or whose model, are wrong: the next one would fare no better.
 _CANNOT = 2
@@ -131,8 +131,7 @@ class _Family:
         for pid in list(self._members):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                code = os.waitstatus_to_exitcode(status)
-                found.append((self._members.pop(pid), code if code >= 0 else 128 - code))
+                found.append((self._members.pop(pid), exit_code_of(status)))
         return found
 
     def _is_missed(self, member: int, code: int) -> bool:

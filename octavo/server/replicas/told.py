@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.engine.prompts import TokenIds
+from octavo.engine.request_maker import salt_bytes
 from octavo.router import Ledger, Marks, Report
 from octavo.router.marks import HEADER
 from octavo.server.loop.engine_loop import EngineLoop
@@ -46,8 +47,7 @@ class ToldApp:
         """Note a prompt that was submitted."""
         engine = self._loop.engine
         if engine.config.enable_prefix_caching:
-            salt = cache_salt.encode("utf-8", "surrogatepass")
-            self._ledger.note(marks, prompt.packed, salt, engine.plan.block_size)
+            self._ledger.note(marks, prompt.packed, salt_bytes(cache_salt), engine.plan.block_size)
 
     def report(self) -> Report:
         """Return what a router needs to know, in less than a millisecond and in any state."""

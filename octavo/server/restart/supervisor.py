@@ -106,6 +106,12 @@ def note_death(deaths: deque[float], config: ServerConfig) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def exit_code_of(status: int) -> int:
+    """Return the exit code of a wait status; of a process that a signal ended, the one that a shell gives."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
 class _Life:
     """One child's life, as its parent sees it.
 
@@ -142,8 +148,7 @@ class _Life:
         # A process that the child forked may hold the pipe open.
         await asyncio.wait((reading,), timeout=_PIPE_S)
         self._stand_in.close()
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+        return exit_code_of(status)
 
     def _hand_on(self, number: int) -> None:
         self.is_leaving = True

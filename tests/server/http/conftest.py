@@ -14,12 +14,17 @@ from octavo.engine.engine import Engine
 TINY = {"num_blocks": 256, "block_size": 4, "prepare": False, "load_format": "dummy"}
 
 
+def served(config: EngineConfig, model: str) -> Iterator[LiveServer]:
+    """Yield a server that is ready, then close it."""
+    server = LiveServer(lambda: Engine(config), model, sse_keep_alive_s=0)
+    yield server.wait_until_ready()
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[LiveServer]:
     config = EngineConfig(dtype="float32", num_blocks=512)
-    server = LiveServer(lambda: Engine(config), "smollm2", sse_keep_alive_s=0)
-    yield server.wait_until_ready()
-    server.close()
+    yield from served(config, "smollm2")
 
 
 @pytest.fixture
@@ -37,9 +42,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_server(model_folder: Path) -> Iterator[LiveServer]:
     config = EngineConfig.from_dict({"model": str(model_folder), **TINY})
-    server = LiveServer(lambda: Engine(config), "tiny", sse_keep_alive_s=0)
-    yield server.wait_until_ready()
-    server.close()
+    yield from served(config, "tiny")
 
 
 @pytest.fixture
@@ -53,9 +56,7 @@ def live(tiny_server: LiveServer) -> Iterator[LiveServer]:
 def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = write_model(tmp_path_factory.mktemp("roomy-chat"), max_model_len=4096)
     config = EngineConfig.from_dict({"model": str(folder), **TINY, "num_blocks": 2048})
-    server = LiveServer(lambda: Engine(config), "tiny", sse_keep_alive_s=0)
-    yield server.wait_until_ready()
-    server.close()
+    yield from served(config, "tiny")
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -97,6 +100,18 @@ class LiveServer:
             self._events.call_soon_threadsafe(self._server.stop)
         self._thread.join(10)
         self.gate.context.close()
+
+
+def start_process(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start a command of this checkout in a folder."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import LiveServer, eventually, free_port
+from http_helpers import LiveServer, eventually, free_port, start_process
 from tiny_chat import write_model
 
 from octavo.errors import ConfigError
@@ -33,14 +33,7 @@ class Served:
         command = [sys.executable, "-m", "octavo", "serve", str(model), "--load-format", "dummy"]
         command += ["--replicas", "2", "--port", str(port), "--num-blocks", str(OPTIONS["num_blocks"])]
         command += ["--block-size", str(OPTIONS["block_size"]), *options]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )
+        self.process = start_process(command, folder)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
 
     def wait_until_ready(self) -> "Served":

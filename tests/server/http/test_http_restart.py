@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
-from http_helpers import eventually, free_port
+from http_helpers import eventually, free_port, start_process
 
 TEXT = "/v1/completions"
 # The engine dies at the first step after a file named "kill" appeared.
@@ -47,14 +47,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 def start(model: Path, folder: Path, port: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), "--num-blocks", "128", "--restart", "--max-restarts", "1"]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
+    return start_process(command, folder)
 
 
 def test_an_engine_that_dies_is_started_again_and_not_for_ever(model_folder: Path, tmp_path: Path) -> None:
