@@ -28,7 +28,8 @@ from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.memory.working import rare_bytes
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
-from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, log_softmax, pack_tops
+from octavo.engine.sampling.sampler import Sampler
+from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import Tops, log_softmax, pack_tops
+from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
 from octavo.engine.scheduler import ScheduledRequest
 from octavo.engine.step.result import PromptLogprobs
 from octavo.gpu.copies import to_device, to_host

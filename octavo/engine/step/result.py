@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 from octavo.attention import KVCache
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken, Top
+from octavo.engine.sampling.sampler import SampledToken
+from octavo.engine.sampling.tops import Top
 from octavo.engine.scheduler import SchedulerOutput
 from octavo.models import Decoder
 
