@@ -30,9 +30,9 @@ from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
 from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
-from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder

@@ -22,8 +22,8 @@ from octavo.engine.ranks.rank_thread import RankThread
 from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
 from octavo.engine.ranks.shared_masks import SentMasks
 from octavo.engine.request import Request
-from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.models import ModelConfig, ModelSource
 from octavo.parallel import PeerLostError, TensorParallel, connect

@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 from octavo.engine.ranks.records import Item, NewRequest, Step
 from octavo.engine.request import Request
-from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.result import StepResult
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.errors import EngineError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
-from octavo.engine.scheduler import ScheduledRequest
 from octavo.engine.step.result import PromptLogprobs
+from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 

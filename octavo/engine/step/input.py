@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.attention import AttentionMetadata, ForestPlan
-from octavo.engine.scheduler import ScheduledRequest
+from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
 

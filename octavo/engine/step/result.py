@@ -9,7 +9,7 @@ from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
 from octavo.engine.sampling.tops import Top
-from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.models import Decoder
 
 PrepareProgress = Callable[[str, int, int], None]

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.step.pace import Pace
 from octavo.engine.step.result import StepResult, StepRunner
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.engine.step.time import StepWork
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import StepGarbage
