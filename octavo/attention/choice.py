@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from octavo.attention.options import ScoreOptions
     from octavo.attention.plan.device_forest import DeviceForest
     from octavo.attention.triton.arguments import Call
-    from octavo.attention.triton.step_map import FatWork, ThinWork
+    from octavo.attention.triton.work import FatWork, ThinWork
 
 logger = logging.getLogger("octavo.attention")
 

@@ -19,7 +19,7 @@ from octavo.gpu.device import can_overlap, triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.triton.arguments import Call
-    from octavo.attention.triton.step_map import StepMap
+    from octavo.attention.triton.work import StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 

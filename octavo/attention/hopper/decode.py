@@ -37,9 +37,9 @@ from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.step_map import ThinWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
+from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch
 

@@ -19,8 +19,9 @@ from octavo.attention.choice import decode_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import fat_shape, padded_head_dim, thin_shape
-from octavo.attention.triton.step_map import MOST_PIECES, FatWork, StepMap, ThinWork, count_parts
+from octavo.attention.triton.step_map import MOST_PIECES, count_parts
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
+from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
