@@ -193,7 +193,7 @@ class ForestPlan:
 
     @property
     def kv_tokens_flat(self) -> int:
-        """Tokens of KV that a causal plan without sharing and without kv_begin reads."""
+        """Tokens of KV that this step would read without sharing, with a causal mask and no kv_begin."""
         return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
 
     @property

@@ -1,9 +1,9 @@
-"""The step's task map, made on the device: which queries read which keys, and how programs divide the work.
+"""Makes a step's task map on the device: which queries read which keys, and how programs divide the work.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
 thin, the others are fat. Each class has its own kernel: a single kernel would need the registers of the
-larger. Nothing here waits for the device, so a CUDA graph can contain the making of a map. units.py
-describes the records.
+larger. Nothing here waits for the device, so a CUDA graph can contain the launches that make a map. units.py
+describes the records, work.py what a map holds.
 """
 
 from dataclasses import dataclass, replace
@@ -101,7 +101,7 @@ class _Layers:
 
     @property
     def _known_block_size(self) -> int:
-        # Hopper's kernels have one head dim; no block size of theirs is 1.
+        # Hopper's kernels need keys and values of one head dim; 1 is no block size that they support.
         return self.block_size if self.value_dim == self.head_dim else 1
 
     @property
@@ -147,7 +147,7 @@ def plan_step(
         deterministic: no bit of a token's result may depend on the other tokens of the step. Then all units
             are fat, no keys are split or shared, and tokens of q that belong to no sequence get no result.
         right: of the layers, see ScoreOptions.
-        num_splits: parts that a query's keys are read in; 0: the fastest.
+        num_splits: parts into which a query's keys are split; 0: the fastest.
         value_dim: Dv; None: D.
 
     Returns:
@@ -194,7 +194,7 @@ def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: _Layers, s
         schedule_kernel,
         (num_programs,),
         *(units, schedule, num_units, layers.num_kv_heads, shape.keys, power_of_two(num_units)),
-        # Alone, a sequence needs all programs to be read fast.
+        # A sequence that is alone is read fast only by all programs.
         MOST_PIECES if num_units > 1 else num_programs,
     )
     arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
@@ -211,13 +211,13 @@ def _fat_work(
     see: _Visibility,
     num_splits: int = 0,
 ) -> FatWork:
-    """most_programs: see choice.whole_unit_programs."""
+    """Cut queries into units and their keys into parts; most_programs: see choice.whole_unit_programs."""
     tile_tokens = shape.rows // layers.group
-    # A captured step has room for many sequences, but not for as many with more tokens than thin ones have.
+    # A captured step has room for many sequences, but only so many can have more than max_thin_tokens each.
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    # Counted by tokens: a captured step has room for many sequences, most of them empty.
+    # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
     num_items = (num_tokens // tile_tokens + 1) * layers.num_kv_heads
     num_parts = count_parts(shape, most_programs, num_items, metadata.max_seq_len, num_splits)
     results = (num_tokens, layers.num_heads, layers.value_dim)
@@ -244,7 +244,7 @@ def count_parts(
 def _invariant_work(
     shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, see: _Visibility
 ) -> FatWork:
-    """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
+    """Make work with one tiling for all sequences; each program folds all keys of its unit, first to last.
 
     Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
     is marked as fully visible, so that all keys take the masked loop: the other loop could round differently.
