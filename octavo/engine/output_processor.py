@@ -104,7 +104,7 @@ class OutputProcessor:
             group.output.metrics.num_output_tokens = 0
             for index, completion in enumerate(group.completions):
                 if completion.output.finish_reason is None:
-                    # Counts its tokens anew, and may find that the last one ends it.
+                    # This counts its tokens anew, and may find that the last one ends it.
                     group.completions[index] = self._replay(completion)
                 else:
                     group.output.metrics.num_output_tokens += len(completion.output.token_ids)
@@ -172,7 +172,7 @@ class OutputProcessor:
         return text
 
     def _flush(self, completion: _Completion) -> str:
-        """Text held back for an incomplete character or a possible stop string."""
+        """Return the text held back for an incomplete character or a possible stop string."""
         if completion.decoder is None:
             return ""
         text = completion.decoder.finish()

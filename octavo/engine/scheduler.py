@@ -24,7 +24,7 @@ from octavo.engine.step.time import StepTime
 from octavo.kv import KVCacheManager
 
 FIRST_COME_TOKENS = 4096
-"""Prompts that are read along share a step if they fit into so many tokens: with more, no GPU is faster."""
+"""Prompts that are read along share a step up to this many tokens; with more, no GPU computes faster."""
 
 
 class Scheduler:
@@ -71,8 +71,8 @@ class Scheduler:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            step_time: may say how many tokens of prompts fit into a step that decodes for somebody who reads
-                along; None: as many as the budget allows.
+            step_time: says how many prompt tokens fit into a step that decodes for somebody who reads along;
+                None: as many as the budget allows.
         """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
@@ -150,11 +150,11 @@ class Scheduler:
         return budget
 
     def _num_keys_before(self) -> int:
-        """Tokens in the cache of the prompt that is computed next."""
+        """Return how many tokens of the next prompt under way are in the cache."""
         return next((r.num_computed_tokens for r in self.running if r.num_tokens_to_compute > 1), 0)
 
     def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
-        """Make room for all tokens of a request, preempting the youngest; False when it had to yield."""
+        """Make room for all tokens of a request, preempting the youngest; False if it waits or ends."""
         if num_tokens <= request.blocks.capacity:
             return True
         while not self.manager.allocate(request.blocks, num_tokens):
@@ -203,7 +203,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(deferred))
 
     def _start(self, request: Request, output: SchedulerOutput, budget: int) -> bool:
-        """Attach cached blocks, allocate the rest of the known tokens and run; False = not now."""
+        """Attach cached blocks, allocate blocks for the other known tokens and run; False: not now."""
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
         num_left = request.num_tokens - num_cached
@@ -250,7 +250,7 @@ class Scheduler:
             self._run(fork, leader.num_prompt_tokens - 1)
 
     def _preempt(self, request: Request) -> None:
-        """Take everything from the youngest request; it recomputes (or finds its blocks cached) later."""
+        """Take row and blocks from the youngest request, which later recomputes or finds its tokens."""
         assert request is self.running[-1]
         self.running.pop()
         self._release(request)
@@ -271,7 +271,7 @@ class Scheduler:
 
 
 def _may_join(request: Request, num_left: int, output: SchedulerOutput, budget: int) -> bool:
-    """Return whether a prompt with so many tokens left may be computed in a step that has other prompts."""
+    """Return whether a prompt with `num_left` tokens to compute may join the prompts of a step."""
     if output.is_limited or not request.is_read_along:
         return True
     num_tokens = sum(item.num_new_tokens for item in output.scheduled[output.num_decoding :])

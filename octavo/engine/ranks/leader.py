@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 
 class Ranks:
-    """The other ranks' processes and the thread of this one's share: they live and die together."""
+    """The other ranks' processes, and the thread that runs this rank's share. They start and end together."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Start them all; the others begin to plan.
@@ -56,7 +56,7 @@ class Ranks:
             raise
 
     def run(self, act: Callable[[], Found]) -> Found:
-        """Run a part of rank 0's share in its thread. An error there is the end of all ranks.
+        """Run a part of rank 0's share in its thread. An error there ends all ranks.
 
         Raises:
             OctavoError: what ended them.
@@ -77,7 +77,7 @@ class Ranks:
         try:
             return act()
         except PeerLostError as error:
-            # Another rank has ended, and who watches says how.
+            # Another rank has ended, and the watching thread says how.
             self.followers.wait_for_end()
             self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
             raise
@@ -108,7 +108,7 @@ class LeaderRunner:
         Args:
             local: runs rank 0's share.
             plan: of rank 0.
-            ranks: ended when this object is.
+            ranks: ended together with this object.
         """
         self.decoder = local.decoder
         self.kv_cache = local.kv_cache
@@ -122,11 +122,11 @@ class LeaderRunner:
 
     @property
     def error(self) -> OctavoError | None:
-        """Why no step will ever run again, or None."""
+        """The error after which no step will ever run again, or None."""
         return self._ranks.thread.error
 
     def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
-        """Have a function called, in another thread, when a rank is gone; perhaps twice."""
+        """Register a function to be called in another thread when a rank is gone, perhaps twice."""
         self._ranks.mourners.append(mourn)
         if self.error is not None:
             mourn(self.error)

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, filters, counter-based random numbers, log-probabilities.
+"""From logits to tokens: bias, penalties and masks on any device, and a draw where no kernel samples.
 
 A request's random number depends only on (seed, output position), never on its neighbours. So equal logits
 give a seeded request equal tokens alone, in any batch and after preemption; logits are equal up to rounding,
@@ -57,7 +57,7 @@ class TokenCounts:
 
 
 class _Constants(NamedTuple):
-    """What never changes of how a request adjusts logits, on the device.
+    """The parts of a request's logit changes that stay the same, on the device.
 
     Attributes:
         biased_ids: [B] int64 tokens of the logit bias.
@@ -94,7 +94,7 @@ class SampledToken(NamedTuple):
 
     @classmethod
     def not_finite(cls) -> "SampledToken":
-        """The outcome of a row of NaNs or overflows: an error for this request alone."""
+        """Return the outcome of a row of NaNs or overflows: an error for this request alone."""
         error = EngineError("the model's logits hold no finite value (NaN or overflow) at this position")
         return cls(-1, error=error)
 
@@ -180,7 +180,7 @@ class Sampler:
                 counts.add(token_ids[row : row + 1])
 
     def _adjust(self, row: Tensor, request: Request, num_output_tokens: int) -> None:
-        """Apply logit bias, penalties and min_tokens to one row [V], in place, where asked for."""
+        """Apply the logit bias, penalties and min_tokens that a request asks for to its row [V], in place."""
         asked, params = request.adjustments, request.params
         constants = self._constants.get(request)
         if constants is None:
@@ -189,7 +189,7 @@ class Sampler:
             row.index_add_(0, constants.biased_ids, constants.biases)
         if any(name in asked for name in _PENALTIES):
             self._penalise(row, request, num_output_tokens)
-        # A grammar's mask does it, unless the grammar must end.
+        # For a structured output, the mask forbids them unless the grammar must end.
         if not request.is_structured and "min_tokens" in asked and num_output_tokens < params.min_tokens:
             row.index_fill_(0, constants.stop_ids, -torch.inf)
 
@@ -201,7 +201,7 @@ class Sampler:
         penalty = params.repetition_penalty
         if penalty != 1:
             seen = (counts.in_prompt + counts.in_output > 0) & row.isfinite()
-            # Clamped: an infinity would count as an error of the model's.
+            # Clamped, because an infinity would count as an error of the model.
             scaled = torch.where(row > 0, row / penalty, row * penalty).clamp_(-_LARGEST, _LARGEST)
             row.copy_(torch.where(seen, scaled, row))
         row -= params.frequency_penalty * counts.in_output

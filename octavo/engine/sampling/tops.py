@@ -9,15 +9,15 @@ from torch import Tensor
 from octavo.gpu.device import has_triton
 from octavo.sampling_params import MAX_LOGPROBS
 
-# (token id, log-probability, rank) of the most likely tokens and of the one in question.
+# (token id, log-probability, rank) of the most likely tokens and of the row's own token.
 Top = list[tuple[int, float, int]]
 
-# More rows are taken one part after the other, so that their copies stay small.
+# More rows are handled in parts of this size, so that their copies stay small.
 ROWS_AT_ONCE = 16
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return the [R, V] float32 log-probabilities of [R, V] logits; on a GPU rows depend on nothing else."""
+    """Return the [R, V] float32 log-probabilities of [R, V] logits; on a GPU each row by itself."""
     if has_triton(logits):
         from octavo.engine.sampling import triton_logprobs
 
@@ -60,7 +60,7 @@ def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
         [R, 3 + 2 num] float64, which holds every token id: own token, its log-probability and rank, most
         likely tokens, their log-probabilities; less where the vocabulary is smaller.
     """
-    # Always as many: PyTorch has other kernels for other numbers, and loads each on first use.
+    # Always the same number: PyTorch has other kernels for other numbers, and loads each on first use.
     best = _most_likely_ids(logprobs, min(MAX_LOGPROBS, logprobs.shape[1]))[:, :num]
     own = own[:, None]
     value = logprobs.gather(1, own)

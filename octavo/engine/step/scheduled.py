@@ -43,8 +43,8 @@ class SchedulerOutput:
         block_copies: (source, destination) blocks to copy before the step (copy-on-write).
         finished: requests that ended because the KV cache cannot hold one more token of them.
         num_decoding: how many of `scheduled`, the first ones, decode; the others compute prompts.
-        is_read_along: somebody reads tokens of it as they come.
-        is_limited: prompts got as many tokens as the limit of a step's time allows.
+        is_read_along: somebody reads some of its tokens as they come.
+        is_limited: the limit of a step's time decided how many tokens prompts got.
     """
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)

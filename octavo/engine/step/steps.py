@@ -35,7 +35,7 @@ class _Launched(NamedTuple):
     Attributes:
         step: what it does.
         wait: waits for its result.
-        work: what is learned from it; None: nobody reads along, and it is no example for steps that matter.
+        work: what step times are learned from; None: nobody reads along, so nothing is learned from it.
         launched_at: when, by time.perf_counter.
     """
 
@@ -89,7 +89,7 @@ class Steps:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step should be launched; see Engine."""
+        """Return the seconds until the next step should be launched; see Engine."""
         if len(self._in_flight) != 1:
             return 0.0
         launched = self._in_flight[0]
