@@ -10,7 +10,7 @@ from octavo.ops.call import Call, Keys, Scores
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """Return (out [T, H, Dv], lse [T, H] float32) of a call.
 
-    A token that sees nothing gets 0 and -inf, and so does one that does not count.
+    A token that sees nothing, or that does not count, gets 0 and -inf.
     """
     keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
     q = queries.q
@@ -34,7 +34,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Let each row also see a key of score `sinks` [H] and value 0; out [T, H, Dv], lse [T, H]."""
+    """Add a key of score `sinks` [H] and value 0 to each row's softmax; out [T, H, Dv], lse [T, H]."""
     if sinks is None:
         return out, lse
     weight = torch.sigmoid(lse - sinks.float()).unsqueeze(-1)
