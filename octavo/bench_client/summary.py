@@ -12,10 +12,10 @@ from octavo.bench_client.options import LoadOptions
 
 Figures = dict[str, Any]
 
-# A client that is later than this, or busier, measures itself.
+# A client that is later or busier than this measures itself instead of the server.
 MAX_LATE_MS = 10.0
 MAX_CPU_SHARE = 0.8
-# The first requests may meet kernels that are compiled, and pages that are read, for the first time.
+# The first requests may wait for kernels to be compiled and for pages to be read.
 _FIRST_SHARE = 0.1
 
 

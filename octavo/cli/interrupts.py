@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts. It imports little: until it runs, Ctrl-C prints a traceback."""
+"""Ctrl-C while a command starts. This file imports little: until it runs, Ctrl-C prints a traceback."""
 
 import os
 import signal

@@ -173,10 +173,10 @@ class Engine:
         """The error after which the engine never runs again, because a rank has ended; else None."""
         return None if self._ranks is None else self._ranks.error
 
-    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
+    def when_dead(self, call: Callable[[OctavoError], None]) -> None:
         """Register a function to be called in another thread as soon as a rank of the engine ends."""
         if self._ranks is not None:
-            self._ranks.when_dead(mourn)
+            self._ranks.when_dead(call)
 
     def close(self) -> None:
         """End the other ranks; nothing runs afterwards. Dropping the engine does the same. Idempotent."""

@@ -1,4 +1,4 @@
-"""Translates flash-attention's arguments, already checked, into the internal form, without waiting for a GPU."""
+"""Translates checked arguments of flash-attention into the internal form, without waiting for a GPU."""
 
 import functools
 from collections.abc import Sequence

@@ -165,7 +165,7 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _even(keys: Keys) -> Keys:
-    """Return a float8 cache with even head dims and strides, for kernels that read pairs; a copy if needed."""
+    """Return a float8 cache with even head dims and strides, for kernels that read pairs; or a copy."""
     if keys.k.dtype != FLOAT8:
         return keys
     return keys._replace(k=_even_cache(keys.k), v=_even_cache(keys.v))

@@ -18,7 +18,7 @@ from octavo.cli.options import PrefixBenchOptions
 from octavo.errors import ConfigError
 
 NUM_STEPS = 9
-# One round over the layers reads at least so many bytes that no layer finds its keys in a hardware cache.
+# One round over the layers reads at least this many bytes, so that no layer finds its keys in a cache.
 _ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
 _MAX_LAYERS = 16
 
@@ -96,7 +96,8 @@ class Point:
         shared_len: leading tokens of context_len that all sequences share.
         flat_us, forest_us: median microseconds.
         speedup: flat_us / forest_us.
-        bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
+        bytes_ratio: keys and values that flat reads, divided by distinct ones: the speed-up if only bytes
+            counted.
         max_difference: largest absolute difference between both results.
     """
 

@@ -71,7 +71,7 @@ class Followers:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], size: int, num_threads: int, bury: Callable[[OctavoError], None]
+        self, config: Mapping[str, Any], size: int, num_threads: int, on_end: Callable[[OctavoError], None]
     ) -> None:
         """Start them.
 
@@ -79,12 +79,12 @@ class Followers:
             config: fields of EngineConfig.
             size: number of ranks.
             num_threads: of each rank, on a CPU.
-            bury: called once, in any thread, with the reason when they are gone.
+            on_end: called once, in any thread, with the reason when they are gone.
         """
         self.size = size
         self.error: OctavoError | None = None
         self.is_loading = True
-        self._bury = bury
+        self._on_end = on_end
         self._ending = threading.Lock()
         self._has_ended = False
         self._is_buried = threading.Event()
@@ -149,7 +149,7 @@ class Followers:
             follower.records.close()
             follower.heard.put(None)
         if error is not None:
-            self._bury(error)
+            self._on_end(error)
         self._is_buried.set()
 
     def _watch(self) -> None:

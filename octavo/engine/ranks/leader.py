@@ -44,13 +44,13 @@ class Ranks:
         self.size = config.tensor_parallel_size
         self.parallel = TensorParallel.not_met(0, self.size)
         self._pid = os.getpid()
-        self.mourners: list[Callable[[OctavoError], None]] = []
+        self.on_death: list[Callable[[OctavoError], None]] = []
         self.thread = RankThread("octavo-rank-0")
         num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
         if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
             self.thread.call(partial(torch.set_num_threads, num_threads))
         try:
-            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._bury)
+            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._on_end)
         except BaseException:
             self.thread.stop()
             raise
@@ -88,11 +88,11 @@ class Ranks:
                 self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
             raise
 
-    def _bury(self, error: OctavoError) -> None:
+    def _on_end(self, error: OctavoError) -> None:
         self.thread.fail(error)
         self.parallel.abort()
-        for mourn in self.mourners:
-            mourn(error)
+        for call in self.on_death:
+            call(error)
 
 
 class LeaderRunner:
@@ -125,11 +125,11 @@ class LeaderRunner:
         """The error after which no step will ever run again, or None."""
         return self._ranks.thread.error
 
-    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
+    def when_dead(self, call: Callable[[OctavoError], None]) -> None:
         """Register a function to be called in another thread when a rank is gone, perhaps twice."""
-        self._ranks.mourners.append(mourn)
+        self._ranks.on_death.append(call)
         if self.error is not None:
-            mourn(self.error)
+            call(self.error)
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""

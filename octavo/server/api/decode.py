@@ -85,7 +85,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationError) -> Body:
-    """Decode again without fields that Octavo lacks if all they ask for is nothing."""
+    """Decode again without the fields that Octavo lacks, if their values ask for nothing."""
     fields = _as_object(body)
     if fields is not None:
         for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):

@@ -38,7 +38,7 @@ class CallReader:
         self._text = ""
         self._at = 0
         self._pieces: list[Piece] = []
-        # White space that is content unless a call follows; then all since the call's marker.
+        # White space that is content unless a call follows; within a call, everything since its marker.
         self._held: list[str] = []
         self._object: CallObject | None = None
         self._is_announced = False
@@ -124,7 +124,7 @@ class CallReader:
         self._state = self._reading
 
     def _break(self) -> None:
-        """What was read since the marker is no call."""
+        """Give up: what was read since the marker is no call."""
         assert self._object is not None
         raw = "".join(self._held) + self._object.raw
         self._held, self._object = [], None
@@ -135,7 +135,7 @@ class CallReader:
         self._state = self._content
 
     def _drop(self) -> None:
-        """No object follows the marker."""
+        """Give up: no object follows the marker."""
         raw, self._held = "".join(self._held), []
         self._say(raw)
         self._state = self._content
@@ -163,7 +163,7 @@ class CallReader:
         return self._text[self._at : self._at + 1] or None
 
     def _matches(self, literal: str) -> bool | None:
-        """Does a literal follow? None: more text is needed."""
+        """Return whether a literal follows; None: more text is needed."""
         if self._text.startswith(literal, self._at):
             return True
         rest = self._text[self._at : self._at + len(literal)]
