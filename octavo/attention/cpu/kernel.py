@@ -227,9 +227,9 @@ def _error(status: int, plan: _Plan, call: AttendCall) -> OctavoError:
         return bad_block(row, column, value, call.num_blocks)
     if status == _BAD_SIZES:
         return InvalidArgumentError(
-            f"the kernel needs blocks of at least one token, at least one kv head and dimension, and query "
-            f"heads that are a multiple of the kv heads; got {call.block_size}, {call.num_kv_heads}, "
-            f"{call.head_dim} and {call.num_heads}, or a plan of more than {call.num_tokens} query tokens"
+            f"the kernel needs at least one token per block, kv head and dimension, and a multiple of the kv "
+            f"heads as query heads; got {call.block_size}, {call.num_kv_heads}, {call.head_dim} and "
+            f"{call.num_heads}, or a plan of more than {call.num_tokens} query tokens"
         )
     if status == _BAD_SCORES:
         return InvalidArgumentError(
