@@ -25,14 +25,13 @@ class Replica:
         name: where it is, for people.
         report: its latest, None while it is down.
         num_open: requests sent to it and not ended.
-        num_sent: requests sent to it so far.
         last_chosen: number of the last choice that took it.
     """
 
     def __init__(self, name: str, weights: Weights, clock: Callable[[], float]) -> None:
         self.name = name
         self.report: Report | None = None
-        self.num_open = self.num_sent = self.last_chosen = 0
+        self.num_open = self.last_chosen = 0
         self.open_prefill_tokens = 0
         self._weights = weights
         self._clock = clock
@@ -111,7 +110,6 @@ class Flight:
         self._prefill_tokens = choice.prefill_tokens
         self._is_open = True
         replica.num_open += 1
-        replica.num_sent += 1
         replica.open_prefill_tokens += self._prefill_tokens
 
     def note_first_byte(self) -> None:

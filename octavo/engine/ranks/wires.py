@@ -27,7 +27,6 @@ class RecordWire:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Record)
 
     def send(self, encoded: bytes) -> None:
