@@ -245,12 +245,12 @@ def _apply_options(scores: Tensor, pieces: _Pieces, options: ScoreOptions) -> Te
 
 
 def _to_token_major(x: Tensor, width: int) -> Tensor:
-    """[X, KH, n * G, Y] -> [X, n, KH * G, Y]."""
+    """Return x [X, KH, n * G, Y] as [X, n, KH * G, Y]."""
     num_pieces, num_kv_heads, _, size = x.shape
     return x.view(num_pieces, num_kv_heads, width, -1, size).transpose(1, 2).flatten(2, 3)
 
 
 def _to_head_major(x: Tensor, num_kv_heads: int) -> Tensor:
-    """[X, n, KH * G, Y] -> [X, KH, n * G, Y]."""
+    """Return x [X, n, KH * G, Y] as [X, KH, n * G, Y]."""
     num_pieces, width, _, size = x.shape
     return x.view(num_pieces, width, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)

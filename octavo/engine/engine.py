@@ -306,7 +306,7 @@ class Engine:
         return self._steps.num_computed_tokens
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and of the block pool."""
+        """Return a snapshot of counters and of the block pool."""
         self.settle()
         return EngineStats(
             num_running=len(self.scheduler.running),

@@ -46,7 +46,7 @@ class OutputProcessor:
         return request_id in self._groups
 
     def __len__(self) -> int:
-        """How many user requests are unfinished."""
+        """Return how many user requests are unfinished."""
         return len(self._groups)
 
     def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
@@ -68,7 +68,7 @@ class OutputProcessor:
         return output
 
     def requests(self, request_id: str) -> list[Request]:
-        """The engine requests behind a user's request, finished ones included."""
+        """Return the engine requests behind a user's request, including finished ones."""
         return [completion.request for completion in self._groups[request_id].completions]
 
     def accept(self, request: Request, sampled: SampledToken) -> None:

@@ -190,7 +190,7 @@ class PromptReader:
 
 
 def _are_ints(token_ids: list[object]) -> bool:
-    """True if all are ints (or bools): anything else, NumPy's integers too, shows in their sum."""
+    """Return whether all are ints (or bools): anything else, NumPy's integers too, shows in their sum."""
     try:
         with np.errstate(over="ignore"):
             return type(sum(cast(list[int], token_ids))) is int

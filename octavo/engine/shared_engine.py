@@ -101,15 +101,15 @@ class SharedEngine:
         self.call(self.engine.step)
 
     def abort(self, request_id: str) -> None:
-        """As Engine.abort."""
+        """See Engine.abort."""
         self.call(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> int:
-        """As Engine.reset_prefix_cache."""
+        """See Engine.reset_prefix_cache."""
         return self.call(self.engine.reset_prefix_cache)
 
     def stats(self) -> EngineStats:
-        """As Engine.stats."""
+        """See Engine.stats."""
         return self.call(self.engine.stats)
 
     def leave(self, requests: "_Requests") -> None:
@@ -149,7 +149,7 @@ class Caller:
         prompt_logprobs_start: int | None = None,
         read_along: bool = True,
     ) -> RequestOutput:
-        """As Engine.add_request."""
+        """See Engine.add_request."""
         engine = self._shared.engine
         engine.prompts.check_params(params)
         # Compiling takes a while; meanwhile other callers' steps go on.

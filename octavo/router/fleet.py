@@ -113,12 +113,12 @@ class Flight:
         replica.open_prefill_tokens += self._prefill_tokens
 
     def note_first_byte(self) -> None:
-        """Its prompt is computed. Idempotent."""
+        """Note that its prompt is computed. Idempotent."""
         self.replica.open_prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
 
     def end(self) -> None:
-        """It has ended. Idempotent."""
+        """Note that it has ended. Idempotent."""
         self.note_first_byte()
         self.replica.num_open -= self._is_open
         self._is_open = False

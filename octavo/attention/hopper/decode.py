@@ -219,7 +219,7 @@ def _softmax(s, top, total, factor, MASKED: gl.constexpr):
 
 @gluon.jit
 def _tokens(record, shape, ROWS: gl.constexpr, ROW: gl.constexpr):
-    """Each row's token [R] int64, and whether it exists [R]."""
+    """Return each row's token [R] int64, and whether it exists [R]."""
     row = gl.arange(0, ROWS, layout=ROW)
     token = gl.load(record + 1) + row // shape.group
     return token.to(gl.int64), row < gl.load(record + 2) * shape.group

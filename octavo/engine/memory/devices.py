@@ -56,7 +56,7 @@ def require_devices(device: torch.device, parallel: TensorParallel) -> None:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory a new process could take on the device; other processes' use is respected."""
+    """Return the memory that a new process could take on the device, beside the other processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_available_system_bytes(), _free_cgroup_bytes())

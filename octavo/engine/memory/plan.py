@@ -216,7 +216,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan) -> int:
-    """Most memory that steps need beside weights and KV cache."""
+    """Return the most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
         return (NCCL_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(

@@ -103,7 +103,7 @@ class LeaderRunner:
     """
 
     def __init__(self, local: StepRunner, plan: ExecutionPlan, ranks: Ranks) -> None:
-        """Lead ranks that are ready.
+        """Take over ranks that are ready.
 
         Args:
             local: runs rank 0's share.

@@ -69,7 +69,7 @@ def pack_tops(logprobs: Tensor, own: Tensor, num: int) -> Tensor:
 
 
 def _most_likely_ids(logprobs: Tensor, num: int) -> Tensor:
-    """[R, num] ids by falling log-probability, ties by rising id: topk itself promises no order of ties."""
+    """Return [R, num] ids by falling log-probability, ties by rising id, which topk does not promise."""
     # No log-probability is positive: without the sign its bits, an integer, grow as it falls.
     keys = (logprobs.view(torch.int32) & 0x7FFFFFFF).long()
     keys.bitwise_left_shift_(32).bitwise_or_(torch.arange(logprobs.shape[1], device=logprobs.device))

@@ -110,7 +110,7 @@ def _as_object(body: bytes) -> dict[str, Any] | None:
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Compare with types: 0 is not False here."""
+    """Return whether a value is one of these, types included: 0 is not False."""
     return any(type(value) is type(other) and value == other for other in neutral)
 
 

@@ -31,5 +31,5 @@ class TextEvents:
 
 
 def is_text_alone(delta: CompletionDelta) -> bool:
-    """True if a client sees nothing of a delta but its text."""
+    """Return whether a client sees nothing of a delta but its text."""
     return delta.finish_reason is None and delta.logprobs is None and delta.text != ""

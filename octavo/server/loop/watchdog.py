@@ -47,11 +47,11 @@ class Watchdog:
         self._stopped.set()
 
     def begin(self) -> None:
-        """A piece of work begins."""
+        """Note that a piece of work begins."""
         self._piece = object()
 
     def end(self) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self._piece = None
 
     def _run(self) -> None:

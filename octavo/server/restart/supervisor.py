@@ -83,7 +83,7 @@ def supervise(config: ServerConfig) -> Child:
 
 
 def become_child(parent: int) -> None:
-    """Have a group of its own, so that Ctrl-C comes from the parent alone, and end with the parent."""
+    """Form a process group of its own, so that only the parent receives Ctrl-C, and end with the parent."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
