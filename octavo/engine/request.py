@@ -93,7 +93,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it has, those included that only the device knows yet."""
+        """Tokens it has, including those that only the device knows yet."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
@@ -108,17 +108,17 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """It, or the leader it is a fork of, was admitted before."""
+        """Whether it, or the leader of which it is a fork, was admitted before."""
         return self.metrics.first_scheduled_s is not None
 
     @property
     def is_structured(self) -> bool:
-        """Its output follows a grammar."""
+        """Whether its output follows a grammar."""
         return self.params.structured is not None
 
     @property
     def waits_for_token(self) -> bool:
-        """Its next step needs a token that only the device knows: what may follow depends on it."""
+        """Whether its next step needs a token that only the device knows, since what may follow depends on it."""
         return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property

@@ -99,7 +99,7 @@ def _parts(mask_function: Callable[..., object] | None) -> Iterator[Callable[...
 
 
 def _run(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Return each row's first True and one past its last, of [B, S] (both int32 [B]), and whether any is False.
+    """Return each row's first True in [B, S] and one past its last (int32 [B]), and whether any is False.
 
     It waits for the GPU once in a forward pass, as transformers' own flash-attention mask does.
     """

@@ -89,7 +89,7 @@ class Steps:
 
     @property
     def spare_s(self) -> float:
-        """Return the seconds until the next step should be launched; see Engine."""
+        """Seconds until the next step should be launched; see Engine."""
         if len(self._in_flight) != 1:
             return 0.0
         launched = self._in_flight[0]

@@ -53,7 +53,7 @@ class _Answer:
 
     @property
     def only_echo(self) -> bool:
-        """True if what is generated is not shown."""
+        """Whether only the prompt is shown, and not what is generated."""
         return self.request.max_tokens == 0
 
 

@@ -106,7 +106,7 @@ class EngineLoop:
 
     @property
     def seconds_since_progress(self) -> float:
-        """Since the last step ended; 0 while the engine loads or has nothing to do."""
+        """Seconds since the last step ended; 0 while the engine loads or has nothing to do."""
         return self._worker.seconds_since_progress
 
     async def wait_until_ready(self) -> None:

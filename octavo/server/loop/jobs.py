@@ -41,7 +41,7 @@ class Job:
 
     @property
     def has_begun(self) -> bool:
-        """Its first token was scheduled, or it has ended."""
+        """Whether its first token was scheduled, or it has ended."""
         output = self.output
         return output is not None and (output.metrics.first_scheduled_s is not None or output.finished)
 

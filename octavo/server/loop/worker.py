@@ -90,7 +90,7 @@ class Worker:
 
     @property
     def seconds_since_progress(self) -> float:
-        """Since the last turn ended; 0 while it loads or has nothing to do."""
+        """Seconds since the last turn ended; 0 while the engine loads or has nothing to do."""
         return 0.0 if self._is_idle or not self.loaded.done() else time.monotonic() - self._progress_s
 
     def post(self, item: Job | Callable[[], None]) -> None:
