@@ -118,7 +118,7 @@ class Request:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether its next step needs a token that only the device knows, since what may follow depends on it."""
+        """Whether its next step needs a token that only the device knows, which decides what may follow."""
         return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property
