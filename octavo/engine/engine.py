@@ -136,7 +136,7 @@ class Engine:
         self.runner.note_ready()
 
     def _open_books(self) -> None:
-        """Make everything that keeps account of requests and blocks, without any yet."""
+        """Make the objects that keep account of requests and blocks, all still empty."""
         config, plan = self.config, self.plan
         self.manager = KVCacheManager(
             plan.num_blocks,

@@ -213,7 +213,7 @@ def _fat_work(
 ) -> FatWork:
     """Cut queries into units and their keys into parts; most_programs: see choice.whole_unit_programs."""
     tile_tokens = shape.rows // layers.group
-    # A captured step has room for many sequences, but only so many can have more than max_thin_tokens each.
+    # A captured step has room for many sequences, but its tokens bound how many have over max_thin_tokens.
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
@@ -244,7 +244,7 @@ def count_parts(
 def _invariant_work(
     shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, see: _Visibility
 ) -> FatWork:
-    """Make work with one tiling for all sequences; each program folds all keys of its unit, first to last.
+    """Make a deterministic step's work: one tiling, and each program folds all keys of its unit in order.
 
     Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
     is marked as fully visible, so that all keys take the masked loop: the other loop could round differently.

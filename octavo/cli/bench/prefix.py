@@ -96,8 +96,7 @@ class Point:
         shared_len: leading tokens of context_len that all sequences share.
         flat_us, forest_us: median microseconds.
         speedup: flat_us / forest_us.
-        bytes_ratio: keys and values that flat reads, divided by distinct ones: the speed-up if only bytes
-            counted.
+        bytes_ratio: keys and values that flat reads, over distinct ones: the speed-up if only bytes counted.
         max_difference: largest absolute difference between both results.
     """
 

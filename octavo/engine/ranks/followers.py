@@ -30,8 +30,8 @@ Wanted = TypeVar("Wanted", bound=Report)
 _PING_S = 1.0
 # Pings without an answer: while a rank imports and loads, and afterwards.
 _MAX_SILENT_LOADING, _MAX_SILENT = 60, 5
-# When one rank ends, others fail because of it, and their reports may arrive first. So all reports of this
-# long are read before one rank is blamed.
+# When one rank ends, others fail because of it, and their reports may arrive first. So reports are
+# read for this long before one rank is blamed.
 _HEAR_S = 0.2
 _KILL_S = 5.0
 

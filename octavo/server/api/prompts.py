@@ -111,7 +111,7 @@ class Prompts:
         return before
 
     def encode(self, text: str, reading: Reading) -> list[int]:
-        """Tokenize a text; refuse one that is far too long, which would take seconds, before that.
+        """Tokenize a text, but refuse one that is far too long at once: tokenizing it would take seconds.
 
         Raises:
             RequestTooLongError: it is certainly too long.

@@ -102,7 +102,7 @@ class Jobs:
             self._room.check(num_completions)
 
     def leave(self, num_completions: int) -> None:
-        """Give a place back that no job came to use."""
+        """Give back a place that no job will use."""
         with self._lock:
             self._room.leave(num_completions, 0, begins=False)
 
