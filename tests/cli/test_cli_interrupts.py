@@ -107,9 +107,8 @@ def chat_process() -> Iterator[subprocess.Popen[bytes]]:
 def test_ctrl_c_while_a_chat_reads_a_prompt_changes_no_later_answer() -> None:
     """A long message is a prefill of seconds: Ctrl-C comes before the first token."""
     question = "Name three colours."
-    with chat_process() as fresh:
-        ask(fresh, question)
-        expected = answer(fresh)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = LLM("smollm2").chat([{"role": "user", "content": question}], params)[0].outputs[0].text
     with chat_process() as process:
         ask(process, "one two three four five " * 1200)
         time.sleep(0.5)
@@ -118,7 +117,7 @@ def test_ctrl_c_while_a_chat_reads_a_prompt_changes_no_later_answer() -> None:
         ask(process, "/reset")
         ask(process, question)
         # /reset prints nothing but the next "> ".
-        assert answer(process).removeprefix(b"> ") == expected
+        assert answer(process) == b"> " + expected.encode() + b"\n> "
 
 
 @pytest.mark.parametrize("moment", ["prefill", "print"])
