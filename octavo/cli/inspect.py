@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
-from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
+from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
 from octavo.parallel import TensorParallel
 
 Rows = list[tuple[str, str]]
@@ -16,10 +16,10 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
-    blocks = bytes_in_blocks(source, config.load_format)
+    stored = stored_matrices(source, config.load_format)
     size = config.tensor_parallel_size
     ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
-    plans = [plan_execution(config, model_config, rank, blocks=blocks) for rank in ranks]
+    plans = [plan_execution(config, model_config, rank, stored=stored) for rank in ranks]
     # What an engine's ranks agree on.
     num_blocks = min(plan.num_blocks for plan in plans)
     from rich.console import Console

@@ -13,6 +13,7 @@ from typing import Literal
 from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
+from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.dummy import DummyWeights
 from octavo.models.formats.gguf import GGUFFile
 from octavo.models.formats.gguf_config import gguf_to_hf_config
@@ -133,15 +134,15 @@ def open_weights(
     return GGUFWeights(source.gguf) if source.gguf is not None else SafetensorsWeights(source.path)
 
 
-def bytes_in_blocks(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, float]:
-    """Return the matrices that a model stores in blocks, with the bytes that a number takes; see BlockSource.
+def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, Storage]:
+    """Return the matrices that a model stores quantised, by name; see QuantisedSource.storage.
 
     Raises:
         ModelError: a GGUF file describes a network that Octavo does not have.
     """
     if source.gguf is None or load_format == "dummy":
         return {}
-    return GGUFWeights(source.gguf).bytes_in_blocks()
+    return GGUFWeights(source.gguf).storage()
 
 
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:

@@ -19,8 +19,9 @@ from octavo.engine.memory.working import (
     rank_share,
 )
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.layers.linear.choice import keeps_blocks
+from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
@@ -99,7 +100,7 @@ def plan_execution(
     model: ModelConfig,
     parallel: TensorParallel = TensorParallel(),
     *,
-    blocks: Mapping[str, float] = MappingProxyType({}),
+    stored: Mapping[str, Storage] = MappingProxyType({}),
 ) -> ExecutionPlan:
     """Decide device, dtype, lengths and the size of the KV cache.
 
@@ -108,13 +109,13 @@ def plan_execution(
         model: the network, whole.
         parallel: the rank to plan for. Where num_blocks is not given, ranks may plan different numbers of
             blocks; an engine takes the least.
-        blocks: tensors that the checkpoint stores in blocks, with bytes a number; see bytes_in_blocks.
+        stored: matrices that the checkpoint stores quantised; see stored_matrices.
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
-    plan = _plan_without_cache(config, model, parallel, blocks)
+    plan = _plan_without_cache(config, model, parallel, stored)
     share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
     plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
     num_blocks = config.num_blocks
@@ -126,7 +127,7 @@ def plan_execution(
 
 
 def _plan_without_cache(
-    config: EngineConfig, model: ModelConfig, parallel: TensorParallel, blocks: Mapping[str, float]
+    config: EngineConfig, model: ModelConfig, parallel: TensorParallel, stored: Mapping[str, Storage]
 ) -> ExecutionPlan:
     """All that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
@@ -135,6 +136,9 @@ def _plan_without_cache(
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
+    kept = kept_storage(
+        stored, config.quantization, device=device, dtype=dtype, deterministic=config.deterministic
+    )
     return ExecutionPlan(
         parallel=parallel,
         device=device,
@@ -144,9 +148,7 @@ def _plan_without_cache(
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=_weight_bytes(
-            config, share, dtype, blocks if keeps_blocks(config.quantization, device, dtype) else {}
-        ),
+        weight_bytes=_weight_bytes(config, share, dtype, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -192,11 +194,12 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
 
 
 def _weight_bytes(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, blocks: Mapping[str, float]
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Storage]
 ) -> int:
     shapes = parameter_shapes(model)
     if config.quantization != "int8":
-        return int(sum(prod(shape) * blocks.get(name, dtype.itemsize) for name, shape in shapes.items()))
+        plain = Storage("plain", dtype.itemsize)
+        return int(sum(kept.get(name, plain).nbytes(shape) for name, shape in shapes.items()))
     # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
