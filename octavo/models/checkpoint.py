@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
+from octavo.layers.linear.float8_weight import quantise
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.models.weights import QuantisedSource, WeightSource
 
@@ -103,9 +104,11 @@ class Checkpoint:
     def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> QuantisedWeight:
-        """Return a matrix, or a part of it, that stays quantised."""
-        assert isinstance(self._weights, QuantisedSource), f"{name} is not quantised"
-        weight = self._weights.read_quantised(name, rows=rows, columns=columns)
+        """Return a matrix, or a part of it, that stays quantised; one that is stored as floats becomes float8."""
+        weights = self._weights
+        if not isinstance(weights, QuantisedSource) or name not in weights.storage():
+            return quantise(self.read(name, rows=rows, columns=columns))
+        weight = weights.read_quantised(name, rows=rows, columns=columns)
         self._count()
         return weight.to(self.device)
 

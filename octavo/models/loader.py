@@ -74,8 +74,8 @@ def load_decoder(
             frequencies of "dynamic" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
-            multiplies them; "none": they do not; "int8": for all linear layers, the LM head included (CPU,
-            float32).
+            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": for all
+            linear layers, the LM head included (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization, one rank).
         progress: called with (tensors read, tensors in all).
@@ -84,7 +84,7 @@ def load_decoder(
         WeightsError: tensors are missing, unexpected or of the wrong shape.
         ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
-    if deterministic and (quantization == "int8" or parallel.size > 1):
+    if deterministic and (quantization in ("int8", "fp8") or parallel.size > 1):
         raise ConfigError(
             f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
             f"{parallel.size} ranks; use deterministic=False"
@@ -93,7 +93,7 @@ def load_decoder(
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     kept = kept_storage(
-        stored, quantization, device=torch.device(device), dtype=dtype, deterministic=deterministic
+        shapes, stored, quantization, device=torch.device(device), dtype=dtype, deterministic=deterministic
     )
     checkpoint = Checkpoint(
         weights,

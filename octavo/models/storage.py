@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from octavo.errors import ConfigError
 from octavo.layers.linear.choice import looks_up, multiplies
+from octavo.layers.linear.float8_weight import FLOAT8_ROWS
 from octavo.layers.linear.quantised import Storage
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
@@ -13,6 +15,7 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def kept_storage(
+    names: Iterable[str],
     stored: Mapping[str, Storage],
     quantization: str,
     *,
@@ -23,13 +26,21 @@ def kept_storage(
     """Return the matrices that stay quantised, by name; the others become numbers of dtype.
 
     Args:
+        names: of all tensors of the network.
         stored: how the checkpoint stores matrices; see QuantisedSource.
         quantization: as users choose it.
         device: of the weights.
         dtype: of activations.
         deterministic: see load_decoder.
+
+    Raises:
+        ConfigError: the checkpoint is quantised otherwise than quantization says.
     """
-    if quantization != "auto" or deterministic:
+    if quantization == "fp8":
+        made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
+        _check_requantised(stored)
+        stored = made | {name: storage for name, storage in stored.items() if name in made}
+    elif quantization != "auto" or deterministic:
         return {}
     kept = {
         name: storage
@@ -40,6 +51,16 @@ def kept_storage(
     return {
         name: storage for name, storage in kept.items() if _kinds(kept, _partners(name)) == {storage.kind}
     }
+
+
+def _check_requantised(stored: Mapping[str, Storage]) -> None:
+    """Refuse to round twice."""
+    for name, storage in stored.items():
+        if storage.kind != FLOAT8_ROWS.kind:
+            raise ConfigError(
+                f'quantization="fp8" rounds numbers, but the checkpoint stores {name} as {storage.kind}; use '
+                'quantization="auto"'
+            )
 
 
 def _kinds(kept: Mapping[str, Storage], names: Iterable[str]) -> set[str | None]:

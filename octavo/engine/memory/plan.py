@@ -137,7 +137,12 @@ def _plan_without_cache(
     if config.deterministic:
         _check_deterministic(config, device, dtype)
     kept = kept_storage(
-        stored, config.quantization, device=device, dtype=dtype, deterministic=config.deterministic
+        parameter_shapes(share),
+        stored,
+        config.quantization,
+        device=device,
+        dtype=dtype,
+        deterministic=config.deterministic,
     )
     return ExecutionPlan(
         parallel=parallel,

@@ -104,7 +104,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     Args:
         weight: [out, in]; copied if it is packed or quantised, else kept.
         bias: [out], or None.
-        quantization: "auto" or "none", or "int8" for 8-bit weights and activations (CPU, float32).
+        quantization: "int8" for 8-bit weights and activations (CPU, float32); "auto", "none" and "fp8" leave
+            a weight that is made of floats as it is.
 
     Raises:
         ConfigError: the quantization is unknown or cannot run here.
@@ -115,8 +116,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
         if reason is not None:
             raise ConfigError(f'quantization="{quantization}" cannot run: {reason}; use quantization="none"')
         return make(weight, bias)
-    if quantization not in ("auto", "none"):
-        names = ", ".join(f'"{name}"' for name in ("auto", "none", *_QUANTIZED))
+    if quantization not in ("auto", "none", "fp8"):
+        names = ", ".join(f'"{name}"' for name in ("auto", "none", "fp8", *_QUANTIZED))
         raise ConfigError(f"quantization must be one of {names}, got {quantization!r}")
     return (PackedLinear if packed.unsupported_reason(weight) is None else PlainLinear)(weight, bias)
 

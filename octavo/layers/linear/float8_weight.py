@@ -12,8 +12,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from octavo.layers.linear.quantised import Storage
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
+# What `quantise` makes: a byte for a number, a float32 for a row.
+FLOAT8_ROWS = Storage("float8", 1, 4)
+# Rows that are rounded at a time: their float32 copies take a few MiB.
+_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,24 @@ class Float8Weight:
 
 def quantise(weight: Tensor) -> Float8Weight:
     """Round a weight [N, K] of any float dtype to float8 with a scale for each row."""
-    scales = weight.abs().amax(-1, True).float().div_(LARGEST)
-    # A row of zeros has any scale.
-    scales.clamp_min_(torch.finfo(torch.float32).tiny)
-    values = weight.float().div_(scales).clamp_(-LARGEST, LARGEST).to(FLOAT8)
+    values = torch.empty_like(weight, dtype=FLOAT8)
+    scales = torch.empty(weight.shape[0], 1, device=weight.device)
+    for start in range(0, weight.shape[0], _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        values[rows], scales[rows] = quantise_rows(weight[rows])
     return Float8Weight(values, scales, 1, weight.shape[1])
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows of any float dtype to float8.
+
+    Args:
+        x: [T, K].
+
+    Returns:
+        Numbers [T, K] float8 and scales [T, 1] float32, at least the smallest normal float32: also a row of
+        zeros has one.
+    """
+    x = x.float()
+    scales = x.abs().amax(-1, True).div_(LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (x / scales).clamp_(-LARGEST, LARGEST).to(FLOAT8), scales

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.float8_weight import Float8Weight
+from octavo.layers.linear.float8_weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds
@@ -109,7 +109,7 @@ class _Matrix:
     def storage(self) -> Storage:
         """See StoredMatrix: scales are float32, one for each row where a tile has all columns."""
         if self.tile[1] >= self.shape[1]:
-            return Storage("float8", 1, 4)
+            return FLOAT8_ROWS
         return Storage("float8", 1 + 4 / (self.tile[0] * self.tile[1]))
 
     def read(self, rows: slice | None, columns: slice | None) -> Float8Weight:
