@@ -104,7 +104,7 @@ class Checkpoint:
     def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> QuantisedWeight:
-        """Return a matrix, or a part of it, that stays quantised; one that is stored as floats becomes float8."""
+        """Return a matrix, or a part of it, that stays quantised; others become float8."""
         weights = self._weights
         if not isinstance(weights, QuantisedSource) or name not in weights.storage():
             return quantise(self.read(name, rows=rows, columns=columns))

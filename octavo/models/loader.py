@@ -74,8 +74,8 @@ def load_decoder(
             frequencies of "dynamic" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
-            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": for all
-            linear layers, the LM head included (CPU, float32).
+            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
+            linear layers are rounded, the LM head included (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization, one rank).
         progress: called with (tensors read, tensors in all).
