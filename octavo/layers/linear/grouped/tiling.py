@@ -1,0 +1,60 @@
+"""How products with packed weights are tiled. Importing this imports no Triton."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+# Rows of two tensor core tiles.
+FEW_MAX_ROWS = 16
+# For more rows, it pays off to make floats of the whole weight.
+_SOME_MAX_ROWS = 256
+
+
+def choose_grouped_gemm(num_rows: int) -> Literal["few", "some", "plain"]:
+    """Return the GEMM for M rows. Called per layer and step."""
+    if num_rows <= FEW_MAX_ROWS:
+        return "few"
+    return "some" if num_rows <= _SOME_MAX_ROWS else "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class FewTiling:
+    """Tile of one program of few_linear; powers of two.
+
+    Attributes:
+        columns: rows of the weight, 16 or more.
+        num_warps: that share K.
+    """
+
+    columns: int
+    num_warps: int
+
+
+@cache
+def choose_few_tiling(num_weight_rows: int, size: int) -> FewTiling:
+    """Return the tiling for a weight [N, K], gate and up counted."""
+    return FewTiling(32 if num_weight_rows >= 4096 else 16, 8 if size >= 2048 else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SomeTiling:
+    """Tile of one program of some_linear; powers of two.
+
+    Attributes:
+        rows: of x, 16 or more.
+        columns: rows of the weight, 16 or more.
+        num_warps: warps per program.
+        num_stages: spans that are fetched ahead, and the one that is multiplied.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+@cache
+def choose_some_tiling(num_rows: int, num_weight_rows: int) -> SomeTiling:
+    """Return the tiling for M rows and a weight of N rows, gate and up counted."""
+    rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
+    return SomeTiling(rows, 64, 4, 3)
