@@ -1,4 +1,4 @@
-"""Products with weights in 4 and 8 bits on one GPU, beside bfloat16: those of a decoder layer, as it runs them.
+"""Products with weights in 4 and 8 bits on one GPU, beside bfloat16: those of a decoder layer.
 
     python benchmarks/gpu_int4.py [--models 8b] [--rows 1 2 4 ...] [--kinds bf16 int4] [--save MACHINE]
     python benchmarks/gpu_int4.py --sweep [--models ...] [--rows ...]

@@ -90,7 +90,7 @@ def _planes(words, bits: gl.constexpr, dtype: gl.constexpr):
             )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_rows"])
 def few_linear_kernel(
     x_ptr, words_ptr, pairs_ptr, bias_ptr, norm_weight_ptr, out_ptr,
     num_rows, num_weight_rows, stride_x, stride_out, num_words, factor, eps,
