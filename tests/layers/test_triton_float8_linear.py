@@ -100,7 +100,9 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool
 @pytest.mark.parametrize("tile", TILES[:2])
 @pytest.mark.parametrize("num_rows", [1, 19])
 def test_float8_rows(device: str, dtype: torch.dtype, num_rows: int, tile: tuple[int, int]) -> None:
-    rows = random(num_rows, 96, device=device, seed=4) * torch.logspace(-3, 2, num_rows, device=device)[:, None]
+    rows = (
+        random(num_rows, 96, device=device, seed=4) * torch.logspace(-3, 2, num_rows, device=device)[:, None]
+    )
     values, scales = quantise_rows(rows)
     x = values.float() * scales
     if dtype != torch.float32:
