@@ -25,7 +25,16 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import blocks, float8, hopper_tiling, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import (
+    blocks,
+    float8,
+    float8_gpu,
+    hopper_tiling,
+    int8,
+    invariant_tiling,
+    packed,
+    skinny_tiling,
+)
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
@@ -49,7 +58,12 @@ class _Layers(Protocol):
 
 # Kind of a QuantisedWeight -> modules, the fastest first.
 _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
-    {"blocks": (blocks, grouped), "float8": (float8,)}
+    {
+        "blocks": (blocks, grouped),
+        # Groups of columns that are no multiple of 32: nothing multiplies them.
+        "odd blocks": (),
+        "float8": (float8_gpu, float8),
+    }
 )
 
 # Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -9,6 +10,14 @@ from octavo.gpu.device import triton_unsupported_reason
 from octavo.layers.linear.float8_weight import Float8Weight
 
 _DTYPES = (torch.bfloat16, torch.float16)
+
+
+Path = Literal["skinny", "narrow", "float8", "torch"]
+
+# Most rows of a path.
+_SKINNY_MAX_ROWS = 4
+_NARROW_MAX_ROWS = 64
+_FLOAT8_MAX_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,26 @@ def has_tiles(weight: Float8Weight) -> bool:
     """Return whether the kernels can multiply a weight's tiles: rows, or a power of two, 32 or more, wide."""
     is_power = weight.width & (weight.width - 1) == 0
     return weight.width == weight.shape[1] or (is_power and weight.width >= 32)
+
+
+def choose_path(num_rows: int, weight: Float8Weight) -> Path:
+    """Return how rows are multiplied; see float8_gpu. Called per layer and step.
+
+    Args:
+        num_rows: M.
+        weight: of a Float8GpuLinear.
+    """
+    if 1 <= num_rows <= _SKINNY_MAX_ROWS:
+        return "skinny"
+    if num_rows <= _NARROW_MAX_ROWS:
+        return "narrow"
+    return "torch" if num_rows > _FLOAT8_MAX_ROWS and has_torch(weight) else "float8"
+
+
+def has_torch(weight: Float8Weight) -> bool:
+    """Return whether torch's own kernels multiply a weight: a scale for each row, sizes of 16."""
+    num_rows, size = weight.shape
+    return weight.height == 1 and weight.width == size and num_rows % 16 == size % 16 == 0
 
 
 @cache

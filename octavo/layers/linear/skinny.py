@@ -44,7 +44,7 @@ def skinny_linear(
         x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension
             contiguous.
         weight: [N, K] contiguous, dtype of x or float8; with an activation [gate | up] along N. The tiles of
-            float8 weights are some multiple of 8 columns wide.
+            float8 weights are a multiple of 8 columns wide.
         bias: [N] contiguous, or None.
         norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight takes the place of x; None:
             no norm.

@@ -1,8 +1,8 @@
 """Checkpoints of AutoAWQ in its gemm layout.
 
-    X.qweight    [K, N / 8] int32      bits 4 i of a word are column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]
-    X.qzeros     [K / group, N / 8]    likewise
-    X.scales     [K / group, N]        weight = scale * (q - zero)
+X.qweight    [K, N / 8] int32      bits 4 i of a word are column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]
+X.qzeros     [K / group, N / 8]    likewise
+X.scales     [K / group, N]        weight = scale * (q - zero)
 """
 
 from collections.abc import Set
@@ -37,7 +37,15 @@ _PER_WORD = 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _KEYS = frozenset(
     {
-        *("backend", "bits", "do_fuse", "exllama_config", "fuse_max_seq_len", "group_size", "modules_to_fuse"),
+        *(
+            "backend",
+            "bits",
+            "do_fuse",
+            "exllama_config",
+            "fuse_max_seq_len",
+            "group_size",
+            "modules_to_fuse",
+        ),
         *("modules_to_not_convert", "pre_quantized", "quant_method", "version", "zero_point"),
     }
 )
@@ -111,8 +119,8 @@ class _Matrix:
 
     @property
     def storage(self) -> Storage:
-        """See StoredMatrix: zeros differ, so minimums have more digits than float16."""
-        return storage_of(_BITS, self.groups, self.num_rows, has_half_scales=False)
+        """See StoredMatrix."""
+        return storage_of(_BITS, self.groups, self.num_rows, is_symmetric=False, scale_type="F16")
 
     @property
     def tensors(self) -> Set[str]:

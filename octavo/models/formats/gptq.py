@@ -40,10 +40,30 @@ from octavo.models.weights import slice_bounds
 _WORD_BITS = 32
 _KEYS = frozenset(
     {
-        *("backend", "batch_size", "bits", "block_name_to_quantize", "cache_block_outputs", "checkpoint_format"),
-        *("damp_auto_increment", "damp_percent", "dataset", "desc_act", "dynamic", "exllama_config", "format"),
+        *(
+            "backend",
+            "batch_size",
+            "bits",
+            "block_name_to_quantize",
+            "cache_block_outputs",
+            "checkpoint_format",
+        ),
+        *(
+            "damp_auto_increment",
+            "damp_percent",
+            "dataset",
+            "desc_act",
+            "dynamic",
+            "exllama_config",
+            "format",
+        ),
         *("group_size", "is_marlin_format", "lm_head", "max_input_length", "meta", "model_file_base_name"),
-        *("model_name_or_path", "model_seqlen", "module_name_preceding_first_block", "modules_to_not_convert"),
+        *(
+            "model_name_or_path",
+            "model_seqlen",
+            "module_name_preceding_first_block",
+            "modules_to_not_convert",
+        ),
         *("modules_in_block_to_quantize", "mse", "pack_dtype", "pad_token_id", "quant_method", "quantizer"),
         *("static_groups", "sym", "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "version"),
     }
@@ -131,8 +151,13 @@ class _Matrix:
     @property
     def storage(self) -> Storage:
         """See StoredMatrix."""
-        has_halves = self.scheme.is_symmetric and self.source.type_name(f"{self.layer}scales") == "F16"
-        return storage_of(self.scheme.bits, self.groups, self.num_rows, has_half_scales=has_halves)
+        return storage_of(
+            self.scheme.bits,
+            self.groups,
+            self.num_rows,
+            is_symmetric=self.scheme.is_symmetric,
+            scale_type=self.source.type_name(f"{self.layer}scales"),
+        )
 
     @property
     def tensors(self) -> Set[str]:

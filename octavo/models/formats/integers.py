@@ -1,6 +1,6 @@
 """What formats of packed integers share: unpacking them, and making weights in blocks of them.
 
-    weight = scale * (q - zero)        q: 4 or 8 bits unsigned; a group of columns shares scale and zero
+weight = scale * (q - zero)        q: 4 or 8 bits unsigned; a group of columns shares scale and zero
 """
 
 from collections.abc import Set
@@ -75,23 +75,25 @@ def groups_of(name: str, size: int, group_size: int, *, is_ordered: bool = False
     return Groups(name, size, group, is_ordered)
 
 
-def storage_of(bits: int, groups: Groups, num_rows: int, *, has_half_scales: bool) -> Storage:
+def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, scale_type: str) -> Storage:
     """Return what a matrix takes in memory.
 
     Args:
         bits: of an integer.
         groups: of its columns.
         num_rows: N.
-        has_half_scales: scales and minimums fit float16 on a CPU: scales are stored so, and zeros are alike.
+        is_symmetric: all zeros are in the middle, so that float16 holds minimums if it holds scales.
+        scale_type: of scales, such as "F16".
     """
     on_gpu = group_of(bits, groups.group)
     if groups.group % BLOCK or on_gpu is None:
         return Storage("odd blocks", 4)
     order = _BYTES_OF_AN_INDEX / num_rows if groups.is_ordered else 0.0
-    scale_bytes = 2 if has_half_scales else 4
+    scale_bytes = 2 if is_symmetric and scale_type == "F16" else 4
+    num_scales = 1 if is_symmetric and bits == 8 else 2
     return Storage(
         "blocks",
-        bits / 8 + 2 * scale_bytes / BLOCK + order,
+        bits / 8 + num_scales * scale_bytes / BLOCK + order,
         bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
     )
 
@@ -137,7 +139,7 @@ def make_blocks(
     mins = scales * -zeros
     if torch.equal(scales.half().float(), scales) and torch.equal(mins.half().float(), mins):
         scales, mins = scales.half(), mins.half()
-    return BlockWeight(bits, quants.contiguous(), scales, mins, order)
+    return BlockWeight(bits, quants.contiguous(), scales, mins if bool(mins.any()) else None, order)
 
 
 def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:
@@ -155,9 +157,7 @@ def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:
         raise WeightsError(f"{name} must hold groups in [0, {groups.number}), got {_extremes(indices)}")
     counts = indices.long().bincount(minlength=groups.number)
     if bool((counts != groups.group).any()):
-        raise WeightsError(
-            f"{name} must name each group {groups.group} times, got {_extremes(counts)} times"
-        )
+        raise WeightsError(f"{name} must name each group {groups.group} times, got {_extremes(counts)} times")
     order = indices.argsort(stable=True)
     return None if torch.equal(order, torch.arange(groups.size)) else order
 

@@ -98,8 +98,13 @@ class _Matrix:
     @property
     def storage(self) -> Storage:
         """See StoredMatrix."""
-        has_halves = self.scheme.is_symmetric and self.source.type_name(f"{self.layer}weight_scale") == "F16"
-        return storage_of(self.scheme.bits, self.groups, self.num_rows, has_half_scales=has_halves)
+        return storage_of(
+            self.scheme.bits,
+            self.groups,
+            self.num_rows,
+            is_symmetric=self.scheme.is_symmetric,
+            scale_type=self.source.type_name(f"{self.layer}weight_scale"),
+        )
 
     @property
     def tensors(self) -> Set[str]:
