@@ -52,9 +52,11 @@ class Groups:
         is_whole = (first, last) == (0, self.size)
         if self.is_ordered and not is_whole:
             raise ConfigError(
-                f"{self.name} has its columns in an order of their own (act-order, g_idx), so it cannot be cut "
-                "into columns; use one rank"
+                f"{self.name} has its columns in an order of their own (act-order, g_idx), so it cannot be "
+                "cut into columns; use one rank"
             )
+        if self.number == 1:
+            return slice(first, last), slice(0, 1)
         if not is_whole and (first % self.group or last % self.group):
             raise ConfigError(
                 f"{self.name} can only be cut between its groups of {self.group} columns, not into columns "
@@ -200,7 +202,7 @@ def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
 
 
 def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:
-    """Refuse tensors of a type that only quantised matrices have, but that belong to none.
+    """Refuse tensors of types that only quantised matrices have, but that belong to none.
 
     Raises:
         UnsupportedModelError: there is one.
@@ -208,6 +210,6 @@ def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:
     for name in sorted(tensors.names() - used):
         if tensors.type_name(name) not in FLOATS:
             raise UnsupportedModelError(
-                f"{name} has the type {tensors.type_name(name)} and belongs to no quantised matrix; supported "
-                f"there: {', '.join(sorted(FLOATS))}"
+                f"{name} has the type {tensors.type_name(name)} and belongs to no quantised matrix; expected "
+                f"{', '.join(sorted(FLOATS))}"
             )

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.gpu.device import triton_unsupported_reason
-from octavo.layers.activation import activate_and_multiply
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
@@ -54,7 +53,7 @@ class GroupedLinear:
         """See FusedLinear."""
         if len(self._parts) > 1:
             out = self(norm(hidden, delta))
-            return out if activation is None else activate_and_multiply(out, activation)
+            return _activated(out, activation)
         (part,), (bias,) = self._parts, self._biases
         fuses_norm = delta is None and part.order is None
         if fuses_norm and choose_grouped_gemm(hidden.shape[0]) == "few":
@@ -98,4 +97,12 @@ def _product(
     out = linear(x, dequantise(weight, x), bias)
     if residual is not None:
         return residual.add_(out)
-    return out if activation is None else activate_and_multiply(out, activation)
+    return _activated(out, activation)
+
+
+def _activated(out: Tensor, activation: str | None) -> Tensor:
+    if activation is None:
+        return out
+    from octavo.layers.triton.activation import gated_activation
+
+    return gated_activation(out, activation)
