@@ -36,7 +36,8 @@ def few_linear(
         x: [M, K] float16 or bfloat16, 1 <= M <= FEW_MAX_ROWS, columns in the weight's order; rows any stride
             apart.
         weight: [N, K]; with an activation [gate | up] along N.
-        bias, norm_weight, eps, activation, residual: see skinny.skinny_linear.
+        bias, activation, residual: see skinny.skinny_linear.
+        norm_weight, eps: likewise, for a single row.
         tiling: None: choose_few_tiling's.
 
     Returns:
@@ -49,6 +50,8 @@ def few_linear(
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if not 1 <= num_rows <= FEW_MAX_ROWS:
         raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {FEW_MAX_ROWS}, got {list(x.shape)}")
+    if norm_weight is not None and num_rows > 1:
+        raise InvalidArgumentError(f"a norm needs a single row of x, got {num_rows}")
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
     out = make_result(x, num_weight_rows, activation, residual)
@@ -57,7 +60,8 @@ def few_linear(
         tiling = choose_few_tiling(num_weight_rows, size)
     overlap = overlap_options(x)["OVERLAP"]
     shape = Shape(
-        *(weight.bits, weight.group, size, 8 if num_rows <= 8 else 16, tiling.columns, tiling.num_warps),
+        *(weight.bits, weight.group, size, 1 if num_rows == 1 else 8 if num_rows <= 8 else 16),
+        *(tiling.columns, tiling.num_warps, tiling.num_stages),
         *(norm_weight is not None, bias is not None, activation, residual is not None, overlap),
     )
     launch(
@@ -65,7 +69,7 @@ def few_linear(
         (-(-num_weight_rows // halves // (tiling.columns // halves)),),
         *(x, weight.words, weight.pairs, x if bias is None else bias),
         *(x if norm_weight is None else norm_weight, out),
-        *(num_rows, num_weight_rows, x.stride(0), out.stride(0), weight.words.shape[1], weight.factor, eps),
+        *(num_rows, num_weight_rows, x.stride(0), out.stride(0), weight.factor, eps),
         Shape(*map(gl.constexpr, shape)),
         num_warps=tiling.num_warps,
         launch_pdl=overlap,

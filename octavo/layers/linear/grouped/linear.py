@@ -55,8 +55,7 @@ class GroupedLinear:
             out = self(norm(hidden, delta))
             return _activated(out, activation)
         (part,), (bias,) = self._parts, self._biases
-        fuses_norm = delta is None and part.order is None
-        if fuses_norm and choose_grouped_gemm(hidden.shape[0]) == "few":
+        if hidden.shape[0] == 1 and delta is None and part.order is None:
             from octavo.layers.linear.grouped.few import few_linear
 
             return few_linear(

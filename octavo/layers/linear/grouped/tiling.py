@@ -24,16 +24,18 @@ class FewTiling:
     Attributes:
         columns: rows of the weight, 16 or more.
         num_warps: that share K.
+        num_stages: spans of a warp in shared memory, 2 or more.
     """
 
     columns: int
     num_warps: int
+    num_stages: int
 
 
 @cache
 def choose_few_tiling(num_weight_rows: int, size: int) -> FewTiling:
     """Return the tiling for a weight [N, K], gate and up counted."""
-    return FewTiling(32 if num_weight_rows >= 4096 else 16, 8 if size >= 2048 else 4)
+    return FewTiling(32 if num_weight_rows > 4096 else 16, 8 if size > 4096 else 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
