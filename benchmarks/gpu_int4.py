@@ -151,7 +151,8 @@ def tilings(num_rows: int) -> list[FewTiling | SomeTiling]:
         ]
         return [FewTiling(*size) for size in (*sizes, (32, 8, 2), (32, 8, 3), (64, 2, 3), (64, 4, 3))]
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
-    forms = [(64, 4, 2), (64, 4, 3), (128, 8, 2), (128, 8, 3), (128, 4, 2), (256, 8, 2)]
+    forms = [(64, 4, 2, 1), (64, 4, 2, 2), (64, 4, 2, 4), (64, 4, 2, 8), (64, 4, 3, 2)]
+    forms += [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 2, 4), (128, 4, 2, 2)]
     return [SomeTiling(rows, *form) for form in forms]
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
+# As many programs as run at a time on a large GPU.
+_MANY_PROGRAMS = 264
 # For more rows, it pays off to make floats of the whole weight.
 _SOME_MAX_ROWS = 256
 
@@ -47,16 +49,20 @@ class SomeTiling:
         columns: rows of the weight, 16 or more.
         num_warps: warps per program.
         num_stages: spans that are fetched ahead, and the one that is multiplied.
+        num_splits: parts of K, each multiplied by programs of its own; another launch adds them up.
     """
 
     rows: int
     columns: int
     num_warps: int
     num_stages: int
+    num_splits: int = 1
 
 
 @cache
 def choose_some_tiling(num_rows: int, num_weight_rows: int) -> SomeTiling:
     """Return the tiling for M rows and a weight of N rows, gate and up counted."""
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
-    return SomeTiling(rows, 64, 4, 3)
+    tiles = -(-num_weight_rows // 64) * -(-num_rows // rows)
+    splits = max(1, min(8, 1 << (_MANY_PROGRAMS // tiles).bit_length() >> 1))
+    return SomeTiling(rows, 64, 4, 2, splits)
