@@ -29,7 +29,7 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | None":
     groups = fields.mapping("config_groups")
     if not groups:
         return None
-    refuse_other_values(fields, "quantization_status", ("compressed", "frozen"))
+    refuse_other_values(fields, "quantization_status", ("compressed", "frozen", None))
     for name in ("sparsity_config", "transform_config"):
         if fields.mapping(name):
             raise UnsupportedModelError(f"{fields.where}: {name} = {fields.get(name)!r} is not supported")
@@ -44,6 +44,7 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | None":
         raise fields.error(f"config_groups: {name}", "an object", group)
     inner = ConfigFields(group, {"format": fields.get("format")}, where=where)
     refuse_unknown(UnsupportedModelError, f"{where}: unknown field", group, _GROUP_KEYS)
+    check_patterns(inner, "targets")
     if inner.get("output_activations") is not None:
         raise UnsupportedModelError(f"{where}: quantised output_activations are not supported")
     form = inner.get("format")
