@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
+from octavo.layers.linear.choice import describe_layers
 from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
 from octavo.parallel import TensorParallel
 
@@ -62,12 +63,21 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
     return found
 
 
+def _quantised(plan: ExecutionPlan) -> Rows:
+    """What stays quantised, its bytes, and how it is multiplied."""
+    return [
+        (f"of these, {kind}", f"{gib(num_bytes)}; {describe_layers(kind, plan.device, plan.dtype)}")
+        for kind, num_bytes in plan.quantised_bytes.items()
+    ]
+
+
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
         ("free memory", gib(plan.free_bytes)),
         ("weights", gib(plan.weight_bytes)),
+        *_quantised(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

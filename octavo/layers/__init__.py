@@ -2,7 +2,7 @@
 
 from octavo.layers.activation import ACTIVATIONS, activate_and_multiply
 from octavo.layers.attention import AttentionLayer
-from octavo.layers.block import make_input, make_output
+from octavo.layers.block import kernels_of, make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
@@ -28,6 +28,7 @@ __all__ = [
     "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",
+    "kernels_of",
     "make_input",
     "make_invariant_linear",
     "make_linear",

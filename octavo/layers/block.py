@@ -8,7 +8,7 @@ and norms of outputs. The Hopper GEMM (5 to 256 rows) does the same but for the 
 linear.choice decides which GEMM runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -170,6 +170,15 @@ class StreamOutput:
             return self.plain(x, hidden)
         self.linear.into_stream(x, hidden)
         return None
+
+
+def kernels_of(block: BlockInput | BlockOutput) -> Hashable:
+    """Return what decides, beside sizes and dtype, which kernels a block launches.
+
+    That is the class of its linear layer, and the layer's `form`, if it has one.
+    """
+    linear = getattr(block, "linear", None) or getattr(block, "projection", None)
+    return type(linear).__name__, getattr(linear, "form", None)
 
 
 def make_input(

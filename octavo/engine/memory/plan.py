@@ -44,7 +44,8 @@ class ExecutionPlan:
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
         num_parameters: of the model, all ranks' together.
-        weight_bytes: memory of the loaded weights.
+        weight_bytes: memory of the loaded weights, scales included.
+        quantised_bytes: what of it stays quantised, by kind; see QuantisedWeight.
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
@@ -62,6 +63,7 @@ class ExecutionPlan:
     max_num_batched_tokens: int
     num_parameters: int
     weight_bytes: int
+    quantised_bytes: Mapping[str, int]
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
@@ -154,6 +156,7 @@ def _plan_without_cache(
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
         weight_bytes=_weight_bytes(config, share, dtype, kept),
+        quantised_bytes=_quantised_bytes(share, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -182,6 +185,11 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    if config.quantization in ("fp8", "int8"):
+        raise ConfigError(
+            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
+            "quantised weights are chosen by the number of rows"
+        )
     impl = choose_impl(config.attention_impl, device.type, dtype)
     if device.type != "cuda" or impl != "triton":
         raise ConfigError(
@@ -212,6 +220,14 @@ def _weight_bytes(
         is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
         total += prod(shape) * (1 if is_product else dtype.itemsize)
     return total
+
+
+def _quantised_bytes(model: ModelConfig, kept: Mapping[str, Storage]) -> dict[str, int]:
+    shapes = parameter_shapes(model)
+    totals = dict.fromkeys((storage.kind for storage in kept.values()), 0.0)
+    for name, storage in kept.items():
+        totals[storage.kind] += storage.nbytes(shapes.get(name, (0, 0)))
+    return {kind: int(total) for kind, total in totals.items()}
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

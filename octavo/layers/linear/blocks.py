@@ -13,6 +13,7 @@ from octavo.layers.cpu.blocks import TILE, Tiles, compile_failure, compiled_bloc
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
 
+DESCRIPTION = "8-bit activations, by the C kernel"
 _GROUP = 4
 
 

@@ -49,7 +49,10 @@ _QUANTIZED = MappingProxyType({"int8": (int8.unsupported_reason, Int8Linear)})
 
 
 class _Layers(Protocol):
-    """A module of layers that multiply a kind of quantised weights."""
+    """A module of layers that multiply a kind of quantised weights; DESCRIPTION says how, in a few words."""
+
+    @property
+    def DESCRIPTION(self) -> str: ...
 
     def unsupported_reason(self, device: torch.device, dtype: torch.dtype) -> str | None: ...
 
@@ -88,6 +91,17 @@ def multiplies(kind: str, device: torch.device, dtype: torch.dtype) -> bool:
         dtype: of activations.
     """
     return _find_layers(kind, device, dtype) is not None
+
+
+def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Say which layers multiply a kind of weights that stays quantised, and why no faster ones do."""
+    reasons = []
+    for layers in _LAYERS[kind]:
+        reason = layers.unsupported_reason(device, dtype)
+        if reason is None:
+            return "; ".join([layers.DESCRIPTION, *reasons])
+        reasons.append(f"not {layers.DESCRIPTION}: {reason}")
+    raise AssertionError(f"{kind} on {device} with {dtype}: ask multiplies() first")
 
 
 def looks_up(kind: str, device: torch.device) -> bool:

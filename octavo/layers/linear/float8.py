@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 from octavo.layers.linear.float8_weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
+DESCRIPTION = "dequantised in each product, by PyTorch"
 # Numbers of a weight that are made at a time: 4 MiB in float32.
 _CHUNK = 2**20
 

@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from octavo.layers.linear.float8 import Float8Linear
-from octavo.layers.linear.float8_tiling import choose_path, has_tiles, unsupported_reason
+from octavo.layers.linear.float8_tiling import NARROW_MAX_ROWS, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8_weight import Float8Weight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.quantised import join_rows
 
-__all__ = ["Float8GpuLinear", "make_layer", "unsupported_reason"]
+__all__ = ["DESCRIPTION", "Float8GpuLinear", "make_layer", "unsupported_reason"]
+
+DESCRIPTION = f"activations as they are up to {NARROW_MAX_ROWS} rows, float8 beyond, by GPU kernels"
 
 
 class Float8GpuLinear:
@@ -31,6 +33,11 @@ class Float8GpuLinear:
         """Keep weight [N, K], which has_tiles, and bias [N]."""
         self.weight = weight
         self.bias = bias
+
+    @property
+    def form(self) -> tuple[int, int]:
+        """Sizes of a tile, for which kernels are compiled."""
+        return self.weight.height, self.weight.width
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""

@@ -16,7 +16,7 @@ Path = Literal["skinny", "narrow", "float8", "torch"]
 
 # Most rows of a path.
 _SKINNY_MAX_ROWS = 4
-_NARROW_MAX_ROWS = 64
+NARROW_MAX_ROWS = 64
 _FLOAT8_MAX_ROWS = 256
 
 
@@ -69,7 +69,7 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
     """
     if 1 <= num_rows <= _SKINNY_MAX_ROWS:
         return "skinny"
-    if num_rows <= _NARROW_MAX_ROWS:
+    if num_rows <= NARROW_MAX_ROWS:
         return "narrow"
     return "torch" if num_rows > _FLOAT8_MAX_ROWS and has_torch(weight) else "float8"
 

@@ -30,7 +30,7 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantiz
     groups = fields.mapping("config_groups")
     if not groups:
         return None
-    refuse_other_values(fields, "quantization_status", ("compressed", "frozen"))
+    refuse_other_values(fields, "quantization_status", ("compressed", "frozen", None))
     for name in ("sparsity_config", "transform_config"):
         if fields.mapping(name):
             raise UnsupportedModelError(f"{fields.where}: {name} = {fields.get(name)!r} is not supported")
@@ -45,6 +45,7 @@ def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantiz
         raise fields.error(f"config_groups: {name}", "an object", group)
     inner = ConfigFields(group, {"format": fields.get("format")}, where=where)
     refuse_unknown(UnsupportedModelError, f"{where}: unknown field", group, _GROUP_KEYS)
+    check_patterns(inner, "targets")
     if inner.get("output_activations") is not None:
         raise UnsupportedModelError(f"{where}: quantised output_activations are not supported")
     form = inner.get("format")

@@ -70,7 +70,7 @@ def read_block(fields: ConfigFields, name: str) -> tuple[int, int]:
 
 
 def check_patterns(fields: ConfigFields, name: str) -> None:
-    """Check a list of layers that are not quantised: names, and patterns that begin with "re:".
+    """Check a list of layers that are, or are not, quantised: names, and patterns that begin with "re:".
 
     Which layers they are is seen from the types of their tensors.
 
