@@ -9,7 +9,7 @@ linear.choice decides by rows. Weights that cannot be one (of other bits, groups
 multiplied one after the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.quantised import join_rows
+
+DESCRIPTION = "packed in groups, by GPU kernels"
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -43,6 +45,11 @@ class GroupedLinear:
         self._parts = parts
         sizes = [part.shape[0] for part in parts]
         self._biases = [None] * len(parts) if bias is None else bias.split(sizes)
+
+    @property
+    def form(self) -> Hashable:
+        """What kernels are compiled for, beside sizes."""
+        return tuple((part.bits, part.group, part.shape, part.order is None) for part in self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
