@@ -5,6 +5,8 @@
     packed      MKL         packed
     int8        oneDNN      int8
     blocks      C           blocks, block_weight, layers/cpu/blocks.c
+    grouped     Gluon     grouped/
+                Triton
     skinny      Triton      skinny, skinny_tiling
     hopper      Gluon       hopper, hopper_kernel, hopper_tiling
     invariant   Triton      invariant, invariant_tiling
