@@ -142,7 +142,7 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
         can_run = {
             "skinny": num_rows <= 4,
             "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
-            "float8": 2 <= num_rows,
+            "float8": num_rows >= 2,
             "torch": num_rows >= 64 and has_torch(case_weight(case)),
         }
         us: object = ""
