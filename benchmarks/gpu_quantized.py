@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -56,9 +57,9 @@ FORMATS: dict[str, Callable[[Tensor], QuantisedWeight]] = {"fp8": quantise, "fp8
 class Case:
     """A shape's block input or output in one format, several copies."""
 
-    def __init__(self, shape: Shape, form: str) -> None:
+    def __init__(self, shape: Shape, form: str, copies: int = 28) -> None:
         self.shape = shape
-        copies = max(2, min(28, round(_ROTATED_BYTES / shape.weight_bytes)))
+        copies = max(1, min(copies, round(_ROTATED_BYTES / shape.weight_bytes)))
         weights = [random_numbers(shape.num_weight_rows, shape.size) for _ in range(copies)]
         if form == "bf16":
             linears = [make_linear(weight) for weight in weights]
@@ -107,6 +108,11 @@ def only(path: str) -> Iterator[None]:
         yield
     finally:
         float8_gpu.choose_path = before
+
+
+def compile_paths(model: str, index: int, num_rows: int, form: str) -> None:
+    """Compile the kernels of all paths into Triton's cache."""
+    dict(time_paths(Case(MODELS[model][index], form, 1), num_rows))
 
 
 def compare(model: str, rows: list[int], formats: list[str], all_paths: bool) -> Iterator[dict[str, object]]:
@@ -258,6 +264,12 @@ def main() -> None:
     if arguments.sweep:
         run_sweep(arguments.models, arguments.rows)
         return
+    if arguments.paths:
+        products = (range(len(MODELS["8b"]) - 1), arguments.rows, arguments.formats)
+        with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+            for model in arguments.models:
+                for done in [pool.submit(compile_paths, model, *each) for each in product(*products)]:
+                    done.result()
     results = [
         result
         for model in arguments.models
