@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -265,11 +264,16 @@ def main() -> None:
         run_sweep(arguments.models, arguments.rows)
         return
     if arguments.paths:
-        products = (range(len(MODELS["8b"]) - 1), arguments.rows, arguments.formats)
+        cases = [
+            (model, index, num_rows, form)
+            for model in arguments.models
+            for index in range(len(MODELS[model]) - 1)
+            for num_rows in arguments.rows
+            for form in arguments.formats
+        ]
         with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
-            for model in arguments.models:
-                for done in [pool.submit(compile_paths, model, *each) for each in product(*products)]:
-                    done.result()
+            for done in [pool.submit(compile_paths, *each) for each in cases]:
+                done.result()
     results = [
         result
         for model in arguments.models

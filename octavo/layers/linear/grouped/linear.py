@@ -6,8 +6,8 @@
     17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
     more             the whole weight becomes floats, then cuBLAS
 
-tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns) are
-multiplied one after the other.
+tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)
+are multiplied one after the other.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
