@@ -1,0 +1,120 @@
+"""Where the GPU's GEMMs of float8 weights run, and how they are tiled."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch.torch_version import TorchVersion
+
+from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
+from octavo.layers.linear import hopper_tiling
+from octavo.layers.linear.float8_weight import Float8Weight
+
+_BLOCK = 128
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+Path = Literal["skinny", "hopper", "float8", "torch"]
+
+# Most rows of a path. The Hopper GEMM has to be measured on float8 before it is chosen.
+SKINNY_MAX_ROWS = 1
+_HOPPER_MAX_ROWS = 0
+_FEW_MAX_ROWS = 64
+# Weights of many rows, and of many columns.
+_WIDE = 16384
+_LONG = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Tiling:
+    """Tile of one program; powers of two.
+
+    Attributes:
+        rows: of x, at least 16.
+        columns: rows of the weight a program multiplies, at least 16; at most half are columns of the result
+            where gate and up alternate.
+        depth: of K per iteration, at least 32; not more than a scale is for.
+        num_warps: warps per program.
+        num_stages: depth of the software pipeline.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why these GEMMs cannot run with x of a dtype on a device, or None if they can."""
+    if device.type != "cuda":
+        return f"it needs an NVIDIA GPU with Triton, got {device}"
+    reason = triton_unsupported_reason("cuda")
+    if reason is not None:
+        return reason
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        return f"it needs a GPU with float8 (compute capability 8.9 or later), got {device}"
+    if dtype not in _DTYPES:
+        return f"it needs bfloat16 or float16, got {dtype}"
+    return None
+
+
+def has_tiles(weight: Float8Weight) -> bool:
+    """Return whether the kernels can multiply a weight's tiles: rows, or a power of two, 32 or more, wide."""
+    is_power = weight.width & (weight.width - 1) == 0
+    return weight.width == weight.shape[1] or (is_power and weight.width >= 32)
+
+
+def choose_path(num_rows: int, weight: Float8Weight) -> Path:
+    """Return how rows are multiplied; see float8_gpu. Called per layer and step.
+
+    Args:
+        num_rows: M.
+        weight: of a Float8GpuLinear.
+    """
+    if num_rows <= SKINNY_MAX_ROWS:
+        return "skinny" if num_rows else "float8"
+    if num_rows <= _HOPPER_MAX_ROWS and has_hopper(weight):
+        return "hopper"
+    if num_rows <= _FEW_MAX_ROWS:
+        return "float8"
+    return "torch" if has_torch(weight) else "float8"
+
+
+def has_hopper(weight: Float8Weight) -> bool:
+    """Return whether the GEMM for Hopper GPUs multiplies a weight by contiguous float8 rows."""
+    return hopper_tiling.float8_unsupported_reason(weight) is None
+
+
+def has_torch(weight: Float8Weight) -> bool:
+    """Return whether torch's own kernels multiply a weight.
+
+    They do if each row has a scale, and sizes are multiples of 16; or, on Hopper GPUs with CUDA 12.9 or
+    later, if each 128 x 128 numbers have a scale, and sizes are multiples of 128.
+    """
+    num_rows, size = weight.shape
+    if weight.width == size:
+        return weight.height == 1 and num_rows % 16 == size % 16 == 0
+    is_whole = num_rows % _BLOCK == size % _BLOCK == 0
+    return (weight.height, weight.width) == (_BLOCK, _BLOCK) and is_whole and _has_blockwise(weight.device)
+
+
+@cache
+def _has_blockwise(device: torch.device) -> bool:
+    return nvidia_generation(device) == 9 and TorchVersion(torch.version.cuda or "0") >= "12.9"
+
+
+@cache
+def choose_tiling(num_rows: int, num_weight_rows: int, size: int) -> Float8Tiling:
+    """Return the tiling for a product of M float8 rows and a weight [num_weight_rows, size].
+
+    Args:
+        num_rows: M.
+        num_weight_rows: N, gate and up counted.
+        size: K.
+    """
+    rows = next((r for r in (16, 32, 64) if num_rows <= r), 128)
+    if rows == 128 or num_weight_rows >= _WIDE:
+        return Float8Tiling(rows, 128, 128, 8, 4)
+    return Float8Tiling(rows, 64, 256, 4, 6) if size >= _LONG else Float8Tiling(rows, 64, 128, 4, 8)

@@ -1,0 +1,72 @@
+"""How products with packed weights are tiled. Importing this imports no Triton."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+# Rows of two tensor core tiles.
+FEW_MAX_ROWS = 16
+# For more rows, it pays off to make floats of the whole weight.
+_SOME_MAX_ROWS = 256
+_SHORT = 4096
+_NARROW = 8192
+
+
+def choose_grouped_gemm(num_rows: int) -> Literal["few", "some", "plain"]:
+    """Return the GEMM for M rows. Called per layer and step."""
+    if num_rows <= FEW_MAX_ROWS:
+        return "few"
+    return "some" if num_rows <= _SOME_MAX_ROWS else "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class FewTiling:
+    """Tile of one program of few_linear; powers of two.
+
+    Attributes:
+        columns: rows of the weight, 16 or more.
+        num_warps: that share K.
+        num_stages: spans of a warp in shared memory, 2 or more.
+    """
+
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+@cache
+def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int) -> FewTiling:
+    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200."""
+    if size > _SHORT:
+        return FewTiling(16, 8, 3 if num_rows == 1 else 2)
+    if num_rows > 1 and num_weight_rows <= _NARROW:
+        return FewTiling(16, 4, 3)
+    return FewTiling(32, 4, 3 if num_weight_rows > _SHORT else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SomeTiling:
+    """Tile of one program of some_linear; powers of two.
+
+    Attributes:
+        rows: of x, 16 or more.
+        columns: rows of the weight, 16 or more.
+        num_warps: warps per program.
+        num_stages: spans that are fetched ahead, and the one that is multiplied.
+        num_splits: parts of K, each multiplied by programs of its own; another launch adds them up.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+    num_splits: int = 1
+
+
+@cache
+def choose_some_tiling(num_rows: int, num_weight_rows: int) -> SomeTiling:
+    """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
+    rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
+    if num_weight_rows <= _NARROW:
+        return SomeTiling(rows, 64, 4, 3, 2)
+    return SomeTiling(rows, 64, 4, 2) if rows <= 64 else SomeTiling(rows, 128, 8, 2, 2)
