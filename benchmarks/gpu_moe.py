@@ -3,10 +3,10 @@
     python benchmarks/gpu_moe.py [--models 30b-a3b mixtral olmoe] [--tokens 1 2 4 ... 4096] [--save MACHINE]
     python benchmarks/gpu_moe.py --sweep [--models ...] [--tokens ...]
 
-Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of the
-layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the bytes
-of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a table,
-then one line of JSON. --sweep times tilings of both grouped GEMMs.
+Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
+the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
+bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
+table, then one line of JSON. --sweep times tilings of both grouped GEMMs.
 """
 
 import itertools
@@ -18,6 +18,7 @@ from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
 
+from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Choice, Router
@@ -130,18 +131,25 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def candidates(per_expert: float) -> list[GroupedTiling]:
+def candidates(per_expert: float, *, is_gated: bool) -> list[GroupedTiling]:
     """Tilings for about so many rows per expert."""
-    if per_expert > 48:
-        rows, depths, columns = (64, 128), (64,), (64, 128)
-    else:
-        rows, depths, columns = ((16, 32) if per_expert <= 16 else (32, 64)), (64, 128), (64, 128)
+    rows = (
+        (16,)
+        if per_expert <= 8
+        else (16, 32)
+        if per_expert <= 24
+        else (64,)
+        if per_expert <= 48
+        else (64, 128)
+    )
     found = []
-    for r, c, d, stages, tma in itertools.product(rows, columns, depths, (3, 4, 6, 8), (True, False)):
-        shared = stages * 2 * d * (r + c)
-        for warps in (4, 8) if r * c >= 128 * 128 else (4,):
-            if shared <= 220_000 and (tma or stages <= 4):
-                found.append(GroupedTiling(r, c, d, warps, stages, tma))
+    for r, c, d, stages in itertools.product(rows, (64, 128), (64, 128), (3, 4, 6, 8)):
+        weight_rows = 2 * c if is_gated else c
+        if stages * 2 * d * (r + weight_rows) <= 220_000:
+            num_warps = 8 if r * weight_rows >= 128 * 128 else 4
+            found.append(GroupedTiling(r, c, d, num_warps, stages, tma=True))
+            if stages == 4:
+                found.append(GroupedTiling(r, c, d, num_warps, stages, tma=False))
     return found
 
 
@@ -152,29 +160,26 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
     sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
     inner = random(num_tokens * shape.num_chosen, shape.inner)
+
+    def gate_up(i: int, by: SortedPairs, tiling: GroupedTiling) -> Tensor:
+        return gate_up_rows(x, layers.experts[i].gate_up, by, "silu", tiling)
+
+    def down(i: int, by: SortedPairs, tiling: GroupedTiling) -> Tensor:
+        return down_rows(inner, layers.experts[i].down, by, tiling)
+
     best: dict[str, object] = {"tokens": num_tokens}
-    for product in ("gate_up", "down"):
-        times: dict[GroupedTiling, float] = {}
-        for tiling in candidates(per_expert):
+    for product in (gate_up, down):
+        runs: dict[GroupedTiling, Callable[[int], Tensor]] = {}
+        for tiling in candidates(per_expert, is_gated=product is gate_up):
             slots = row_slots(num_tokens, per_expert, tiling.rows)
-            sorted_pairs = [SortedPairs(*sort, shape.num_chosen, slots) for sort in sorts]
-
-            def call(i: int, tiling: GroupedTiling = tiling, by: list[SortedPairs] = sorted_pairs) -> Tensor:
-                if product == "gate_up":
-                    return gate_up_rows(x, layers.experts[i].gate_up, by[i], "silu", tiling)
-                return down_rows(inner, layers.experts[i].down, by[i], tiling)
-
-            try:
-                times[tiling] = layers.microseconds(call)
-            except Exception as error:
-                if "out of resource" not in str(error):
-                    raise
-        ranked = sorted(times.items(), key=lambda item: item[1])
-        print(f"{num_tokens} tokens, {product}:", flush=True)
-        for tma in (True, False):
-            for tiling, us in [item for item in ranked if item[0].tma == tma][:4]:
-                print(f"    {us:8.1f}  {astuple(tiling)}", flush=True)
-        best[product] = [(round(us, 1), *astuple(tiling)) for tiling, us in ranked[:5]]
+            by = [SortedPairs(*sort, shape.num_chosen, slots) for sort in sorts]
+            runs[tiling] = lambda i, by=by, tiling=tiling, product=product: product(i, by[i], tiling)
+        compile_kernels(lambda runs=runs: [run(0) for run in runs.values()], lambda done, number: None)
+        ranked = sorted((layers.microseconds(run), astuple(tiling)) for tiling, run in runs.items())
+        print(f"{num_tokens} tokens, {product.__name__}:", flush=True)
+        for us, tiling in [*ranked[:6], *[entry for entry in ranked if not entry[1][-1]][:2]]:
+            print(f"    {us:8.1f}  {tiling}", flush=True)
+        best[product.__name__] = [(round(us, 1), tiling) for us, tiling in ranked[:5]]
     return best
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.layers import AttentionLayer, AttentionStep, Embedding, FeedForward, LMHead, Rotary, make_step
+from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.models.config import ModelConfig
 
 
@@ -17,11 +18,11 @@ class DecoderLayer:
 
     Attributes:
         attention: the attention block.
-        feed_forward: the feed-forward block.
+        feed_forward: the feed-forward block, or experts in its place.
     """
 
     attention: AttentionLayer
-    feed_forward: FeedForward
+    feed_forward: FeedForward | ExpertFeedForward
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep

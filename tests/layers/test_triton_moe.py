@@ -68,9 +68,7 @@ def test_choice_among_garbage_names_experts_that_exist(device: str, dtype: torch
 
 @everywhere
 @pytest.mark.parametrize(("num_rows", "num_experts", "size"), [(1, 8, 64), (5, 60, 300), (20, 128, 64)])
-def test_router_logits(
-    device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int
-) -> None:
+def test_router_logits(device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int) -> None:
     from octavo.layers.moe.triton.router import router_logits
 
     x = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]

@@ -100,7 +100,8 @@ class CapturedNetwork:
         layers = {}
         for layer in self.decoder.layers:
             options = layer.attention.options
-            layers.setdefault((options.window, options.rope, options.softcap), layer)
+            kind = type(layer.feed_forward)
+            layers.setdefault((kind, options.window, options.rope, options.softcap), layer)
         return replace(self, decoder=replace(self.decoder, layers=tuple(layers.values())))
 
     @property

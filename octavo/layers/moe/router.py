@@ -56,8 +56,6 @@ def choose_by_logits(logits: Tensor, num_chosen: int, *, renormalises: bool) -> 
     # A stable sort keeps equal logits in the order of their experts.
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     chosen = values[:, :num_chosen]
-    if renormalises:
-        weights = chosen.softmax(-1)
-    else:
-        weights = (chosen - logits.logsumexp(-1, keepdim=True)).exp()
+    total = (chosen if renormalises else logits).logsumexp(-1, keepdim=True)
+    weights = (chosen - total).exp()
     return Choice(order[:, :num_chosen].to(torch.int32), weights)

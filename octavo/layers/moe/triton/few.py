@@ -1,7 +1,7 @@
 """Experts of 1 to 4 tokens: every pair by itself, without tensor cores; imported only where Triton runs.
 
-So few tokens mostly choose different experts, so there is nothing to sort. Time is that of reading weights and
-of launches: the activation is part of the first product, the sum over a token's experts of the second one.
+So few tokens mostly choose different experts, so there is nothing to sort. Time is that of reading weights
+and of launches: the activation is part of the first product, the sum over a token's experts of the second.
 """
 
 import triton
@@ -68,7 +68,13 @@ def few_down(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
         *(x, weight, experts, weights, out, num_columns, out.stride(0)),
-        *(num_chosen, size, tiling.columns, min(tiling.depth, max(16, power_of_two(size))), residual is not None),
+        *(
+            num_chosen,
+            size,
+            tiling.columns,
+            min(tiling.depth, max(16, power_of_two(size))),
+            residual is not None,
+        ),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )

@@ -87,7 +87,17 @@ def _launch(
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
-        *(x, weight, _tiles_of(weight, tiling), out, by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
+        *(
+            x,
+            weight,
+            _tiles_of(weight, tiling),
+            out,
+            by_expert.pairs,
+            by_expert.starts,
+            num_columns,
+            x.stride(0),
+            by_expert.num_slots,
+        ),
         *(by_expert.num_chosen, size, activation, tiling.rows, tiling.columns, tiling.depth),
         *(tiling.num_stages, tiling.tma),
         num_warps=tiling.num_warps,

@@ -101,7 +101,7 @@ def _choose_kernel(
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
     RENORMALISES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (T,). A logit and its expert make one integer: the largest is the next choice, also among NaNs."""
+    """Grid: (T,). A logit and its expert make one integer, and the largest is the next choice: NaNs too."""
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
