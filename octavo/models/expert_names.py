@@ -24,7 +24,7 @@ _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a matrix is stored: a tensor, or rows from `first` on of one of its experts; shape of the matrix."""
+    """Where a matrix of a shape is stored: a tensor, or an expert of one, its rows from `first` on."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class _Place:
 
 
 def with_expert_names(weights: WeightSource, config: ModelConfig) -> WeightSource:
-    """Return a source that hands out experts by the names in `parameters`, whatever a checkpoint calls them."""
+    """Return a source that hands out experts by the names above, whatever a checkpoint calls them."""
     if config.experts is None:
         return weights
     places = {here: place for name in weights.names() for here, place in _places(weights, name)}

@@ -47,8 +47,8 @@ class StackedExperts:
         num_experts = self.down.shape[0]
         per_expert = num_tokens * num_chosen / num_experts
         options = {"deterministic": self.deterministic}
-        up_tiling = choose_grouped_tiling(per_expert, x.dtype, is_gated=True, **options)
-        down_tiling = choose_grouped_tiling(per_expert, x.dtype, is_gated=False, **options)
+        up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)
+        down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
         pairs, starts = sort_pairs(choice.experts, num_experts)
         by_expert = SortedPairs(pairs, starts, num_chosen, row_slots(num_tokens, per_expert, up_tiling.rows))
         inner = gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)

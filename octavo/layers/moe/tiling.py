@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.skinny_tiling import Tiling
 
 # Of products of 1 to 4 tokens, each pair by itself.
@@ -25,6 +27,8 @@ class GroupedTiling:
         depth: of K per iteration, a power of two, at least 16.
         num_warps: warps per program.
         num_stages: depth of the software pipeline.
+        tma: whether weights are fetched by TMA, which leaves registers to the sums: more stages, and several
+            programs at a time on one SM.
     """
 
     rows: int
@@ -32,32 +36,31 @@ class GroupedTiling:
     depth: int
     num_warps: int
     num_stages: int
-    tma: bool = False
+    tma: bool
 
 
 def choose_grouped_tiling(
-    rows_per_expert: float, dtype: torch.dtype, *, is_gated: bool, deterministic: bool
+    rows_per_expert: float, weight: Tensor, *, is_gated: bool, deterministic: bool
 ) -> GroupedTiling:
     """Return the tiling of a product.
 
     Args:
         rows_per_expert: on average, with all experts in use.
-        dtype: of x and weights.
+        weight: [E, N, K] of the experts.
         is_gated: an activation halves the columns.
         deterministic: one tiling for any number of rows, so that no row's bits depend on it.
     """
-    if dtype == torch.float32:
-        return GroupedTiling(16, 32, 16, 4, 2)
+    if weight.dtype == torch.float32:
+        return GroupedTiling(16, 32, 16, 4, 2, tma=False)
+    # TMA reads rows that begin at multiples of 16 bytes.
+    tma = nvidia_generation(weight.device) >= 9 and weight.shape[2] % 8 == 0
+    columns = 64 if is_gated or not tma else 128
     if deterministic:
-        return GroupedTiling(_ONE_FOR_ALL, 64, 64, 4, 4)
-    columns = 64 if is_gated else 128
-    if rows_per_expert <= 12:
-        return GroupedTiling(16, columns, 128, 4, 4)
-    if rows_per_expert <= 24:
-        return GroupedTiling(32, columns, 128, 4, 3)
-    if rows_per_expert <= 64:
-        return GroupedTiling(64, columns, 64, 4, 4)
-    return GroupedTiling(128, 128, 64, 8, 3)
+        return GroupedTiling(_ONE_FOR_ALL, 64, 64, 4, 4, tma)
+    for rows in (16, 32, 64):
+        if rows_per_expert <= 0.75 * rows:
+            return GroupedTiling(rows, columns, 64, 4, 6 if tma else 4, tma)
+    return GroupedTiling(128, columns, 64, 8 if columns == 128 else 4, 4, tma)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
