@@ -24,6 +24,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, num_active_parameters, num_parameters, parameter_shapes
 from octavo.models.expert_names import with_expert_names
+from octavo.models.formats.safetensors import SafetensorsWeights
 
 transformers = pytest.importorskip("transformers")
 
@@ -84,6 +85,7 @@ def test_a_saved_folder_generates_what_transformers_does(case: str, tmp_path: Pa
     model = make_model(case)
     with quiet_transformers():
         model.save_pretrained(tmp_path)
+    assert any(".experts.2." in name for name in SafetensorsWeights(tmp_path).names())
     config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), device="cpu", num_blocks=64, block_size=4)
@@ -102,6 +104,25 @@ def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
     assert num_active_parameters(config) < num_parameters(config) - embedding
+
+
+def test_forks_and_prefixes_change_no_token(tmp_path: Path) -> None:
+    fields = {key: value for key, value in CASES["qwen3-moe"][1].items() if key != "max_position_embeddings"}
+    fields |= {"architectures": ["Qwen3MoeForCausalLM"], "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = {"load_format": "dummy", "device": "cpu", "num_blocks": 64, "block_size": 4}
+    prefix = [(5 * i) % 97 for i in range(40)]
+    prompts = [[*prefix, 3, 4], [*prefix, 3, 5], [7], [*prefix]]
+    params = SamplingParams(temperature=0, n=3, max_tokens=8, ignore_eos=True)
+    found = []
+    for caches in (True, False):
+        llm = LLM(str(tmp_path), enable_prefix_caching=caches, **options)
+        llm.generate(prompts[0], params)
+        outputs = llm.generate(prompts, params)
+        assert (sum(output.num_cached_tokens for output in outputs) > 0) == caches
+        found.append([[c.token_ids for c in output.outputs] for output in outputs])
+    assert found[0] == found[1]
+    assert all(len({tuple(tokens) for tokens in forks}) == 1 for forks in found[0])
 
 
 def test_parts_of_stacked_experts() -> None:

@@ -55,7 +55,7 @@ class ListedExperts:
             if len(pairs):
                 gate_up = self.gate_up[expert](x[pairs // num_chosen])
                 rows[pairs] = self.down[expert](activate_and_multiply(gate_up, self.activation))
-        return combine(rows.view(num_tokens, num_chosen, -1), choice.weights, residual)
+        return combine(rows.view(num_tokens, num_chosen, x.shape[1]), choice.weights, residual)
 
 
 def combine(rows: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
