@@ -10,7 +10,7 @@ table, then one line of JSON. --sweep times tilings of both grouped GEMMs.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
 import torch
@@ -30,6 +30,8 @@ from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.triton.activation import gated_activation
 from octavo.parallel import TensorParallel
 
+# PyTorch has no public name for it yet.
+_grouped_mm: Callable[..., Tensor] = vars(torch)["_grouped_mm"]
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
 
 
@@ -92,9 +94,9 @@ def by_grouped_mm(experts: StackedExperts, x: Tensor, choice: Choice) -> Tensor:
     """The peer: torch._grouped_mm on gathered rows, with our sort, activation and sum."""
     num_chosen = choice.experts.shape[1]
     pairs, starts = sort_pairs(choice.experts, experts.down.shape[0])
-    gate_up = torch._grouped_mm(x[pairs // num_chosen], experts.gate_up.transpose(1, 2), offs=starts[1:])
+    gate_up = _grouped_mm(x[pairs // num_chosen], experts.gate_up.transpose(1, 2), offs=starts[1:])
     inner = gated_activation(gate_up, experts.activation)
-    sorted_rows = torch._grouped_mm(inner, experts.down.transpose(1, 2), offs=starts[1:])
+    sorted_rows = _grouped_mm(inner, experts.down.transpose(1, 2), offs=starts[1:])
     rows = torch.empty_like(sorted_rows)
     rows[pairs.long()] = sorted_rows
     return combine_rows(rows, choice.weights)
@@ -153,6 +155,12 @@ def candidates(per_expert: float, *, is_gated: bool) -> list[GroupedTiling]:
     return found
 
 
+def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
+    """Call each with the first copy."""
+    for run in runs:
+        run(0)
+
+
 def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     """Time tilings of both products and print the best ones."""
     shape, x = layers.shape, layers.rows(num_tokens)
@@ -174,7 +182,7 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
             slots = row_slots(num_tokens, per_expert, tiling.rows)
             by = [SortedPairs(*sort, shape.num_chosen, slots) for sort in sorts]
             runs[tiling] = lambda i, by=by, tiling=tiling, product=product: product(i, by[i], tiling)
-        compile_kernels(lambda runs=runs: [run(0) for run in runs.values()], lambda done, number: None)
+        compile_kernels(lambda runs=runs: run_once(runs.values()), lambda done, number: None)
         ranked = sorted((layers.microseconds(run), astuple(tiling)) for tiling, run in runs.items())
         print(f"{num_tokens} tokens, {product.__name__}:", flush=True)
         for us, tiling in [*ranked[:6], *[entry for entry in ranked if not entry[1][-1]][:2]]:

@@ -113,6 +113,30 @@ def _tiles_of(weight: Tensor, tiling: GroupedTiling) -> TensorDescriptor | None:
     return TensorDescriptor.from_tensor(weight.view(-1, size), [tiling.columns, tiling.depth])
 
 
+@triton.jit
+def _load_rows(x_at, is_row, start, SIZE: tl.constexpr, DEPTH: tl.constexpr):
+    """Load [ROWS, DEPTH] of rows; what lies outside is 0."""
+    if SIZE % DEPTH == 0:
+        return tl.load(x_at + start, mask=is_row[:, None], other=0.0)
+    else:
+        is_k = start + tl.arange(0, DEPTH) < SIZE
+        return tl.load(x_at + start, mask=is_row[:, None] & is_k[None, :], other=0.0)
+
+
+@triton.jit
+def _load_weight(
+    tiles, first_row, weight_at, start, SIZE: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr
+):
+    """Load [COLUMNS, DEPTH] of a weight; beyond K it is 0."""
+    if TMA:
+        return tiles.load([first_row, start])
+    elif SIZE % DEPTH == 0:
+        return tl.load(weight_at + start)
+    else:
+        is_k = start + tl.arange(0, DEPTH) < SIZE
+        return tl.load(weight_at + start, mask=is_k[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["num_slots"])
 def _grouped_kernel(
     x_ptr, weight_ptr, weight_tiles, out_ptr, pairs_ptr, starts_ptr, num_columns, stride_x, num_slots,
@@ -121,16 +145,16 @@ def _grouped_kernel(
     TMA: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of columns, slots, E). With an activation x has tokens' rows, else sorted pairs' rows."""
-    GATED: tl.constexpr = ACTIVATION is not None
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     start_next(OVERLAP)
     expert = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
-    # Columns past the end repeat the last one and are not stored.
-    weight_row = expert.to(tl.int64) * num_columns * (2 if GATED else 1) + tl.minimum(column, num_columns - 1)
+    # Columns past the end repeat the last one, or are those of the next weight, and are not stored.
+    weight_row = expert.to(tl.int64) * HALVES * num_columns + tl.minimum(column, num_columns - 1)
     weight_at = weight_ptr + weight_row[:, None] * SIZE + k[None, :]
     up_at = weight_at + num_columns.to(tl.int64) * SIZE
-    tile_row = expert * num_columns * (2 if GATED else 1) + tl.program_id(0) * COLUMNS
+    first_row = expert * HALVES * num_columns + tl.program_id(0) * COLUMNS
     wait_for_previous(OVERLAP)
     first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
     end = tl.load(starts_ptr + expert + 1)
@@ -138,35 +162,20 @@ def _grouped_kernel(
         place = tile + tl.arange(0, ROWS)
         is_row = place < end
         pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
-        x_row = pair // NUM_CHOSEN if GATED else place.to(tl.int64)
+        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
         x_at = x_ptr + x_row[:, None] * stride_x + k[None, :]
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
-        if GATED:
-            up_total = tl.zeros([COLUMNS, ROWS], tl.float32)
+        up_total = total
         for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
-            if TMA:
-                is_k = (start + k < SIZE)[None, :]
-                x = tl.load(x_at + start, mask=is_row[:, None] & is_k, other=0.0)
-                weight = weight_tiles.load([tile_row, start])
-            elif SIZE % DEPTH == 0:
-                x = tl.load(x_at + start, mask=is_row[:, None], other=0.0)
-                weight = tl.load(weight_at + start)
-            else:
-                is_k = (start + k < SIZE)[None, :]
-                x = tl.load(x_at + start, mask=is_row[:, None] & is_k, other=0.0)
-                weight = tl.load(weight_at + start, mask=is_k, other=0.0)
-            total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
-            if GATED:
-                if TMA:
-                    up = weight_tiles.load([tile_row + num_columns, start])
-                elif SIZE % DEPTH == 0:
-                    up = tl.load(up_at + start)
-                else:
-                    up = tl.load(up_at + start, mask=(start + k < SIZE)[None, :], other=0.0)
-                up_total = tl.dot(up, tl.trans(x), up_total, input_precision="ieee")
-        if GATED:
+            x = tl.trans(_load_rows(x_at, is_row, start, SIZE, DEPTH))
+            weight = _load_weight(weight_tiles, first_row, weight_at, start, SIZE, DEPTH, TMA)
+            total = tl.dot(weight, x, total, input_precision="ieee")
+            if HALVES == 2:
+                up = _load_weight(weight_tiles, first_row + num_columns, up_at, start, SIZE, DEPTH, TMA)
+                up_total = tl.dot(up, x, up_total, input_precision="ieee")
+        if HALVES == 2:
             total = activate(total, ACTIVATION) * up_total
-        out_row = place.to(tl.int64) if GATED else pair
+        out_row = pair if ACTIVATION is None else place.to(tl.int64)
         out_at = out_ptr + out_row[:, None] * num_columns + column[None, :]
         inside = is_row[:, None] & (column < num_columns)[None, :]
         tl.store(out_at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
