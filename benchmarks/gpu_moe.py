@@ -6,12 +6,13 @@
 Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
 bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
-table, then one line of JSON. --sweep times tilings of both grouped GEMMs.
+table, then one line of JSON. --sweep times tilings of both products.
 """
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from support.common import make_parser, publish, table
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
+from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Choice, Router
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling, row_slots
 from octavo.layers.moe.triton.combine import combine_rows
+from octavo.layers.moe.triton.few import few_down, few_gate_up
 from octavo.layers.moe.triton.grouped import SortedPairs, down_rows, gate_up_rows
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.triton.activation import gated_activation
@@ -133,26 +136,26 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def candidates(per_expert: float, *, is_gated: bool) -> list[GroupedTiling]:
-    """Tilings for about so many rows per expert."""
-    rows = (
-        (16,)
-        if per_expert <= 8
-        else (16, 32)
-        if per_expert <= 24
-        else (64,)
-        if per_expert <= 48
-        else (64, 128)
+def few_candidates(*, is_gated: bool) -> list[Tiling]:
+    """Tilings of one row's products."""
+    sizes = [(4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (2, 1024, 2), (2, 1024, 1), (4, 512, 2)]
+    more = (
+        [(4, 2048, 4), (8, 512, 2), (2, 2048, 4)] if is_gated else [(1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
     )
-    found = []
-    for r, c, d, stages in itertools.product(rows, (64, 128), (64, 128), (3, 4, 6, 8)):
-        weight_rows = 2 * c if is_gated else c
-        if stages * 2 * d * (r + weight_rows) <= 220_000:
-            num_warps = 8 if r * weight_rows >= 128 * 128 else 4
-            found.append(GroupedTiling(r, c, d, num_warps, stages, tma=True))
-            if stages == 4:
-                found.append(GroupedTiling(r, c, d, num_warps, stages, tma=False))
-    return found
+    return [Tiling(*size) for size in sizes + more]
+
+
+def grouped_candidates(per_expert: float, *, is_gated: bool) -> list[GroupedTiling]:
+    """Tilings for about so many rows per expert: rows, columns, warps and stages, all of depth 64."""
+    if per_expert <= 48:
+        sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
+    elif is_gated:
+        sizes = [(64, 64, 4, 4), (64, 128, 8, 4), (64, 128, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3)]
+        sizes += [(128, 128, 8, 4), (256, 64, 8, 3), (128, 64, 4, 3)]
+    else:
+        sizes = [(64, 128, 4, 4), (64, 256, 8, 4), (128, 128, 8, 4), (128, 128, 4, 3), (128, 128, 8, 3)]
+        sizes += [(128, 256, 8, 3), (256, 128, 8, 3), (256, 64, 4, 3)]
+    return [GroupedTiling(r, c, 64, warps, stages, tma=True) for r, c, warps, stages in sizes]
 
 
 def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
@@ -165,29 +168,39 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     """Time tilings of both products and print the best ones."""
     shape, x = layers.shape, layers.rows(num_tokens)
     choices = [router(x) for router in layers.routers]
+    inner = random(num_tokens * shape.num_chosen, shape.inner)
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
     sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
-    inner = random(num_tokens * shape.num_chosen, shape.inner)
 
-    def gate_up(i: int, by: SortedPairs, tiling: GroupedTiling) -> Tensor:
-        return gate_up_rows(x, layers.experts[i].gate_up, by, "silu", tiling)
+    def grouped(i: int, tiling: GroupedTiling, is_gated: bool) -> Tensor:
+        slots = row_slots(num_tokens, per_expert, tiling.rows)
+        by, experts = SortedPairs(*sorts[i], shape.num_chosen, slots), layers.experts[i]
+        if is_gated:
+            return gate_up_rows(x, experts.gate_up, by, experts.activation, tiling)
+        return down_rows(inner, experts.down, by, tiling)
 
-    def down(i: int, by: SortedPairs, tiling: GroupedTiling) -> Tensor:
-        return down_rows(inner, layers.experts[i].down, by, tiling)
+    def few(i: int, tiling: Tiling, is_gated: bool) -> Tensor:
+        choice, experts = choices[i], layers.experts[i]
+        if is_gated:
+            return few_gate_up(x, experts.gate_up, choice.experts, experts.activation, tiling)
+        return few_down(inner, experts.down, *choice, None, tiling)
 
     best: dict[str, object] = {"tokens": num_tokens}
-    for product in (gate_up, down):
-        runs: dict[GroupedTiling, Callable[[int], Tensor]] = {}
-        for tiling in candidates(per_expert, is_gated=product is gate_up):
-            slots = row_slots(num_tokens, per_expert, tiling.rows)
-            by = [SortedPairs(*sort, shape.num_chosen, slots) for sort in sorts]
-            runs[tiling] = lambda i, by=by, tiling=tiling, product=product: product(i, by[i], tiling)
+    for is_gated in (True, False):
+        runs: dict[object, Callable[[int], Tensor]] = {}
+        if num_tokens <= 4:
+            for tiling in few_candidates(is_gated=is_gated):
+                runs[tiling] = partial(few, tiling=tiling, is_gated=is_gated)
+        else:
+            for tiling in grouped_candidates(per_expert, is_gated=is_gated):
+                runs[tiling] = partial(grouped, tiling=tiling, is_gated=is_gated)
         compile_kernels(lambda runs=runs: run_once(runs.values()), lambda done, number: None)
-        ranked = sorted((layers.microseconds(run), astuple(tiling)) for tiling, run in runs.items())
-        print(f"{num_tokens} tokens, {product.__name__}:", flush=True)
-        for us, tiling in [*ranked[:6], *[entry for entry in ranked if not entry[1][-1]][:2]]:
+        ranked = sorted((round(layers.microseconds(run), 1), str(tiling)) for tiling, run in runs.items())
+        name = "gate_up" if is_gated else "down"
+        print(f"{num_tokens} tokens, {name}:", flush=True)
+        for us, tiling in ranked[:7]:
             print(f"    {us:8.1f}  {tiling}", flush=True)
-        best[product.__name__] = [(round(us, 1), tiling) for us, tiling in ranked[:5]]
+        best[name] = ranked[:5]
     return best
 
 
