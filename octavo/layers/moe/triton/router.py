@@ -9,7 +9,10 @@ from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.operands import check_operands
 
-_FEW_ROWS = 256
+# Fewer rows than these are multiplied one by one, and in small tiles.
+_FEWEST_ROWS, _FEW_ROWS = 4, 256
+# Of the former: experts of a program, and numbers of a row at a time.
+_EXPERTS, _DEPTH = 2, 2048
 
 
 def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> Tensor:
@@ -30,6 +33,16 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
     num_rows, (num_experts, size) = x.shape[0], weight.shape
     out = x.new_empty(num_rows, num_experts, dtype=torch.float32)
     if num_rows == 0:
+        return out
+    if num_rows <= _FEWEST_ROWS and not deterministic:
+        launch(
+            _few_logits_kernel,
+            (-(-num_experts // _EXPERTS), num_rows),
+            *(x, weight, out, num_experts, x.stride(0)),
+            *(size, _EXPERTS, max(16, min(_DEPTH, power_of_two(size)))),
+            num_warps=4,
+            **overlap_options(x),
+        )
         return out
     # Few rows want many programs, each with a few experts; many rows want to be read once.
     is_few = deterministic or num_rows <= _FEW_ROWS
@@ -93,6 +106,29 @@ def _logits_kernel(
 
     inside = (row < num_rows)[:, None] & (expert < num_experts)[None, :]
     tl.store(out_ptr + row.to(tl.int64)[:, None] * num_experts + expert[None, :], total, mask=inside)
+
+
+@triton.jit
+def _few_logits_kernel(
+    x_ptr, weight_ptr, out_ptr, num_experts, stride_x,
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(E / EXPERTS), T). The first weights are loaded before x may be read."""
+    start_next(OVERLAP)
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    k = tl.arange(0, DEPTH)[None, :]
+    x_at = x_ptr + tl.program_id(1).to(tl.int64) * stride_x + k
+    weight_at = weight_ptr + tl.minimum(expert, num_experts - 1)[:, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    wait_for_previous(OVERLAP)
+    total = tl.zeros([EXPERTS], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_weight = tl.load(weight_at + start + DEPTH, mask=start + DEPTH + k < SIZE, other=0.0)
+        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
+        total += tl.sum(weight.to(tl.float32) * x, axis=1)
+        weight = next_weight
+    out_at = out_ptr + tl.program_id(1) * num_experts + expert
+    tl.store(out_at, total, mask=expert < num_experts)
 
 
 @triton.jit
