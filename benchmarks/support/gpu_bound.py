@@ -13,7 +13,14 @@ KV_HEADS = {"0.6b": 8, "8b": 8, "30b-a3b": 4}
 EXPERTS = {"30b-a3b": (128, 8)}
 
 
-def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, number_bytes: int) -> float:
+def bound_s(
+    size: str,
+    workload: Workload,
+    bandwidth: float,
+    flops: float,
+    number_bytes: int,
+    weight_bytes: float = 2,
+) -> float:
     """Seconds for a workload whose requests all run at once.
 
     Each decode step reads the weights once, of experts those that so many tokens touch on average, and the
@@ -26,6 +33,7 @@ def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, numbe
         bandwidth: bytes per second.
         flops: operations per second.
         number_bytes: bytes of one number in the KV cache.
+        weight_bytes: bytes of one weight of the layers; the LM head's take 2.
     """
     _, layers, heads, _ = SHAPES[size]
     weights, head = num_weights(size)
@@ -41,7 +49,7 @@ def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, numbe
         live = lives > step
         num_sequences = workload.n * int(live.sum())
         num_tokens = int((end - begin)[live].sum()) + num_sequences * step
-        seconds += step_bytes(size, num_tokens, number_bytes, num_sequences) / bandwidth
+        seconds += step_bytes(size, num_tokens, number_bytes, weight_bytes, num_sequences) / bandwidth
         seconds += 2 * (weights + head) * num_sequences / flops
     return float(seconds)
 
@@ -73,10 +81,13 @@ def num_weights(size: str, num_tokens: int = 1) -> tuple[int, int]:
     return layers * (attention + router + round(touched * 3 * hidden * inner)), 151936 * hidden
 
 
-def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2, num_tokens: int = 1) -> int:
+def step_bytes(
+    size: str, num_kv_tokens: int, number_bytes: int = 2, weight_bytes: float = 2, num_tokens: int = 1
+) -> float:
     """Bytes that a decode step of `num_tokens` must read: weights, and keys and values of `num_kv_tokens`."""
+    weights, head = num_weights(size, num_tokens)
     kv_bytes = num_kv_tokens * SHAPES[size][1] * 2 * KV_HEADS[size] * 128 * number_bytes
-    return 2 * sum(num_weights(size, num_tokens)) + kv_bytes
+    return weight_bytes * weights + 2 * head + kv_bytes
 
 
 def step_operations(size: str, num_decoding: int, context: int, prompt: int) -> float:

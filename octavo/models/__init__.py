@@ -11,11 +11,11 @@ from octavo.models.parameters import (
 )
 from octavo.models.source import (
     ModelSource,
-    bytes_in_blocks,
     load_tokenizer,
     open_weights,
     read_config,
     resolve_model,
+    stored_matrices,
 )
 from octavo.models.weights import WeightSource
 
@@ -24,7 +24,6 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "WeightSource",
-    "bytes_in_blocks",
     "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",
@@ -34,4 +33,5 @@ __all__ = [
     "parameter_shapes",
     "read_config",
     "resolve_model",
+    "stored_matrices",
 ]

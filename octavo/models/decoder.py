@@ -1,13 +1,22 @@
 """One decoder for all families: what differs between them is data, not code."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.layers import AttentionLayer, AttentionStep, Embedding, FeedForward, LMHead, Rotary, make_step
+from octavo.layers import (
+    AttentionLayer,
+    AttentionStep,
+    Embedding,
+    FeedForward,
+    LMHead,
+    Rotary,
+    kernels_of,
+    make_step,
+)
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.models.config import ModelConfig
 
@@ -23,6 +32,16 @@ class DecoderLayer:
 
     attention: AttentionLayer
     feed_forward: FeedForward | ExpertFeedForward
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """What layers have in common if they launch the same kernels."""
+        options = self.attention.options
+        return (
+            *(options.window, options.rope, options.softcap),
+            *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
+            self.feed_forward.kind,
+        )
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
@@ -83,7 +102,8 @@ class Decoder:
         """Return what decides which kernels it launches: shapes and dtypes, not weights."""
         heads = (self.num_heads, self.num_kv_heads)
         is_scaled = self.kv_scales is not None
-        return (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled)
+        kinds = tuple(dict.fromkeys(layer.kind for layer in self.layers))
+        return (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled, kinds)
 
     def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """Run a step. Call it under torch.inference_mode.

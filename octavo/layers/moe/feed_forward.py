@@ -1,5 +1,6 @@
 """The feed-forward block of a mixture of experts."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,6 +28,11 @@ class ExpertFeedForward:
     router: Router
     experts: Experts
     parallel: TensorParallel
+
+    @property
+    def kind(self) -> Hashable:
+        """What blocks have in common if they launch the same kernels."""
+        return type(self.experts).__name__, getattr(self.experts, "form", None)
 
     def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""
