@@ -10,6 +10,7 @@ from octavo.layers.moe.experts import ListedExperts, combine
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = ignores_overflow
 
@@ -110,7 +111,7 @@ def test_experts(
     choice = make_choice(num_tokens, num_experts, num_chosen, device)
     x = random(num_tokens, hidden, device=device, dtype=dtype, seed=3)
     residual = random(num_tokens, hidden + 2, device=device, dtype=dtype, seed=4)[:, :hidden]
-    stacked = StackedExperts(gate_up, down, "silu")
+    stacked = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu")
     run = stacked.few if product == "few" else stacked.grouped
     exact = listed(gate_up.double(), down.double())(x.double(), choice, residual.double().contiguous())
     plain = listed(gate_up, down)(x, choice, residual.clone())
@@ -136,8 +137,8 @@ def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots
     by_expert = SortedPairs(*sort_pairs(choice.experts, 3), 2, num_slots)
     tiling = GroupedTiling(16, 64, 32, 4, 2, tma)
     with poisoned_memory():
-        inner = gate_up_rows(x, gate_up, by_expert, "silu", tiling)
-        rows = down_rows(inner, down, by_expert, tiling)
+        inner = gate_up_rows(x, ExpertWeight(gate_up), by_expert, "silu", tiling)
+        rows = down_rows(inner, ExpertWeight(down), by_expert, tiling)
     exact = listed(gate_up.double(), down.double())(x.double(), choice)
     got = combine(rows.view(50, 2, -1), choice.weights)
     assert_as_good_as_torch(got, listed(gate_up, down)(x, choice), exact)
@@ -155,7 +156,7 @@ def test_all_tokens_to_one_expert_and_none_to_others(
     # Weights of experts that nobody chose are never read.
     gate_up[[1, 3]], down[[1, 3]] = torch.nan, torch.nan
     choice = Choice(experts, weights)
-    got = StackedExperts(gate_up, down, "silu", deterministic)(x, choice)
+    got = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu", deterministic)(x, choice)
     exact = listed(gate_up.double(), down.double())(x.double(), choice)
     assert_as_good_as_torch(got, listed(gate_up, down)(x, choice), exact)
 
@@ -165,8 +166,39 @@ def test_neighbours_change_no_bit_of_a_deterministic_layer(device: str, dtype: t
     gate_up, down = make_weights(4, 24, 40, device, dtype)
     choice = make_choice(20, 4, 2, device)
     x = random(20, 40, device=device, dtype=dtype, seed=3)
-    experts = StackedExperts(gate_up, down, "silu", deterministic=True)
+    experts = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu", deterministic=True)
     whole = experts(x, choice)
     for num_tokens in (1, 4, 9):
         part = Choice(*(tensor[:num_tokens].contiguous() for tensor in choice))
         assert torch.equal(experts(x[:num_tokens], part), whole[:num_tokens])
+
+
+def rounded(weight: Tensor, width: int) -> ExpertWeight:
+    """Float8 numbers, a scale for `width` of a row."""
+    size = weight.shape[2]
+    padded = torch.nn.functional.pad(weight.float(), (0, -size % width)).unflatten(2, (-1, width))
+    scales = padded.abs().amax(-1) / 448
+    values = (padded / scales[..., None]).to(torch.float8_e4m3fn).flatten(2)[..., :size]
+    return ExpertWeight(values.contiguous(), scales.transpose(1, 2).contiguous(), width)
+
+
+@everywhere
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("product", "num_tokens"), [("few", 2), ("grouped", 9)])
+def test_float8_experts(device: str, dtype: torch.dtype, product: str, num_tokens: int, width: int) -> None:
+    if dtype == torch.float32:
+        pytest.skip("float8 weights are for half precision")
+    hidden, inner = 256, 64 if width == 64 else 160
+    plain = make_weights(3, inner, hidden, device, dtype)
+    # Gate and up: two scales a row, or four; down: one, or two of which the last has few numbers.
+    gate_up, down = (rounded(weight, width) for weight in plain)
+    choice, x = (
+        make_choice(num_tokens, 3, 2, device),
+        random(num_tokens, hidden, device=device, dtype=dtype, seed=3),
+    )
+    stacked = StackedExperts(gate_up, down, "silu")
+    with poisoned_memory():
+        got = (stacked.few if product == "few" else stacked.grouped)(x, choice)
+    exact = listed(gate_up.dequantise().double(), down.dequantise().double())(x.double(), choice)
+    in_dtype = listed(gate_up.dequantise().to(dtype), down.dequantise().to(dtype))(x, choice)
+    assert_as_good_as_torch(got, in_dtype, exact)

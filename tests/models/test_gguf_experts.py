@@ -144,7 +144,9 @@ def test_a_file_gives_the_logits_of_transformers(architecture: str, tmp_path: Pa
     weights.close()
 
 
-@pytest.mark.skipif(blocks.unsupported_reason(torch.device("cpu"), torch.float32) is not None, reason="needs a C compiler")
+@pytest.mark.skipif(
+    blocks.unsupported_reason(torch.device("cpu"), torch.float32) is not None, reason="needs a C compiler"
+)
 def test_experts_stay_in_blocks(tmp_path: Path) -> None:
     config, weights = open_model(tmp_path, "qwen3moe", hf_model("qwen3moe"), quantised=True)
     decoders = [make_decoder(config, weights, quantization=kind) for kind in ("auto", "none")]

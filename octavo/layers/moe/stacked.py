@@ -1,5 +1,6 @@
 """Experts on a GPU with Triton: one tensor for all of a layer's, and no product waits for the host."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -7,6 +8,7 @@ from torch import Tensor
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.tiling import DOWN_TILING, GATE_UP_TILING, choose_grouped_tiling, row_slots
+from octavo.layers.moe.weight import ExpertWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +16,21 @@ class StackedExperts:
     """Experts by the products that layers.moe.choice chooses.
 
     Attributes:
-        gate_up: [E, 2 n, hidden] = [gate | up], contiguous.
-        down: [E, hidden, n], contiguous.
+        gate_up: [E, 2 n, hidden] = [gate | up].
+        down: [E, hidden, n].
         activation: name of the gated activation.
         deterministic: no bit of a token's result depends on the rest of the batch.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: ExpertWeight
+    down: ExpertWeight
     activation: str
     deterministic: bool = False
+
+    @property
+    def form(self) -> Hashable:
+        """What layers have in common if they launch the same kernels."""
+        return self.gate_up.form, self.down.form
 
     def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """See Experts."""
@@ -44,7 +51,7 @@ class StackedExperts:
         from octavo.layers.moe.triton.sort import sort_pairs
 
         num_tokens, num_chosen = choice.experts.shape
-        num_experts = self.down.shape[0]
+        num_experts = self.down.values.shape[0]
         per_expert = num_tokens * num_chosen / num_experts
         options = {"deterministic": self.deterministic}
         up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.weight import ExpertWeight
 
 # Of products of 1 to 4 tokens, each pair by itself.
 GATE_UP_TILING = Tiling(columns=4, depth=1024, num_warps=2)
@@ -40,7 +40,7 @@ class GroupedTiling:
 
 
 def choose_grouped_tiling(
-    rows_per_expert: float, weight: Tensor, *, is_gated: bool, deterministic: bool
+    rows_per_expert: float, weight: ExpertWeight, *, is_gated: bool, deterministic: bool
 ) -> GroupedTiling:
     """Return the tiling of a product.
 
@@ -50,10 +50,11 @@ def choose_grouped_tiling(
         is_gated: an activation halves the columns.
         deterministic: one tiling for any number of rows, so that no row's bits depend on it.
     """
-    if weight.dtype == torch.float32:
+    values = weight.values
+    if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
     # TMA reads rows that begin at multiples of 16 bytes.
-    tma = nvidia_generation(weight.device) >= 9 and weight.shape[2] % 8 == 0
+    tma = nvidia_generation(values.device) >= 9 and values.shape[2] * values.itemsize % 16 == 0
     columns = 64 if is_gated or not tma else 128
     if deterministic:
         return GroupedTiling(_ONE_FOR_ALL, 64, 64, 4, 4, tma)

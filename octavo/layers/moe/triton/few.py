@@ -11,15 +11,16 @@ from torch import Tensor
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import activate
 
 
-def few_gate_up(x: Tensor, weight: Tensor, experts: Tensor, activation: str, tiling: Tiling) -> Tensor:
+def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: str, tiling: Tiling) -> Tensor:
     """Return activation(gate) * up of every pair; sums are float32.
 
     Args:
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
-        weight: [E, 2 n, K] = [gate | up], contiguous, dtype of x.
+        weight: [E, 2 n, K] = [gate | up].
         experts: [T, k] int32, contiguous.
         activation: "silu", "gelu" or "gelu_tanh".
         tiling: columns count rows of the weight, gate and up.
@@ -27,13 +28,13 @@ def few_gate_up(x: Tensor, weight: Tensor, experts: Tensor, activation: str, til
     Returns:
         A new [T k, n], dtype of x.
     """
-    _, num_weight_rows, size = weight.shape
+    _, num_weight_rows, size = weight.values.shape
     num_pairs = experts.numel()
     out = x.new_empty(num_pairs, num_weight_rows // 2)
     launch(
         _few_gate_up_kernel,
         (-(-num_weight_rows // tiling.columns), num_pairs),
-        *(x, weight, experts, out, num_weight_rows, x.stride(0)),
+        *(x, weight.values, _scales_of(weight), experts, out, num_weight_rows, x.stride(0), weight.width),
         *(experts.shape[1], size, activation, tiling.columns, min(tiling.depth, max(16, power_of_two(size)))),
         num_warps=tiling.num_warps,
         **overlap_options(x),
@@ -43,7 +44,7 @@ def few_gate_up(x: Tensor, weight: Tensor, experts: Tensor, activation: str, til
 
 def few_down(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeight,
     experts: Tensor,
     weights: Tensor,
     residual: Tensor | None,
@@ -53,7 +54,7 @@ def few_down(
 
     Args:
         x: [T k, n] of few_gate_up.
-        weight: [E, H, n] contiguous, dtype of x.
+        weight: [E, H, n].
         experts: [T, k] int32, contiguous.
         weights: [T, k] float32, contiguous.
         residual: [T, H], rows any stride apart: the sums are added to it in place; or None.
@@ -62,12 +63,13 @@ def few_down(
     Returns:
         residual, or a new [T, H], dtype of x.
     """
-    (num_tokens, num_chosen), (_, num_columns, size) = experts.shape, weight.shape
+    (num_tokens, num_chosen), (_, num_columns, size) = experts.shape, weight.values.shape
     out = x.new_empty(num_tokens, num_columns) if residual is None else residual
     launch(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight, experts, weights, out, num_columns, out.stride(0)),
+        *(x, weight.values, _scales_of(weight), experts, weights, out, num_columns, out.stride(0)),
+        weight.width,
         *(
             num_chosen,
             size,
@@ -81,6 +83,11 @@ def few_down(
     return out
 
 
+def _scales_of(weight: ExpertWeight) -> Tensor:
+    """Return what a kernel gets for scales; without any, it does not read it."""
+    return weight.values if weight.scales is None else weight.scales
+
+
 @triton.jit
 def _fold(values, LENGTH: tl.constexpr):
     """Add up groups of LENGTH along the last dimension: [C, D] to [C, D / LENGTH]."""
@@ -88,8 +95,24 @@ def _fold(values, LENGTH: tl.constexpr):
 
 
 @triton.jit
+def _scaled(
+    products, scales_ptr, expert, weight_row, num_rows, start,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Multiply sums of VECTOR products [C, n] of an expert's weight, from `start` on, by their scales."""
+    if WIDTH == 0:
+        return products
+    else:
+        PARTS: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
+        # Beyond K products are 0, but must not become NaN.
+        part = tl.minimum((start + VECTOR * tl.arange(0, products.shape[1])) // WIDTH, PARTS - 1)
+        at = (expert * PARTS + part[None, :]) * num_rows + weight_row[:, None]
+        return products * tl.load(scales_ptr + at)
+
+
+@triton.jit
 def _few_gate_up_kernel(
-    x_ptr, weight_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
+    x_ptr, weight_ptr, scales_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x, WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +135,8 @@ def _few_gate_up_kernel(
         next_k = start + DEPTH + k
         next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
         x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
-        sums += _fold(weight.to(tl.float32) * x, VECTOR)
+        products = _fold(weight.to(tl.float32) * x, VECTOR)
+        sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
         weight = next_weight
     gate, up = tl.split(tl.reshape(tl.sum(sums, axis=1), [COLUMNS // 2, 2]))
     out = activate(gate, ACTIVATION) * up
@@ -123,7 +147,8 @@ def _few_gate_up_kernel(
 
 @triton.jit
 def _few_down_kernel(
-    x_ptr, weight_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
+    x_ptr, weight_ptr, scales_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
+    WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -147,7 +172,8 @@ def _few_down_kernel(
             is_k = start + k < SIZE
             weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
             x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
-            sums += _fold(weight * x, VECTOR) * factor
+            products = _fold(weight * x, VECTOR) * factor
+            sums += _scaled(products, scales_ptr, expert, weight_row, num_columns, start, SIZE, WIDTH, VECTOR)
     total = tl.sum(sums, axis=1)
     out_at = out_ptr + token.to(tl.int64) * stride_out + column
     if ADD:

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import activate
 
 
@@ -37,13 +38,13 @@ class SortedPairs(NamedTuple):
 
 
 def gate_up_rows(
-    x: Tensor, weight: Tensor, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
+    x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
 ) -> Tensor:
     """Return activation(gate) * up of every pair, sorted by expert; sums are float32.
 
     Args:
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
-        weight: [E, 2 n, K] = [gate | up], contiguous, dtype of x.
+        weight: [E, 2 n, K] = [gate | up].
         by_expert: the pairs.
         activation: "silu", "gelu" or "gelu_tanh".
         tiling: of a program.
@@ -51,55 +52,48 @@ def gate_up_rows(
     Returns:
         A new [T k, n], dtype of x: row i is that of by_expert.pairs[i].
     """
-    num_columns = weight.shape[1] // 2
+    num_columns = weight.values.shape[1] // 2
     out = x.new_empty(by_expert.pairs.shape[0], num_columns)
     _launch(x, weight, out, num_columns, by_expert, activation, tiling)
     return out
 
 
-def down_rows(x: Tensor, weight: Tensor, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
+def down_rows(x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
     """Return the products of every pair's row, in the order of tokens; sums are float32.
 
     Args:
         x: [T k, n] of gate_up_rows.
-        weight: [E, H, n] contiguous, dtype of x.
+        weight: [E, H, n].
         by_expert: the pairs.
         tiling: of a program.
 
     Returns:
         A new [T k, H], dtype of x: row p is that of pair p.
     """
-    out = x.new_empty(x.shape[0], weight.shape[1])
-    _launch(x, weight, out, weight.shape[1], by_expert, None, tiling)
+    num_columns = weight.values.shape[1]
+    out = x.new_empty(x.shape[0], num_columns)
+    _launch(x, weight, out, num_columns, by_expert, None, tiling)
     return out
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeight,
     out: Tensor,
     num_columns: int,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: GroupedTiling,
 ) -> None:
-    num_experts, _, size = weight.shape
+    values, scales = weight.values, weight.scales
+    num_experts, _, size = values.shape
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
-        *(
-            x,
-            weight,
-            _tiles_of(weight, tiling),
-            out,
-            by_expert.pairs,
-            by_expert.starts,
-            num_columns,
-            x.stride(0),
-            by_expert.num_slots,
-        ),
+        *(x, values, _tiles_of(values, tiling), values if scales is None else scales, out),
+        *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
         *(by_expert.num_chosen, size, activation, tiling.rows, tiling.columns, tiling.depth),
-        *(tiling.num_stages, tiling.tma),
+        *(tiling.num_stages, tiling.tma, weight.width),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -137,14 +131,29 @@ def _load_weight(
         return tl.load(weight_at + start, mask=is_k[None, :], other=0.0)
 
 
+@triton.jit
+def _add_product(total, weight, x, scales_at, PARTS: tl.constexpr):
+    """Return total [COLUMNS, ROWS] + weight x. A row's only scale is applied to its sum, later."""
+    if PARTS == 1:
+        return tl.dot(weight.to(x.dtype), x, total, input_precision="ieee")
+    else:
+        scales = tl.load(scales_at)
+        return total + tl.dot(weight.to(x.dtype), x, input_precision="ieee") * scales[:, None]
+
+
 @triton.jit(do_not_specialize=["num_slots"])
 def _grouped_kernel(
-    x_ptr, weight_ptr, weight_tiles, out_ptr, pairs_ptr, starts_ptr, num_columns, stride_x, num_slots,
+    x_ptr, weight_ptr, weight_tiles, scales_ptr, out_ptr,
+    pairs_ptr, starts_ptr, num_columns, stride_x, num_slots,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    TMA: tl.constexpr, OVERLAP: tl.constexpr,
+    TMA: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of columns, slots, E). With an activation x has tokens' rows, else sorted pairs' rows."""
+    """Grid: (tiles of columns, slots, E). With an activation x has tokens' rows, else sorted pairs' rows.
+
+    WIDTH numbers of a row of the weight share a scale; 0: there are none.
+    """
+    PARTS: tl.constexpr = 1 if WIDTH == 0 else (SIZE + WIDTH - 1) // WIDTH
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     start_next(OVERLAP)
     expert = tl.program_id(2)
@@ -154,6 +163,8 @@ def _grouped_kernel(
     weight_row = expert.to(tl.int64) * HALVES * num_columns + tl.minimum(column, num_columns - 1)
     weight_at = weight_ptr + weight_row[:, None] * SIZE + k[None, :]
     up_at = weight_at + num_columns.to(tl.int64) * SIZE
+    scales_at = scales_ptr + expert.to(tl.int64) * PARTS * HALVES * num_columns
+    scales_at += tl.minimum(column, num_columns - 1)
     first_row = expert * HALVES * num_columns + tl.program_id(0) * COLUMNS
     wait_for_previous(OVERLAP)
     first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
@@ -169,10 +180,15 @@ def _grouped_kernel(
         for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
             x = tl.trans(_load_rows(x_at, is_row, start, SIZE, DEPTH))
             weight = _load_weight(weight_tiles, first_row, weight_at, start, SIZE, DEPTH, TMA)
-            total = tl.dot(weight, x, total, input_precision="ieee")
+            part_at = scales_at if PARTS == 1 else scales_at + start // WIDTH * HALVES * num_columns
+            total = _add_product(total, weight, x, part_at, PARTS)
             if HALVES == 2:
                 up = _load_weight(weight_tiles, first_row + num_columns, up_at, start, SIZE, DEPTH, TMA)
-                up_total = tl.dot(up, x, up_total, input_precision="ieee")
+                up_total = _add_product(up_total, up, x, part_at + num_columns, PARTS)
+        if WIDTH > 0 and PARTS == 1:
+            total *= tl.load(scales_at)[:, None]
+            if HALVES == 2:
+                up_total *= tl.load(scales_at + num_columns)[:, None]
         if HALVES == 2:
             total = activate(total, ACTIVATION) * up_total
         out_row = pair if ACTIVATION is None else place.to(tl.int64)
