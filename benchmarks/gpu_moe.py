@@ -30,6 +30,7 @@ from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.few import few_down, few_gate_up
 from octavo.layers.moe.triton.grouped import SortedPairs, down_rows, gate_up_rows
 from octavo.layers.moe.triton.sort import sort_pairs
+from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gated_activation
 from octavo.parallel import TensorParallel
 
@@ -66,8 +67,8 @@ class Layers:
         self.shape = shape
         self.experts = [
             StackedExperts(
-                random(shape.num_experts, 2 * shape.inner, shape.hidden),
-                random(shape.num_experts, shape.hidden, shape.inner),
+                ExpertWeight(random(shape.num_experts, 2 * shape.inner, shape.hidden)),
+                ExpertWeight(random(shape.num_experts, shape.hidden, shape.inner)),
                 "silu",
             )
             for _ in range(num_copies)
@@ -96,10 +97,10 @@ def random(*sizes: int) -> Tensor:
 def by_grouped_mm(experts: StackedExperts, x: Tensor, choice: Choice) -> Tensor:
     """The peer: torch._grouped_mm on gathered rows, with our sort, activation and sum."""
     num_chosen = choice.experts.shape[1]
-    pairs, starts = sort_pairs(choice.experts, experts.down.shape[0])
-    gate_up = _grouped_mm(x[pairs // num_chosen], experts.gate_up.transpose(1, 2), offs=starts[1:])
+    pairs, starts = sort_pairs(choice.experts, experts.down.values.shape[0])
+    gate_up = _grouped_mm(x[pairs // num_chosen], experts.gate_up.values.transpose(1, 2), offs=starts[1:])
     inner = gated_activation(gate_up, experts.activation)
-    sorted_rows = _grouped_mm(inner, experts.down.transpose(1, 2), offs=starts[1:])
+    sorted_rows = _grouped_mm(inner, experts.down.values.transpose(1, 2), offs=starts[1:])
     rows = torch.empty_like(sorted_rows)
     rows[pairs.long()] = sorted_rows
     return combine_rows(rows, choice.weights)

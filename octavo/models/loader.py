@@ -48,6 +48,7 @@ from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
+from octavo.models.expert_loading import read_stacked
 from octavo.models.expert_names import with_expert_names
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
@@ -250,8 +251,8 @@ class _Builder:
         )
         names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
         if stacks_experts(router.weight):
-            gate_up, down = self._stacked(names, rows)
-            mixture = StackedExperts(gate_up, down, config.activation, self._deterministic)
+            weights = read_stacked(self._checkpoint, names, self._part(rows), len(inner), config.hidden_size)
+            mixture = StackedExperts(*weights, config.activation, self._deterministic)
         else:
             inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
             mixture = ListedExperts(
@@ -260,17 +261,6 @@ class _Builder:
                 config.activation,
             )
         return ExpertFeedForward(norm, router, mixture, self._parallel)
-
-    def _stacked(self, names: Sequence[str], rows: slice) -> tuple[Tensor, Tensor]:
-        """[gate | up] and down of all experts, each in one tensor."""
-        size, hidden = rows.stop - rows.start, self._config.hidden_size
-        gate_up = self._checkpoint.empty(len(names), 2 * size, hidden)
-        down = self._checkpoint.empty(len(names), hidden, size)
-        for name, gate_up_of_one, down_of_one in zip(names, gate_up, down, strict=True):
-            inputs = [f"{name}.gate_proj.weight", f"{name}.up_proj.weight"]
-            self._fill(gate_up_of_one, inputs, [rows, rows], num_interleaved=0)
-            down_of_one.copy_(self._checkpoint.read(f"{name}.down_proj.weight", columns=self._part(rows)))
-        return gate_up, down
 
     def _qkv(self, prefix: str) -> Linear:
         q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)

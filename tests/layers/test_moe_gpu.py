@@ -18,6 +18,7 @@ from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.weight import ExpertWeight
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -34,16 +35,25 @@ def experts() -> StackedExperts:
     torch.manual_seed(0)
     number, _, hidden, inner = SHAPE
     gate_up, down = random(number, 2 * inner, hidden, scale=0.03), random(number, hidden, inner, scale=0.05)
-    return StackedExperts(gate_up, down, "silu")
+    return StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu")
+
+
+def rounded(weight: ExpertWeight, width: int) -> ExpertWeight:
+    """Float8 numbers, a scale for `width` of a row."""
+    parts = weight.values.unflatten(2, (-1, width))
+    scales = parts.abs().amax(-1).float() / 448
+    values = (parts / scales[..., None]).to(torch.float8_e4m3fn).flatten(2)
+    return ExpertWeight(values, scales.transpose(1, 2).contiguous(), width)
 
 
 def listed(experts: StackedExperts, dtype: torch.dtype) -> ListedExperts:
-    """The specification, with weights converted when they are used."""
+    """The specification."""
 
-    def make(weight: Tensor) -> Any:
-        return lambda x: PlainLinear(weight.to(dtype), None)(x)
+    def make(weight: Tensor) -> PlainLinear:
+        return PlainLinear(weight, None)
 
-    return ListedExperts([make(w) for w in experts.gate_up], [make(w) for w in experts.down], "silu")
+    gate_up, down = (weight.dequantise().to(dtype) for weight in (experts.gate_up, experts.down))
+    return ListedExperts([make(w) for w in gate_up], [make(w) for w in down], "silu")
 
 
 def make_choice(num_tokens: int, seed: int = 0) -> Choice:
@@ -60,6 +70,20 @@ def test_experts_of_a_model(experts: StackedExperts, num_tokens: int) -> None:
     for run in (experts.few, experts.grouped):
         if num_tokens <= 16 or run == experts.grouped:
             assert_as_good_as_torch(run(x, choice, residual.clone()), expected, exact.double())
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 4, 40, 300, 1500])
+def test_float8_experts_of_a_model(experts: StackedExperts, num_tokens: int, whole_rows: bool) -> None:
+    widths = (SHAPE[2], SHAPE[3]) if whole_rows else (128, 128)
+    weights = (rounded(w, width) for w, width in zip((experts.gate_up, experts.down), widths, strict=True))
+    float8 = StackedExperts(*weights, "silu")
+    choice, x = make_choice(num_tokens), random(num_tokens, SHAPE[2])
+    expected = listed(float8, torch.bfloat16)(x, choice)
+    exact = listed(float8, torch.float32)(x.float(), choice)
+    for run in (float8.few, float8.grouped):
+        if num_tokens <= 16 or run == float8.grouped:
+            assert_as_good_as_torch(run(x, choice), expected, exact.double())
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
@@ -184,14 +208,14 @@ def test_engines_give_the_log_probabilities_of_the_cpu(family: str, tmp_path: Pa
     assert figures[0] == pytest.approx(figures[1], abs=2e-2)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_ready_engine_leaves_nothing_for_later(deterministic: bool, tmp_path: Path) -> None:
-    llm = make_llm(tmp_path, "Qwen3MoeForCausalLM", deterministic=deterministic)
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"quantization": "fp8"}], ids=str)
+def test_a_ready_engine_leaves_nothing_for_later(options: dict[str, Any], tmp_path: Path) -> None:
+    llm = make_llm(tmp_path, "Qwen3MoeForCausalLM", **options)
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     together = llm.generate(PROMPTS, params)
     llm.reset_prefix_cache()
     alone = [llm.generate([prompt], params)[0] for prompt in PROMPTS]
     assert not any(llm.stats.late_work)
-    if deterministic:
+    if "deterministic" in options:
         assert [o.outputs[0].token_ids for o in alone] == [o.outputs[0].token_ids for o in together]
     llm.engine.close()

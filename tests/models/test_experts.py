@@ -22,7 +22,8 @@ from test_decoder_families import SMALL, config_json, make_prompts
 
 from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
-from octavo.models import ModelConfig, num_active_parameters, num_parameters, parameter_shapes
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.models import ModelConfig, loader, num_active_parameters, num_parameters, parameter_shapes
 from octavo.models.expert_names import with_expert_names
 from octavo.models.formats.safetensors import SafetensorsWeights
 
@@ -138,6 +139,23 @@ def test_parts_of_stacked_experts() -> None:
     down = weights.read(f"{prefix}.down_proj.weight", columns=slice(8, 20), dtype=torch.float32)
     assert torch.equal(down, stack[2, :, 8:20])
     assert down.is_contiguous()
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_stacks_for_a_gpu_hold_what_lists_do(quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("mixtral")
+    config = ModelConfig.from_hf(config_json(model))
+    tensors = hugging_face_weights(model)
+    monkeypatch.setattr(loader, "stacks_experts", lambda weight: True)
+    decoder = make_decoder(config, tensors, quantization=quantization)
+    experts = decoder.layers[1].feed_forward.experts
+    assert isinstance(experts, StackedExperts)
+    for weight, name in ((experts.gate_up, "gate_up_proj"), (experts.down, "down_proj")):
+        stored = tensors.tensors[f"model.layers.1.mlp.experts.{name}"]
+        assert (weight.scales is None) == (quantization == "none")
+        error = (weight.dequantise() - stored).abs()
+        assert bool((error <= (0.0 if quantization == "none" else 2**-4) * stored.abs() + 1e-3).all())
+        assert weight.form != experts.form
 
 
 def test_experts_that_do_not_fit_are_named() -> None:

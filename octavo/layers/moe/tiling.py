@@ -56,12 +56,15 @@ def choose_grouped_tiling(
     # TMA reads rows that begin at multiples of 16 bytes.
     tma = nvidia_generation(values.device) >= 9 and values.shape[2] * values.itemsize % 16 == 0
     columns = 64 if is_gated or not tma else 128
+    # TMA's tiles are best 128 bytes wide, and no tile has more than one scale for a row.
+    depth = 128 if values.itemsize == 1 else 64
     if deterministic:
-        return GroupedTiling(_ONE_FOR_ALL, 64, 64, 4, 4, tma)
+        return GroupedTiling(_ONE_FOR_ALL, 64, depth, 4, 4, tma)
     for rows in (16, 32, 64):
         if rows_per_expert <= 0.75 * rows:
-            return GroupedTiling(rows, columns, 64, 4, 6 if tma else 4, tma)
-    return GroupedTiling(128, columns, 64, 8 if columns == 128 else 4, 4, tma)
+            return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
+    # Three stages leave room for two programs on an SM.
+    return GroupedTiling(128, columns, depth, 8, 3, tma)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
 
+# Kernels multiply so many columns at a time, which share a row's scale.
+SCALED_COLUMNS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
@@ -16,7 +19,7 @@ class ExpertWeight:
     Attributes:
         values: [E, N, K] contiguous, of the dtype of activations, or float8_e4m3fn.
         scales: [E, K / width, N] float32 contiguous, or None.
-        width: numbers of a row that share a scale; K, or a multiple of 128.
+        width: numbers of a row that share a scale; K, or a multiple of SCALED_COLUMNS.
     """
 
     values: Tensor
