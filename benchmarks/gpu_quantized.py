@@ -26,7 +26,7 @@ from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.layers.linear import float8_gpu
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8_gemm import float8_linear
-from octavo.layers.linear.float8_tiling import Float8Tiling, choose_path, has_torch
+from octavo.layers.linear.float8_tiling import Float8Tiling, choose_path, has_hopper, has_torch
 from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
@@ -36,7 +36,7 @@ from octavo.parallel import TensorParallel
 BYTES_PER_SECOND = 4.8e12
 FLOPS = {"bf16": 989e12, "fp8": 1979e12, "fp8-blocks": 1979e12}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192)
-_PATHS = ("skinny", "narrow", "float8", "torch")
+_PATHS = ("skinny", "hopper", "float8", "torch")
 _ROTATED_BYTES = 400e6
 _TILE = 128
 # Processes that compile kernels side by side.
@@ -56,9 +56,9 @@ FORMATS: dict[str, Callable[[Tensor], QuantisedWeight]] = {"fp8": quantise, "fp8
 class Case:
     """A shape's block input or output in one format, several copies."""
 
-    def __init__(self, shape: Shape, form: str) -> None:
+    def __init__(self, shape: Shape, form: str, copies: int = 28) -> None:
         self.shape = shape
-        copies = max(2, min(28, round(_ROTATED_BYTES / shape.weight_bytes)))
+        copies = max(1, min(copies, round(_ROTATED_BYTES / shape.weight_bytes)))
         weights = [random_numbers(shape.num_weight_rows, shape.size) for _ in range(copies)]
         if form == "bf16":
             linears = [make_linear(weight) for weight in weights]
@@ -109,6 +109,11 @@ def only(path: str) -> Iterator[None]:
         float8_gpu.choose_path = before
 
 
+def compile_paths(model: str, index: int, num_rows: int, form: str) -> None:
+    """Compile the kernels of all paths into Triton's cache."""
+    dict(time_paths(Case(MODELS[model][index], form, 1), num_rows))
+
+
 def compare(model: str, rows: list[int], formats: list[str], all_paths: bool) -> Iterator[dict[str, object]]:
     """Time a model's GEMMs but the LM head, which stays in bfloat16, at some numbers of rows."""
     for shape in MODELS[model][:-1]:
@@ -141,8 +146,8 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
     for path in _PATHS:
         can_run = {
             "skinny": num_rows <= 4,
-            "narrow": num_rows <= 256,
-            "float8": num_rows >= 4,
+            "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
+            "float8": num_rows >= 2,
             "torch": num_rows >= 64 and has_torch(case_weight(case)),
         }
         us: object = ""
@@ -186,8 +191,6 @@ class Sweep:
         if self.kernel == "skinny":
             norm = random_numbers(shape.size) if shape.has_norm else None
             return lambda weight: skinny_linear(x, weight, norm_weight=norm, eps=1e-6, **options)
-        if self.kernel == "narrow":
-            return lambda weight: float8_linear(x, weight, **options)
         rows, scales = quantise_rows(x)
         options |= {"row_scales": scales, "dtype": torch.bfloat16}
         return lambda weight: float8_linear(rows, weight, **options)
@@ -260,6 +263,17 @@ def main() -> None:
     if arguments.sweep:
         run_sweep(arguments.models, arguments.rows)
         return
+    if arguments.paths:
+        cases = [
+            (model, index, num_rows, form)
+            for model in arguments.models
+            for index in range(len(MODELS[model]) - 1)
+            for num_rows in arguments.rows
+            for form in arguments.formats
+        ]
+        with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+            for done in [pool.submit(compile_paths, *each) for each in cases]:
+                done.result()
     results = [
         result
         for model in arguments.models

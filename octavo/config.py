@@ -1,5 +1,8 @@
-"""Engine options. One frozen dataclass defines the keyword arguments of `LLM`, the flags of the command line,
-the environment variables (OCTAVO_...) and the keys of octavo.toml."""
+"""Engine options.
+
+One frozen dataclass defines the keyword arguments of `LLM`, the flags of the command line, the environment
+variables (OCTAVO_...) and the keys of octavo.toml.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -121,7 +124,7 @@ class EngineConfig:
         return cls(**options)  # type: ignore[arg-type]
 
     def _check_kind(self, name: str, hint: object) -> None:
-        """Check a choice, a switch or a string: without the check, "no" would count as true."""
+        """Check a choice, a switch or a string; without this check, "no" would count as true."""
         value = getattr(self, name)
         if get_origin(hint) is Literal:
             if value not in get_args(hint):

@@ -11,6 +11,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots
 from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
@@ -65,7 +66,7 @@ def paged_attention_with_lse(
     """Attend by the step's plan; see octavo.attention.paged_attention_with_lse.
 
     The plan's items are cut into pieces of 64 keys. Pieces with a similar number of query tokens form batched
-    products. Each result is folded into its tokens' running softmax, so memory stays bounded.
+    GEMMs. Each result is folded into its tokens' running softmax, so memory stays bounded.
     """
     state = _RunningSoftmax(q, cache.v.shape[3])
     plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
@@ -74,7 +75,7 @@ def paged_attention_with_lse(
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
         if pieces.rows.shape[0] > 0:
             _fold(state, pieces, cache, metadata.block_table, options)
-    return state.result()
+    return add_sinks(*state.result(), options.sinks, q.dtype)
 
 
 def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> None:
@@ -97,7 +98,6 @@ class _RunningSoftmax:
     def __init__(self, q: Tensor, value_dim: int) -> None:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         num_tokens, num_heads, head_dim = q.shape
-        self.out_dtype = q.dtype
         self.q = torch.cat([q, q.new_zeros(1, num_heads, head_dim)]).to(dtype)
         self.maximum = torch.full((num_tokens + 1, num_heads), -torch.inf, dtype=dtype, device=q.device)
         self.total = torch.zeros_like(self.maximum)
@@ -122,11 +122,11 @@ class _RunningSoftmax:
         self.values.index_add_(0, tokens.flatten(), weighted_values.flatten(0, 1))
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return (out [T, H, Dv], lse [T, H] float32) without the padding row."""
+        """Return (out [T, H, Dv] in the dtype of the computation, lse [T, H] float32); no padding row."""
         total, maximum = self.total[:-1], self.maximum[:-1]
         out = self.values[:-1] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
         lse = torch.where(total == 0, -torch.inf, maximum + torch.log(total))
-        return out.to(self.out_dtype), lse.float()
+        return out, lse.float()
 
 
 def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -174,7 +174,7 @@ class _Pieces:
     Attributes:
         tokens: [X, n], padded with T.
         rows: [X] block-table rows.
-        keys_at: [X, keys] positions of keys, all safe to read.
+        keys_at: [X, keys] positions of keys, all of which may be read.
         distance: [X, n, keys] query position minus key position.
         visible: [X, n, keys] bool.
     """
@@ -205,7 +205,7 @@ def _see(
     if options.window is not None:
         visible &= distance < options.window
     seen = visible.any(dim=1)
-    # A key that no token sees may lie past the end or hold NaN: read a visible one in its place.
+    # A key that no token sees may lie past the end or hold NaN, so a visible key is read in its place.
     keys_at = torch.where(seen, keys_at, kv_begin.unsqueeze(1) + seen.int().argmax(dim=1, keepdim=True))
     keep = torch.nonzero(seen.any(dim=1)).squeeze(1)
     return _Pieces(tokens[keep], rows[keep], keys_at[keep], distance[keep], visible[keep])
@@ -245,12 +245,12 @@ def _apply_options(scores: Tensor, pieces: _Pieces, options: ScoreOptions) -> Te
 
 
 def _to_token_major(x: Tensor, width: int) -> Tensor:
-    """[X, KH, n * G, Y] -> [X, n, KH * G, Y]."""
+    """Return x [X, KH, n * G, Y] as [X, n, KH * G, Y]."""
     num_pieces, num_kv_heads, _, size = x.shape
     return x.view(num_pieces, num_kv_heads, width, -1, size).transpose(1, 2).flatten(2, 3)
 
 
 def _to_head_major(x: Tensor, num_kv_heads: int) -> Tensor:
-    """[X, n, KH * G, Y] -> [X, KH, n * G, Y]."""
+    """Return x [X, n, KH * G, Y] as [X, KH, n * G, Y]."""
     num_pieces, width, _, size = x.shape
     return x.view(num_pieces, width, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)

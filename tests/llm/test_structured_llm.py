@@ -18,7 +18,8 @@ from test_interrupts import octavo_lines
 from tiny_model import TINY_LLAMA
 
 from octavo import LLM, SamplingParams, StructuredOutput
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import StructuredOutputError
 
 PROMPTS = [[7, 3, 900, 1, 4], [7, 3, 900, 1, 4, 11, 12], [5, 8]]
@@ -365,7 +366,7 @@ def test_an_interrupt_at_many_lines(make: Callable[..., LLM], runs_ahead: bool) 
     if runs_ahead:
         llm, _ = ahead(llm)
     total = octavo_lines(run, -1)
-    for stop_at in range(total // 20, total, total // 10):
+    for stop_at in range(total // 12, total, total // 6):
         llm.engine.grammars._kept.clear()
         stream = llm.stream([9, 9], stream_params)
         seen = list(next(stream).token_ids)

@@ -134,7 +134,7 @@ def plan_execution(
 def _plan_without_cache(
     config: EngineConfig, model: ModelConfig, parallel: TensorParallel, stored: Mapping[str, Storage]
 ) -> ExecutionPlan:
-    """All that does not depend on how much memory is free."""
+    """Plan everything that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
     device = device_of(config.device, parallel)
     dtype = _dtype(config, model, device)
@@ -189,23 +189,23 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    if config.quantization in ("fp8", "int8"):
-        raise ConfigError(
-            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
-            "quantised weights are chosen by the number of rows"
-        )
     impl = choose_impl(config.attention_impl, device.type, dtype)
     if device.type != "cuda" or impl != "triton":
         raise ConfigError(
             f"deterministic=True runs by the Triton kernels for NVIDIA GPUs, got device={device.type} and "
             f"attention_impl={impl!r}; run on a GPU with attention_impl='auto', or use deterministic=False"
         )
+    if config.quantization in ("fp8", "int8"):
+        raise ConfigError(
+            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
+            "quantised weights are chosen by the number of rows"
+        )
 
 
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else FLOAT8
     if config.attention_impl != "auto":
-        # Refuses one that cannot run here, or not over such a cache.
+        # Raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype)
     return kv_dtype
 
@@ -217,7 +217,7 @@ def _weight_bytes(
     if config.quantization != "int8":
         plain = Storage("plain", dtype.itemsize)
         return int(sum(kept.get(name, plain).nbytes(shape) for name, shape in shapes.items()))
-    # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
+    # One byte per number of a GEMM's weight. Embeddings and vectors stay; a tied LM head is a copy.
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
     for name, shape in shapes.items():
@@ -244,7 +244,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan) -> int:
-    """Most memory that steps need beside weights and KV cache."""
+    """Return the most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
         unpacked_bytes = unpacked_working_bytes(model, plan.dtype.itemsize)
@@ -261,7 +261,7 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
                 deterministic=config.deterministic,
             )
         )
-    # Nothing is allocated before a step needs it: a budget beyond all tokens there can be costs nothing.
+    # Nothing is allocated before a step needs it, so a budget beyond all tokens that fit costs nothing.
     num_blocks = config.num_blocks or _num_blocks(config, plan)
     return cpu_working_bytes(
         model,
@@ -281,7 +281,7 @@ def _host_bytes(config: EngineConfig, plan: ExecutionPlan, num_blocks: int) -> i
 
 
 def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
-    """Blocks that memory_fraction allows of what the plan leaves free."""
+    """Return how many blocks fit into memory_fraction of the memory that the plan leaves free."""
     device_type = plan.device.type
     free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
     block_bytes = plan.block_size * plan.kv_bytes_per_token
@@ -304,7 +304,7 @@ def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
 
 
 def _check_memory(plan: ExecutionPlan) -> None:
-    """Refuse what does not fit, before anything is allocated: a kernel would end the process instead."""
+    """Refuse what does not fit before anything is allocated; otherwise the system would kill the process."""
     if plan.total_bytes > plan.free_bytes:
         raise OutOfMemoryError(
             f"weights ({gib(plan.weight_bytes)}), KV cache ({gib(plan.kv_bytes)}), activations and buffers "
