@@ -8,6 +8,7 @@ from torch.nn.functional import rms_norm
 
 from octavo.gpu.device import has_triton
 from octavo.layers.cpu import layers as cpu_layers
+from octavo.parallel import TensorParallel
 
 
 class RMSNorm:
@@ -62,6 +63,42 @@ class HeadRMSNorm:
         else:
             exact = heads.float()
             heads.copy_(exact.div_(_lengths(exact, self._floor)).mul_(self._folded))
+
+
+class WideQKNorm:
+    """RMSNorm of a token's queries over all heads, and of its keys likewise, in place."""
+
+    def __init__(
+        self, weights: tuple[Tensor, Tensor], sizes: tuple[int, int], eps: float, parallel: TensorParallel
+    ) -> None:
+        """Keep the weights.
+
+        Args:
+            weights: of this rank's query heads and key heads, [H D] and [KH D].
+            sizes: numbers of a query and of a key over all ranks.
+            eps: added to the mean squares.
+            parallel: this rank.
+        """
+        self._norms = tuple(RMSNorm(weight, eps) for weight in weights)
+        self._sizes = sizes
+        self._parallel = parallel
+
+    def apply_(self, qkv: Tensor) -> None:
+        """Normalise the first columns of [T, (H + 2 KH) D] in place."""
+        widths = [norm.weight.shape[0] for norm in self._norms]
+        parts = [qkv[:, : widths[0]], qkv[:, widths[0] : sum(widths)]]
+        if self._parallel.size == 1:
+            for part, norm in zip(parts, self._norms, strict=True):
+                part.copy_(norm(part))
+            return
+        squares = self._parallel.all_reduce(torch.stack([part.float().square().sum(-1) for part in parts], 1))
+        for part, norm, width, size, total in zip(
+            parts, self._norms, widths, self._sizes, squares.unbind(1), strict=True
+        ):
+            # Several ranks may hold the same key heads, which they all added.
+            copies = width * self._parallel.size / size
+            scale = torch.rsqrt(total / (size * copies) + norm.eps)
+            part.copy_(part.float() * scale[:, None] * norm.weight)
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
