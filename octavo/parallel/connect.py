@@ -8,7 +8,9 @@ from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import TensorParallel
 
 
-def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> TensorParallel:
+def connect(
+    rank: int, size: int, device: torch.device, rendezvous: Path, *, shares_memory: bool = True
+) -> TensorParallel:
     """Meet the other ranks of this machine and return the handle.
 
     Args:
@@ -16,6 +18,7 @@ def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> Ten
         size: number of ranks.
         device: where this rank computes.
         rendezvous: path of a file that does not exist yet, the same for all ranks.
+        shares_memory: GPUs sum small tensors over memory that they share, where they can.
 
     Raises:
         UnsupportedModelError: this torch is built without what the device needs.
@@ -25,4 +28,4 @@ def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> Ten
         return connect_gloo(rank, size, rendezvous)
     from octavo.parallel.nccl import connect_nccl
 
-    return connect_nccl(rank, size, device, rendezvous)
+    return connect_nccl(rank, size, device, rendezvous, shares_memory=shares_memory)

@@ -34,6 +34,13 @@ class GlooCollectives:
         self._run(lambda group: group.allgather([parts], [tensor]))
         return parts
 
+    def memory_for(self, tensor: Tensor) -> None:
+        """See Collectives: processes on CPUs share none."""
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return "gloo"
+
     def abort(self) -> None:
         """Close connections. What waits for a process that has ended needs no more: gloo notices."""
         self._group = None

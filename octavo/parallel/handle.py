@@ -1,11 +1,14 @@
 """The tensor-parallel handle, which every layer that needs it gets as an argument."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from octavo.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from octavo.parallel.shared_memory import SharedMemory
 
 
 class PeerLostError(EngineError):
@@ -21,6 +24,14 @@ class Collectives(Protocol):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
+        ...
+
+    def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
+        """Return the memory by which a kernel can sum a tensor in one shot, or None: all_reduce has to."""
+        ...
+
+    def describe(self) -> str:
+        """Say for people how tensors are summed."""
         ...
 
     def abort(self) -> None:
@@ -60,6 +71,14 @@ class TensorParallel:
         """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
 
+    def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
+        """Return the memory by which a kernel can itself sum a tensor over ranks; None: all_reduce has to."""
+        return None if self.group is None else self.group.memory_for(tensor)
+
+    def describe(self) -> str:
+        """Say for people how tensors are summed over ranks; empty for a single one."""
+        return "" if self.group is None else self.group.describe()
+
     def abort(self) -> None:
         """Leave the other ranks: what waits for them ends, nothing more can be exchanged. Idempotent."""
         if self.group is not None:
@@ -86,6 +105,13 @@ class _NotMet:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See Collectives."""
         raise EngineError("this rank has not met the others")
+
+    def memory_for(self, tensor: Tensor) -> None:
+        """See Collectives."""
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return "not met"
 
     def abort(self) -> None:
         """See Collectives: nothing is under way."""

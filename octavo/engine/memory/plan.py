@@ -12,7 +12,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
 from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
 from octavo.engine.memory.working import (
-    NCCL_BYTES,
+    RANKS_BYTES,
     cpu_working_bytes,
     gpu_working_bytes,
     host_bytes,
@@ -219,7 +219,7 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
     """Most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
-        return (NCCL_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(
+        return (RANKS_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(
             model,
             itemsize=plan.dtype.itemsize,
             max_num_tokens=max_num_tokens,

@@ -133,9 +133,12 @@ class LeaderRunner:
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""
+        # Threads that compile leave others little time to answer.
+        self._ranks.followers.is_loading = True
         self._ranks.followers.tell(Prepare())
         self._ranks.run(partial(self._local.prepare, progress))
         self._ranks.followers.gather(Prepared)
+        self._ranks.followers.is_loading = False
 
     def note_ready(self) -> None:
         """See StepRunner."""
@@ -208,7 +211,7 @@ def start_ranks(
     ranks = Ranks(config, plan.device)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
-        ranks.parallel = _meet(ranks, plan, num_blocks)
+        ranks.parallel = _meet(ranks, plan, num_blocks, shares_memory=config.all_reduce == "auto")
         plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
         masks = SentMasks(model.vocab_size, plan.device, ranks.followers.tell)
 
@@ -224,11 +227,12 @@ def start_ranks(
         raise
 
 
-def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
+def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int, *, shares_memory: bool) -> TensorParallel:
     """Let all ranks meet through a file in a folder that only this user can open."""
     with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
         rendezvous = Path(folder, "rendezvous")
         ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
-        parallel = ranks.run(partial(connect, 0, ranks.size, plan.device, rendezvous))
+        meet = partial(connect, 0, ranks.size, plan.device, rendezvous, shares_memory=shares_memory)
+        parallel = ranks.run(meet)
         ranks.followers.gather(Met)
     return parallel
