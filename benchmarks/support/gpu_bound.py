@@ -7,7 +7,7 @@ import numpy as np
 from .gpu_workloads import Workload
 
 # Qwen3: hidden size, layers, attention heads, intermediate size; all have 8 kv heads of 128.
-SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288)}
+SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288), "32b": (5120, 64, 64, 25600)}
 
 
 def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, number_bytes: int) -> float:

@@ -60,6 +60,11 @@ class SharedMemory:
         addresses = [*(blocks[other] for other in range(size)), self._gone.data_ptr()]
         self.table = torch.tensor(addresses, dtype=torch.int64, device=device)
 
+    @property
+    def one_shot_bytes(self) -> int:
+        """Most bytes of a tensor of which every rank can send all to all."""
+        return HALF_BYTES // self.size
+
     def abort(self) -> None:
         """Let kernels that wait for another rank end; what they sum is worthless. Idempotent."""
         self._gone.fill_(1)

@@ -20,7 +20,7 @@ def sum_rms_norm(x: Tensor, part: Tensor, weight: Tensor, eps: float, memory: Sh
 
     Args:
         x: [T, C] bfloat16, float16 or float32, the same on all ranks; rows any stride apart.
-        part: [T, C] like x; at most one_shot_bytes.
+        part: [T, C] like x, contiguous; at most memory.one_shot_bytes.
         weight: [C] contiguous, any floating dtype.
         eps: added to the mean square.
         memory: of this rank.

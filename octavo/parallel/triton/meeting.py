@@ -17,8 +17,8 @@ _MAX_RANKS = tl.constexpr(MAX_RANKS)
 
 # Thread r tells rank r that this program has come, then waits until rank r's program has: until its flag is
 # not behind. Flags grow by one with each sum and may wrap around, so their difference counts. The release
-# makes visible what all threads of the program wrote before the barrier in front of it. Now and then a waiting
-# thread looks whether the host has given up.
+# makes visible what all threads of the program wrote before the barrier in front of it. Now and then a
+# waiting thread looks whether the host has given up.
 _MEET = tl.constexpr("""{
     .reg .pred %meet_p;
     .reg .b32 %meet_thread, %meet_seen, %meet_turns;

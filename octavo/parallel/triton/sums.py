@@ -17,11 +17,11 @@ def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
     """Sum a tensor over ranks, in place.
 
     Args:
-        tensor: contiguous, of at most HALF_BYTES / ranks.
+        tensor: contiguous, of at most memory.one_shot_bytes.
         memory: of this rank.
     """
     num_values = tensor.numel()
-    assert tensor.nbytes * memory.size <= HALF_BYTES
+    assert tensor.nbytes <= memory.one_shot_bytes
     launch(
         _one_shot_kernel,
         (min(MAX_PROGRAMS, -(-num_values // _TILE)),),
