@@ -24,16 +24,6 @@ from octavo.attention.triton.arguments import empty_results, make_call  # noqa: 
 if not HAS_GPU:
     import interpreted_float8
     import interpreted_triton
-    from triton.runtime import interpreter
-
-    _patch_lang_tensor = interpreter._patch_lang_tensor
-
-    def _patch_with_index(tensor, scope):
-        """Triton 3.6 turns a loop bound into an int in a way NumPy 2.4 refuses; item() works in both."""
-        _patch_lang_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = _patch_with_index
 
     interpreted_float8.patch()
     interpreted_triton.patch()

@@ -64,17 +64,17 @@ def _sum_rms_norm_kernel(
     wait_for_previous(OVERLAP)
     count = tl.load(count_ptr + first)
     for row in range(first, num_rows, step):
-        part = tl.load(part_ptr + row.to(tl.int64) * stride_part + column, mask=inside, other=0.0)
+        part = tl.load(part_ptr + row * stride_part + column, mask=inside, other=0.0)
         send(part, table, rank, count, rank * slot + row * size + column, inside, WORLD)
     meet(table, rank, count, 0, WORLD)
     sent = area(table, rank, count, dtype)
     for row in range(first, num_rows, step):
         total = sum_slots(sent + row * size + column, inside, slot, WORLD)
-        residual_at = residual_ptr + row.to(tl.int64) * stride_residual + column
+        residual_at = residual_ptr + row * stride_residual + column
         residual = tl.load(residual_at, mask=inside, other=0.0)
         stored, normed = add_and_norm(total.to(dtype), residual, weight, size, eps)
         tl.store(residual_at, stored, mask=inside)
-        out_at = out_ptr + row.to(tl.int64) * size + column
+        out_at = out_ptr + row * size + column
         tl.store(out_at, normed.to(out_ptr.dtype.element_ty), mask=inside)
     count_on(count_ptr, count)
 
