@@ -97,10 +97,12 @@ def serve_on(num_gpus: int, names: list[str], arguments: argparse.Namespace) -> 
     begun = time.perf_counter()
     llm = load(arguments.model, tensor_parallel_size=num_gpus, all_reduce=arguments.all_reduce)
     ready_s = time.perf_counter() - begun
+    print(f"{num_gpus} GPUs: ready in {ready_s:.1f} s, {llm.engine.plan.num_kv_tokens:,} tokens", flush=True)
     results = {}
     for name in names:
         workload = WORKLOADS[name]()
         results[name] = run_figures(workload, [run(llm, workload) for _ in range(arguments.runs)])
+        print(name, [f"{seconds:.3f} s" for seconds in results[name]["seconds"]], flush=True)
     late_work = llm.stats.late_work
     llm.engine.close()
     del llm

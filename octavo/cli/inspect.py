@@ -5,7 +5,7 @@ from dataclasses import replace
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
-from octavo.parallel import TensorParallel
+from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]
 
@@ -32,6 +32,8 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         if len(plans) > 1:
             table.add_section()
             table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
+            sums = expected_sums(size, plans[0].device, shares_memory=config.all_reduce == "auto")
+            table.add_row("sums over ranks", sums)
         for name, value in rows:
             table.add_row(name, value)
     Console().print(table)

@@ -4,8 +4,9 @@
     two-shot   every rank sums its part and sends the sum to all others: two meetings, less traffic
     nccl       large tensors, and GPUs that cannot reach each other's memory
 
-Between two GPUs both kinds move the same bytes. The limits come from what others published for NVLink
-without multicast; benchmarks/gpu_tensor_parallel.py measures them.
+Between two GPUs both kinds move the same bytes. The limits of two ranks were measured on two H200s with
+NVLink (benchmarks/gpu_tensor_parallel.py); those of more ranks come from what others published for such GPUs
+without multicast.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Literal
 Way = Literal["one-shot", "two-shot", "nccl"]
 
 # Number of ranks -> most bytes of a tensor; for other numbers, what the next larger one has.
-_ONE_SHOT_BYTES: Mapping[int, int] = MappingProxyType({2: 2**22, 4: 3 * 2**17, 8: 2**17})
+_ONE_SHOT_BYTES: Mapping[int, int] = MappingProxyType({2: 2**23, 4: 3 * 2**17, 8: 2**17})
 _TWO_SHOT_BYTES = 2**24
 MAX_RANKS = 8
 """Ranks that share memory; more of them sum by NCCL."""

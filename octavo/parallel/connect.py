@@ -8,6 +8,23 @@ from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import TensorParallel
 
 
+def expected_sums(size: int, device: torch.device, *, shares_memory: bool) -> str:
+    """Say for people how ranks would sum, without meeting them.
+
+    Args:
+        size: number of ranks, more than one.
+        device: where a rank computes.
+        shares_memory: see connect.
+    """
+    if device.type == "cpu":
+        return "gloo"
+    from octavo.parallel.choice import describe
+    from octavo.parallel.shared_memory import unsupported_reason
+
+    reason = unsupported_reason(size, device) if shares_memory else "as asked for"
+    return describe(size) if reason is None else f"NCCL: {reason}"
+
+
 def connect(
     rank: int, size: int, device: torch.device, rendezvous: Path, *, shares_memory: bool = True
 ) -> TensorParallel:

@@ -45,6 +45,9 @@ class GlooCollectives:
         """Close connections. What waits for a process that has ended needs no more: gloo notices."""
         self._group = None
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""
+
     def _run(self, begin: Callable[[Any], Any]) -> None:
         group = self._group
         if group is None:

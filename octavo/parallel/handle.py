@@ -35,7 +35,11 @@ class Collectives(Protocol):
         ...
 
     def abort(self) -> None:
-        """End collectives under way in other threads, and close all connections. Idempotent."""
+        """End collectives under way in other threads, and begin to close all connections. Idempotent."""
+        ...
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """After abort, wait until all connections are closed, which CUDA graphs of collectives may prevent."""
         ...
 
 
@@ -84,6 +88,11 @@ class TensorParallel:
         if self.group is not None:
             self.group.abort()
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """After abort, wait until all connections are closed, which CUDA graphs of collectives may prevent."""
+        if self.group is not None:
+            self.group.wait_for_end(timeout_s)
+
     def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
         """Join every rank's [..., n] tensor to [..., size * n], in rank order."""
         if self.group is None:
@@ -115,3 +124,6 @@ class _NotMet:
 
     def abort(self) -> None:
         """See Collectives: nothing is under way."""
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""

@@ -6,6 +6,7 @@ values are added depends on the size of the tensor, not on the rank: all ranks g
 
 import logging
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
-# Dtypes of what is summed over shared memory; sizes of tensors are multiples of a few bytes then.
+# Values of a sum for which NCCL takes what it takes for the largest.
+_LARGE_SUM = 2**23
+# Dtypes of what is summed over shared memory.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -33,8 +36,9 @@ class NcclCollectives:
         api: Any = distributed_c10d
         self._group = group
         self._size = size
+        self._end: threading.Thread | None = None
         self._memory: SharedMemory | None = None
-        self._why_not = "the ranks have not tried yet"
+        self._why_not = "as asked for"
         # Not asynchronous: on the current stream, instead of one of NCCL's own beside it.
         self._sum, self._gather = api.AllreduceOptions(), api.AllgatherOptions()
         self._sum.asyncOp = self._gather.asyncOp = False
@@ -72,12 +76,22 @@ class NcclCollectives:
         return f"NCCL: {self._why_not}" if self._memory is None else describe(self._size)
 
     def abort(self) -> None:
-        """End the kernels that wait for other ranks. Idempotent."""
+        """End the kernels that wait for other ranks. Idempotent.
+
+        NCCL ends its kernels at once, but closes connections only when every CUDA graph that holds one is gone,
+        and who calls this may hold them: see wait_for_end.
+        """
         if self._memory is not None:
             self._memory.abort()
         group, self._group = self._group, None
         if group is not None:
-            group.abort()
+            self._end = threading.Thread(target=group.abort, name="octavo-nccl-end", daemon=True)
+            self._end.start()
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""
+        if self._end is not None:
+            self._end.join(timeout_s)
 
     def share_memory(self, rank: int, device: torch.device, store: Any) -> None:
         """Map the memory of all ranks' GPUs, if every rank can; else all sums go through NCCL.
@@ -159,8 +173,10 @@ def connect_nccl(
         with torch.cuda.device(device):
             group = api.ProcessGroupNCCL(store, rank, size, options)
             collectives = NcclCollectives(group, size)
-            # NCCL connects at the first exchange, which must not be in a graph.
+            # NCCL connects at the first exchange of a kind, which must not be in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
+            collectives.all_reduce(torch.zeros(_LARGE_SUM, device=device))
+            collectives.all_gather(met)
             torch.cuda.synchronize(device)
             if met.item() != size:
                 raise PeerLostError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")

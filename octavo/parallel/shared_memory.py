@@ -77,6 +77,8 @@ def unsupported_reason(size: int, device: torch.device) -> str | None:
     reason = triton_unsupported_reason(device.type)
     if reason is not None:
         return f"the kernels need Triton: {reason}"
+    if torch.cuda.device_count() < size:
+        return f"there are {torch.cuda.device_count()} GPUs"
     for other in range(size):
         if other != device.index and not torch.cuda.can_device_access_peer(device, other):
             return f"{device} cannot reach the memory of cuda:{other}"

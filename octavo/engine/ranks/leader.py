@@ -30,6 +30,9 @@ from octavo.parallel import PeerLostError, TensorParallel, connect
 
 Found = TypeVar("Found")
 
+# How long connections may take to close.
+_END_S = 5.0
+
 
 class Ranks:
     """The other ranks' processes and the thread of this one's share: they live and die together."""
@@ -45,6 +48,8 @@ class Ranks:
         self.parallel = TensorParallel.not_met(0, self.size)
         self._pid = os.getpid()
         self.mourners: list[Callable[[OctavoError], None]] = []
+        # Gives back what keeps connections open, once there is something.
+        self.release: Callable[[], None] | None = None
         self.thread = RankThread("octavo-rank-0")
         num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
         if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
@@ -72,6 +77,9 @@ class Ranks:
         self.thread.stop()
         self.followers.stop()
         self.parallel.abort()
+        if self.release is not None:
+            self.release()
+        self.parallel.wait_for_end(_END_S)
 
     def _run(self, act: Callable[[], Found]) -> Found:
         try:
@@ -118,7 +126,8 @@ class LeaderRunner:
         self._ranks = ranks
         self._writer = StepWriter()
         self._checksum = Checksum()
-        self.close = weakref.finalize(self, ranks.stop)
+        ranks.release = local.close
+        self._end = weakref.finalize(self, ranks.stop)
 
     @property
     def error(self) -> OctavoError | None:
@@ -164,6 +173,10 @@ class LeaderRunner:
     def reset(self) -> None:
         """See StepRunner. A step that was broken off here has run to its end in the rank's thread."""
         self._ranks.run(self._reset)
+
+    def close(self) -> None:
+        """See StepRunner: all ranks end. It happens by itself when this object is gone."""
+        self._end()
 
     def _launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         self._ranks.followers.tell(self._writer.write(step, self._checksum))

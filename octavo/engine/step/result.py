@@ -104,3 +104,7 @@ class StepRunner(Protocol):
     def reset(self) -> None:
         """Forget every request and every step under way: whatever is read next will be written before."""
         ...
+
+    def close(self) -> None:
+        """Give back what hinders others from ending: nothing runs any more. Idempotent."""
+        ...
