@@ -39,7 +39,7 @@ class Collectives(Protocol):
         ...
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """After abort, wait until all connections are closed, which CUDA graphs of collectives may prevent."""
+        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
         ...
 
 
@@ -89,7 +89,7 @@ class TensorParallel:
             self.group.abort()
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """After abort, wait until all connections are closed, which CUDA graphs of collectives may prevent."""
+        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
         if self.group is not None:
             self.group.wait_for_end(timeout_s)
 

@@ -78,8 +78,8 @@ class NcclCollectives:
     def abort(self) -> None:
         """End the kernels that wait for other ranks. Idempotent.
 
-        NCCL ends its kernels at once, but closes connections only when every CUDA graph that holds one is gone,
-        and who calls this may hold them: see wait_for_end.
+        NCCL ends its kernels at once, but closes connections only when every CUDA graph that holds one is
+        gone, and who calls this may hold them: see wait_for_end.
         """
         if self._memory is not None:
             self._memory.abort()
