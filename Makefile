@@ -5,9 +5,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 # GPU tests run with any Python that has the needed packages; this many side by side, as one leaves a GPU idle.
 GPU_JOBS ?= 8
+GPU_PARALLEL = $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal)
 GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
+GPU_TESTS := $(addprefix tests/,attention engine hf layers llm ops parallel)
 COMPUTE_SANITIZER ?= compute-sanitizer
-gpu-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+gpu-test gpu-slow-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 
 # The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
 HF_OLD := build/transformers-5.17.0
@@ -21,7 +23,7 @@ CLIENTS := build/clients
 # Every script that tortures a server, short ones first.
 STRESS := equality ticks overload streams hostile signals soak
 
-.PHONY: demo serve test slow-test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-sanitize clean
+.PHONY: demo serve test slow-test lint bench client-test fuzz-server stress hf-test ray-test upstream-test gpu-test gpu-slow-test gpu-sanitize clean
 
 demo: .venv/installed
 	@$(BIN)/octavo chat "What is gravity?" "Who found its law?" --temperature 0 --max-tokens 96
@@ -81,7 +83,11 @@ upstream-test:
 		$(if $(VLLM),--vllm $(VLLM)) --jobs $(GPU_JOBS) $(UPSTREAM_OPTIONS)
 
 gpu-test:
-	$(GPU_PYTEST) $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal) -m gpu tests
+	$(GPU_PYTEST) $(GPU_PARALLEL) -m "gpu and not slow" $(GPU_TESTS)
+
+# All of octavo.ops' matrix of arguments, of which gpu-test takes a tenth.
+gpu-slow-test:
+	$(GPU_PYTEST) $(GPU_PARALLEL) -m "gpu and slow" $(GPU_TESTS)
 
 # memcheck over one small test for each file of kernels. The memory cache is off, so that each tensor is an
 # allocation of its own, whose end memcheck sees; errors of CUDA calls that PyTorch tries out are not counted.

@@ -89,7 +89,14 @@ def _check_tensors(q: Tensor, cache: LayerCache, num_sequences: int, options: Sc
             f"got {list(q.shape)}"
         )
     _check_like("q", q, cache.k)
-    slopes = options.alibi_slopes
+    sinks, slopes = options.sinks, options.alibi_slopes
+    if sinks is not None:
+        if sinks.shape != (q.shape[1],) or not sinks.is_floating_point():
+            raise InvalidArgumentError(
+                f"sinks must be [{q.shape[1]}], a floating number per query head; "
+                f"got {list(sinks.shape)} {sinks.dtype}"
+            )
+        _check_device("sinks", sinks, q)
     if slopes is not None:
         per_head = q.shape[1:2]
         if slopes.shape not in (per_head, (num_sequences, *per_head)) or slopes.dtype != torch.float32:

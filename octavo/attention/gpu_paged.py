@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.attention import choice
 from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK
@@ -66,7 +67,7 @@ def paged_attention_with_lse(
     """
     if q.shape[0] == 0 or metadata.seq_lens.shape[0] == 0:
         out, lse = q.new_zeros(*q.shape[:2], cache.v.shape[3]), q.new_empty(q.shape[:2], dtype=torch.float32)
-        return out, lse.fill_(-torch.inf)
+        return add_sinks(out, lse.fill_(-torch.inf), options.sinks, q.dtype)
     step_map = plan_step(q, cache, metadata, options.window, right=options.right, num_splits=num_splits)
     return attend_with_map(q, cache, metadata, options, step_map)
 
@@ -170,10 +171,37 @@ def attend_with_map(
         InvalidArgumentError: the scale is not positive, the map is for another window, or a float8 cache
             has an odd head dim or stride.
     """
+    _check(cache, options, step_map)
+    if options.sinks is not None:
+        return _attend_with_sinks(q, cache, metadata, options, step_map)
+    return _attend_with_map(q, cache, metadata, options, step_map, q.dtype)
+
+
+def _attend_with_sinks(
+    q: Tensor, cache: LayerCache, metadata: AttentionMetadata, options: ScoreOptions, step_map: "StepMap"
+) -> tuple[Tensor, Tensor]:
+    """Attend in float32 and let the sinks join, so that results are rounded once."""
+    from octavo.attention.triton import arguments, sinks
+
+    assert options.sinks is not None
+    out, lse = _attend_with_map(q, cache, metadata, options, step_map, torch.float32)
+    result, _ = arguments.empty_results(q, cache.v.shape[3])
+    sinks.add_sinks(out, lse, options.sinks.contiguous(), result)
+    return result, lse
+
+
+def _attend_with_map(
+    q: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    options: ScoreOptions,
+    step_map: "StepMap",
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Attend without sinks; dtype: of the results."""
     from octavo.attention.triton import arguments, nodes
 
-    _check(cache, options, step_map)
-    results = arguments.empty_results(q, cache.v.shape[3])
+    results = arguments.empty_results(q, cache.v.shape[3], dtype)
     forest = step_map.forest
     positions = metadata.positions if step_map.positions is None else step_map.positions
     begins, one_block = metadata.kv_begin is not None, is_one_block(metadata)

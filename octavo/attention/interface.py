@@ -40,6 +40,7 @@ def paged_attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     right: int | None = 0,
+    sinks: Tensor | None = None,
     num_splits: int = 0,
     impl: str = "auto",
 ) -> Tensor:
@@ -53,6 +54,7 @@ def paged_attention(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         right=right,
+        sinks=sinks,
         num_splits=num_splits,
         impl=impl,
     )[0]
@@ -68,6 +70,7 @@ def paged_attention_with_lse(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     right: int | None = 0,
+    sinks: Tensor | None = None,
     num_splits: int = 0,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -86,20 +89,22 @@ def paged_attention_with_lse(
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         alibi_slopes: [H], or [S, H] for each sequence, float32; adds -slope * |p - j| to the scores.
         right: keys after its own position that a token sees; 0: causal, None: all.
+        sinks: [H] floating scores of one more key, with the value 0, that every token sees; None: there is
+            none.
         num_splits: on a GPU, how many parts a query's keys are read in, concurrently; 0: as many as are
             fastest, 1: one pass. It changes time and rounding only, and CPUs ignore it.
         impl: "auto" or one of available_impls().
 
     Returns:
         (out [T, H, Dv] in the dtype of q, lse [T, H] float32: natural log of the sum of exponentials).
-        Where a token sees nothing, out is 0 and lse is -inf.
+        Where a token sees nothing, out is 0 and lse is -inf, or its sink.
 
     Raises:
         InvalidArgumentError: a shape, dtype, device, option or length does not fit, or (on a CPU) the block
             table names a block that does not exist.
         ConfigError: impl is unknown or cannot run here.
     """
-    options = ScoreOptions(scale, window, softcap, alibi_slopes, right)
+    options = ScoreOptions(scale, window, softcap, alibi_slopes, right, sinks)
     check_num_splits(num_splits)
     check_attention(q, cache, metadata, options)
     chosen = choose_for_call(impl, cache, options)

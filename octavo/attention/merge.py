@@ -40,3 +40,20 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0)).unsqueeze(-1)
     visible = torch.where(weights > 0, outs.to(dtype), 0.0)
     return (weights * visible).sum(dim=0).to(outs.dtype), lse
+
+
+def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Merge with a key of score `sinks` and value 0 that every token sees; see ScoreOptions.
+
+    Args:
+        out: [T, H, D], float32 or float64 where the result shall be rounded only once.
+        lse: [T, H], natural; -inf where a token saw no other key.
+        sinks: [H], or None: nothing changes but the dtype.
+        dtype: of the new out.
+
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
+    """
+    if sinks is None:
+        return out.to(dtype), lse
+    weight = torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1)
+    return (out * weight).to(dtype), torch.logaddexp(lse, sinks.to(lse.dtype).expand_as(lse))

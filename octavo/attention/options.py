@@ -30,6 +30,7 @@ class ScoreOptions:
         alibi_slopes: [H] float32 ALiBi slope of each query head, or [S, H] those of each sequence; None: no
             bias.
         right: a token sees this many keys after its own position too; None: all of them.
+        sinks: [H] score of one more key, with the value 0, that every token sees; None: there is none.
     """
 
     scale: float
@@ -37,6 +38,7 @@ class ScoreOptions:
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
     right: int | None = 0
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and not (_is_integer(self.window) and 1 <= self.window <= _LONGEST):

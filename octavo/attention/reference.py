@@ -7,6 +7,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_slots
 from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 
@@ -30,7 +31,7 @@ def paged_attention_with_lse(
     Computes in float32, or in float64 if q is; see octavo.attention.paged_attention_with_lse.
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_zeros(*q.shape[:2], cache.v.shape[3])
+    out = q.new_zeros(*q.shape[:2], cache.v.shape[3], dtype=dtype)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     metadata.check_lengths()
     bounds = metadata.cu_seqlens_q.tolist()
@@ -46,7 +47,7 @@ def paged_attention_with_lse(
         slopes = options.alibi_slopes
         bias = None if slopes is None else (slopes[s] if slopes.dim() == 2 else slopes, distance.abs())
         out[tokens], lse[tokens] = _attend(q[tokens], keys, values, visible, bias, options)
-    return out, lse
+    return add_sinks(out, lse, options.sinks, q.dtype)
 
 
 def _block_ids(block_table: Tensor, s: int, seq_len: int, cache: Tensor) -> Tensor:
@@ -104,4 +105,4 @@ def _attend(
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
     out = torch.einsum("hqk,khd->qhd", weights, values)
-    return out.to(q.dtype), lse.T.float()
+    return out, lse.T.float()

@@ -11,6 +11,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots
 from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
@@ -74,7 +75,7 @@ def paged_attention_with_lse(
         pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
         if pieces.rows.shape[0] > 0:
             _fold(state, pieces, cache, metadata.block_table, options)
-    return state.result()
+    return add_sinks(*state.result(), options.sinks, q.dtype)
 
 
 def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> None:
@@ -97,7 +98,6 @@ class _RunningSoftmax:
     def __init__(self, q: Tensor, value_dim: int) -> None:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         num_tokens, num_heads, head_dim = q.shape
-        self.out_dtype = q.dtype
         self.q = torch.cat([q, q.new_zeros(1, num_heads, head_dim)]).to(dtype)
         self.maximum = torch.full((num_tokens + 1, num_heads), -torch.inf, dtype=dtype, device=q.device)
         self.total = torch.zeros_like(self.maximum)
@@ -122,11 +122,11 @@ class _RunningSoftmax:
         self.values.index_add_(0, tokens.flatten(), weighted_values.flatten(0, 1))
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return (out [T, H, Dv], lse [T, H] float32) without the padding row."""
+        """Return (out [T, H, Dv] in the dtype of the computation, lse [T, H] float32); no padding row."""
         total, maximum = self.total[:-1], self.maximum[:-1]
         out = self.values[:-1] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
         lse = torch.where(total == 0, -torch.inf, maximum + torch.log(total))
-        return out.to(self.out_dtype), lse.float()
+        return out, lse.float()
 
 
 def _batches(plan: ForestPlan, q: Tensor, k_cache: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -16,10 +16,11 @@ from octavo.attention import (
 )
 from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.merge import add_sinks
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import MOST_UNIFORM
-from octavo.ops import on_cpu, reference
-from octavo.ops.call import Call, Keys, Queries, RaggedQueries, contiguous, rows_of
+from octavo.ops import on_cpu
+from octavo.ops.call import Call, Keys, Queries, RaggedQueries, Scores, contiguous, rows_of
 from octavo.ops.checks import debug
 
 
@@ -46,23 +47,21 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         queries = queries.replaced(functional.pad(queries.q, (0, 1)))
     if queries is not call.queries or keys is not call.keys:
         call = call._replace(queries=queries, keys=keys)
-    options = _options(scale, scores.left, scores.right, scores.softcap, scores.alibi_slopes)
+    options = _options(scale, scores)
     if is_cpu:
         out, lse = _attend_on_cpu(call, options)
     elif queries.cu_seqlens is None and queries.used is None and call.plan is None:
         out, lse = _attend_uniform(call, options)
     else:
         out, lse = _attend_ragged(call, options)
-    return reference.add_sinks(out if out.shape[2] == value_dim else out[..., :value_dim], lse, scores.sinks)
+    return out if out.shape[2] == value_dim else out[..., :value_dim], lse
 
 
-def _options(
-    scale: float, left: int | None, right: int | None, softcap: float, slopes: Tensor | None
-) -> ScoreOptions:
-    window = None if left is None else left + 1
-    if slopes is None:
-        return _plain_options(scale, window, softcap, right)
-    return ScoreOptions(scale, window, softcap, slopes, right)
+def _options(scale: float, scores: Scores) -> ScoreOptions:
+    window = None if scores.left is None else scores.left + 1
+    if scores.alibi_slopes is None and scores.sinks is None:
+        return _plain_options(scale, window, scores.softcap, scores.right)
+    return ScoreOptions(scale, window, scores.softcap, scores.alibi_slopes, scores.right, scores.sinks)
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,9 +131,10 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
         softcap=options.softcap,
         alibi_slopes=options.alibi_slopes,
         right=options.right,
+        sinks=options.sinks,
         num_splits=call.num_splits,
     )
-    return (out, lse) if queries.used is None else _hide_unused(out, lse, queries)
+    return (out, lse) if queries.used is None else _hide_unused(out, lse, queries, options.sinks)
 
 
 def _is_on_host(q: Tensor) -> bool:
@@ -161,7 +161,7 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     q = call.queries.q
     out = torch.zeros(*q.shape[:2], call.keys.v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
-    return reference.add_sinks(out, lse, call.scores.sinks)
+    return add_sinks(out, lse, call.scores.sinks, q.dtype)
 
 
 def _even(keys: Keys) -> Keys:
@@ -188,10 +188,13 @@ def _positive(queries: Queries, scale: float) -> tuple[Queries, float]:
     return queries.replaced(-queries.q), -scale
 
 
-def _hide_unused(out: Tensor, lse: Tensor, queries: RaggedQueries) -> tuple[Tensor, Tensor]:
-    """Give 0 and -inf to the queries of each sequence that do not count."""
+def _hide_unused(
+    out: Tensor, lse: Tensor, queries: RaggedQueries, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Give the queries of each sequence that do not count what those get that see no key."""
     assert queries.used is not None
     token = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
     row = rows_of(queries.cu_seqlens, token)
     unused = (token - queries.cu_seqlens[row] >= queries.used[row]).unsqueeze(1)
-    return out.masked_fill(unused.unsqueeze(2), 0.0), lse.masked_fill(unused, -torch.inf)
+    nothing = -torch.inf if sinks is None else sinks.to(lse.dtype)
+    return out.masked_fill(unused.unsqueeze(2), 0.0), torch.where(unused, nothing, lse)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8, read_rows
+from octavo.attention.merge import add_sinks
 from octavo.ops.call import Call, Keys, Scores
 
 
@@ -16,7 +17,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     q = queries.q
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out_dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
-    out = torch.zeros(*q.shape[:2], keys.v.shape[3], dtype=out_dtype, device=q.device)
+    out = torch.zeros(*q.shape[:2], keys.v.shape[3], dtype=dtype, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     bounds = queries.cu_seqlens.tolist()
     for s in range(keys.seq_lens.shape[0]):
@@ -30,15 +31,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         slopes = call.scores.alibi_slopes
         row_slopes = slopes[s] if slopes is not None and slopes.dim() == 2 else slopes
         out[tokens], lse[tokens] = _attend(q[tokens].to(dtype), k, v, distance, call.scores, row_slopes)
-    return add_sinks(out, lse, call.scores.sinks)
-
-
-def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Let each row also see a key of score `sinks` [H] and value 0; out [T, H, Dv], lse [T, H]."""
-    if sinks is None:
-        return out, lse
-    weight = torch.sigmoid(lse - sinks.float()).unsqueeze(-1)
-    return (out * weight).to(out.dtype), torch.logaddexp(lse, sinks.float().expand_as(lse))
+    return add_sinks(out, lse, call.scores.sinks, out_dtype)
 
 
 def _gather(keys: Keys, s: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:

@@ -138,7 +138,7 @@ def _block_table(seq_lens, block_size, rows, generator):
     return table, num_blocks
 
 
-def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, right=0):
+def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=None, right=0, sinks=None):
     """Every (token, head) on its own, in NumPy float64. Returns (out [T, H, Dv], lse [T, H])."""
     q = case.q.double().numpy()
     k_cache, v_cache = case.k_cache.double().numpy(), case.v_cache.double().numpy()
@@ -156,6 +156,7 @@ def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=Non
             end = int(metadata.seq_lens[s])
             at = np.arange(first, end if right is None else min(p + right + 1, end))
             if at.size == 0:
+                lse[token] = lse[token] if sinks is None else sinks.double().numpy()
                 continue
             blocks = metadata.block_table[s].numpy()[at // block_size]
             for head in range(num_heads):
@@ -166,9 +167,11 @@ def dense_oracle(case, *, scale=None, window=None, softcap=0.0, alibi_slopes=Non
                 if alibi_slopes is not None:
                     slopes = alibi_slopes[s] if alibi_slopes.dim() == 2 else alibi_slopes
                     scores = scores - float(slopes[head]) * abs(p - at)
-                weights = np.exp(scores - scores.max())
-                out[token, head] = weights @ v_cache[blocks, at % block_size, kv_head] / weights.sum()
-                lse[token, head] = scores.max() + np.log(weights.sum())
+                top = scores.max() if sinks is None else max(scores.max(), float(sinks[head]))
+                weights = np.exp(scores - top)
+                total = weights.sum() + (0.0 if sinks is None else np.exp(float(sinks[head]) - top))
+                out[token, head] = weights @ v_cache[blocks, at % block_size, kv_head] / total
+                lse[token, head] = top + np.log(total)
     return torch.from_numpy(out), torch.from_numpy(lse)
 
 

@@ -74,6 +74,8 @@ def call(case, **changes):
         ({"softcap": -1.0}, "softcap must be"),
         ({"softcap": float("nan")}, "softcap must be"),
         ({"alibi_slopes": torch.zeros(2)}, r"alibi_slopes must be \[4\] float32"),
+        ({"sinks": torch.zeros(2)}, r"sinks must be \[4\]"),
+        ({"sinks": torch.zeros(4).int()}, r"sinks must be \[4\], a floating number"),
         ({"alibi_slopes": torch.zeros(4).double()}, r"alibi_slopes must be \[4\] float32"),
     ],
 )

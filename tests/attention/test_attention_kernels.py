@@ -36,6 +36,7 @@ OPTIONS = {
     "large softcap": {"softcap": 50.0},
     "alibi": {"alibi_slopes": torch.tensor([0.5, 0.1, 0.03, 0.0])},
     "scale": {"scale": 0.5},
+    "sinks": {"sinks": torch.tensor([0.5, -3.0, 4.0, -torch.inf])},
     "all": {"window": 30, "softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.1, 0.03, 1.0]), "scale": 0.4},
 }
 

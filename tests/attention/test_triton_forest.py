@@ -138,6 +138,11 @@ def test_any_head_dim(head_dim):
     check(shared_case(head_dim=head_dim))
 
 
+def test_sinks():
+    """They join once, not with each node."""
+    check(shared_case(), sinks=torch.tensor([0.5, -3.0, 4.0, -torch.inf]))
+
+
 def test_softcap_and_alibi():
     check(shared_case(), softcap=2.0)
     check(shared_case(), alibi_slopes=torch.tensor([0.5, 0.25, 0.02, 0.1]))

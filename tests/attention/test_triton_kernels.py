@@ -51,6 +51,13 @@ def test_reads_no_block_behind_the_window():
 
 
 @pytest.mark.parametrize("query_lens", [[1, 1], [3, 60]])
+def test_sinks(query_lens):
+    sinks = torch.tensor([0.5, -3.0, 4.0, -torch.inf])
+    check([70, 100], query_lens, sinks=sinks)
+    check([70, 100], query_lens, sinks=sinks, window=3, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1], [3, 60]])
 def test_softcap_and_alibi(query_lens):
     slopes = torch.tensor([0.5, 0.25, 0.02, 0.1])
     check([70, 100], query_lens, softcap=2.0)

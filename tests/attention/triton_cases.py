@@ -72,6 +72,8 @@ def run(case, *, scale=None, k_scale=None, v_scale=None, num_splits=0, **options
     options = ScoreOptions(case.q.shape[-1] ** -0.5 if scale is None else scale, **options)
     if options.alibi_slopes is not None:
         options = replace(options, alibi_slopes=options.alibi_slopes.to(DEVICE))
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(DEVICE))
     scales = () if k_scale is None else (k_scale.to(DEVICE), v_scale.to(DEVICE))
     cache = LayerCache(moved.k_cache, moved.v_cache, *scales)
     with poisoned_memory():
@@ -96,6 +98,7 @@ def check(
     softcap=0.0,
     alibi_slopes=None,
     right=0,
+    sinks=None,
     num_splits=0,
     **shape,
 ):
@@ -107,6 +110,7 @@ def check(
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "right": right,
+        "sinks": sinks,
     }
     assert_close(case, run(case, **options, num_splits=num_splits), **options)
 

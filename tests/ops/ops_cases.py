@@ -41,6 +41,13 @@ class OpsCase:
             lse = lse.T
         return out, lse
 
+    @property
+    def product_dtype(self):
+        """The dtype of torch that a call is as precise as: a GPU multiplies float8 caches in float16."""
+        is_float8 = any(x.dtype == FLOAT8 for x in self.arguments.values() if isinstance(x, torch.Tensor))
+        on_gpu = self.sequences[0].q.device.type == "cuda"
+        return torch.float16 if is_float8 and on_gpu and self.dtype == torch.float32 else self.dtype
+
     def oracle(self, dtype):
         """Return (out [T, H, Dv], lse [T, H]) computed in a dtype."""
         first = self.sequences[0]

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.attention.cache import LayerCache
 from octavo.attention.checks import bad_block, bad_slot
 from octavo.attention.cpu.compile import KernelUnavailableError, load_library
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions, shift_positions
 from octavo.attention.plan.host_plan import ForestPlan
@@ -175,7 +176,7 @@ def attend_planned(
         *(options.shifted_window or 0, options.scale, options.softcap),
     )
     check_status(kernel_library().octavo_attend(structure, call, num_threads), structure, call)
-    return out, lse
+    return add_sinks(out, lse, options.sinks, out.dtype)
 
 
 def _address(tensor: Tensor | None) -> int | None:

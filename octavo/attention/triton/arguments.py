@@ -179,14 +179,17 @@ def _score(layer: LayerCache, options: ScoreOptions) -> Score:
     )
 
 
-def empty_results(q: Tensor, value_dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """Allocate (out [T, H, Dv] in the dtype of q, lse [T, H] float32), contiguous, not initialised.
+def empty_results(
+    q: Tensor, value_dim: int | None = None, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Allocate (out [T, H, Dv], lse [T, H] float32), contiguous, not initialised.
 
     value_dim: Dv; None: as of q.
+    dtype: of out; None: that of q.
     """
     num_tokens, num_heads, head_dim = q.shape
     return (
-        q.new_empty(num_tokens, num_heads, value_dim or head_dim),
+        q.new_empty(num_tokens, num_heads, value_dim or head_dim, dtype=dtype),
         q.new_empty(num_tokens, num_heads, dtype=torch.float32),
     )
 
