@@ -27,8 +27,8 @@ from support.gpu_model import load
 from support.gpu_timing import copy_bandwidth, matrix_flops
 
 from octavo import LLM, SamplingParams
-from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step.result import StepResult
+from octavo.engine.step.scheduled import SchedulerOutput
 
 _NUM_PROFILED = 20
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")

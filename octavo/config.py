@@ -1,5 +1,8 @@
-"""Engine options. One frozen dataclass defines the keyword arguments of `LLM`, the flags of the command line,
-the environment variables (OCTAVO_...) and the keys of octavo.toml."""
+"""Engine options.
+
+One frozen dataclass defines the keyword arguments of `LLM`, the flags of the command line, the environment
+variables (OCTAVO_...) and the keys of octavo.toml.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,10 +51,10 @@ class EngineConfig:
             NVIDIA GPUs only, and slower: it turns share_prefixes off.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
-        quantization: auto keeps weights in the blocks of 4 to 8 bits in which a GGUF file stores them, where
-            the device multiplies them so (float32 on a CPU, with a C compiler); activations then are rounded
-            to 8 bits for each product. "none" makes them numbers of dtype, which is exact. "int8" rounds
-            weights and activations of any model to 8 bits (CPU only).
+        quantization: auto keeps weights in the blocks of 4 to 8 bits in which a GGUF file stores them, if the
+            device can multiply them (float32 on a CPU, with a C compiler); activations are then rounded to
+            8 bits for each GEMM. "none" makes them numbers of dtype, which is exact. "int8" rounds weights
+            and activations of any model to 8 bits (CPU only).
         kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
             attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
@@ -124,7 +127,7 @@ class EngineConfig:
         return cls(**options)  # type: ignore[arg-type]
 
     def _check_kind(self, name: str, hint: object) -> None:
-        """Check a choice, a switch or a string: without the check, "no" would count as true."""
+        """Check a choice, a switch or a string; without this check, "no" would count as true."""
         value = getattr(self, name)
         if get_origin(hint) is Literal:
             if value not in get_args(hint):

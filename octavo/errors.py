@@ -98,7 +98,7 @@ class NotReadyError(OctavoError):
 
 
 class QueueFullError(OctavoError):
-    """As many requests or prompt tokens wait as may.
+    """The queue is full: the most requests or prompt tokens that may wait do wait.
 
     Attributes:
         retry_after_s: seconds until those that wait now have begun, judged by how fast others began.

@@ -11,7 +11,7 @@ from octavo.errors import OutOfMemoryError
 from octavo.gpu.copies import to_device
 
 COPIED_BYTES = 256 * 2**20
-"""Most memory that copies of blocks take on their way, unless one block takes more."""
+"""Largest temporary copy while blocks are copied, in bytes; a single block may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class LayerCache:
 
     Attributes:
         k: [N, B, KH, D] keys, any strides, last dimension contiguous.
-        v: [N, B, KH, Dv] values, like k; their head dim may be another one than that of keys.
+        v: [N, B, KH, Dv] values, like k; their head dim may differ from that of the keys.
         k_scale: [KH] contiguous float32: in a float8 (float8_e4m3fn) cache, the key that 1.0 stands for;
-            None: 1. To attend, it may be [S, KH]: one for each sequence.
+            None: 1. Attention also takes [S, KH], a scale for each sequence.
         v_scale: like k_scale, the same for values; set both or neither.
     """
 

@@ -30,7 +30,7 @@ def check_store(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -
         _check_like(name, tensor, cache.k)
     if cache.k_scale is not None and cache.k_scale.dim() == 2:
         raise InvalidArgumentError(
-            "k_scale and v_scale must be [KH] to store: a token's sequence is not known here; "
+            "k_scale and v_scale must be [KH] to store, because a token's sequence is not known here; "
             f"got {list(cache.k_scale.shape)}"
         )
     if slot_mapping.dtype not in (torch.int32, torch.int64):
@@ -138,7 +138,7 @@ def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadat
 
 
 def check_right(plan: ForestPlan, right: int | None) -> None:
-    """Check that a plan lists the keys that tokens see after their positions."""
+    """Check that a plan lists all keys after its own position that a token sees."""
     if plan.right is not None and (right is None or right > plan.right):
         raise InvalidArgumentError(
             f"the plan is for right={plan.right}, this call has right={right}; make one with right={right}"
@@ -146,7 +146,7 @@ def check_right(plan: ForestPlan, right: int | None) -> None:
 
 
 def check_num_splits(num_splits: int) -> None:
-    """Check the number of parts that keys are read in."""
+    """Check the number of parts into which keys are split."""
     if not isinstance(num_splits, int) or isinstance(num_splits, bool) or num_splits < 0:
         raise InvalidArgumentError(
             f"num_splits must be 0 (automatic) or the number of parts, an int; got {num_splits!r}"
@@ -194,8 +194,8 @@ def _check_cache(cache: LayerCache) -> None:
     k_cache, v_cache = cache.k, cache.v
     if k_cache.dim() != 4 or k_cache.shape[:3] != v_cache.shape[:3] or k_cache.dtype != v_cache.dtype:
         raise InvalidArgumentError(
-            f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype, but for D; got "
-            f"{list(k_cache.shape)} {k_cache.dtype} and {list(v_cache.shape)} {v_cache.dtype}"
+            f"k_cache and v_cache must be [N, B, KH, D] of one shape and dtype, except for D; "
+            f"got {list(k_cache.shape)} {k_cache.dtype} and {list(v_cache.shape)} {v_cache.dtype}"
         )
     if v_cache.dim() != 4 or 0 in (*k_cache.shape[1:], *v_cache.shape[3:]):
         raise InvalidArgumentError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from octavo.attention.options import ScoreOptions
     from octavo.attention.plan.device_forest import DeviceForest
     from octavo.attention.triton.arguments import Call
-    from octavo.attention.triton.step_map import FatWork, ThinWork
+    from octavo.attention.triton.work import FatWork, ThinWork
 
 logger = logging.getLogger("octavo.attention")
 
@@ -103,7 +103,7 @@ def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
 
 
 def choose_for_call(impl: str, cache: "LayerCache", options: "ScoreOptions | None" = None) -> str:
-    """Return the name of the implementation for a call over a cache; options None: a store.
+    """Return the name of the implementation for a call over a cache; options None: the call stores.
 
     "auto" takes PyTorch where the compiled kernels lack something that the call asks for.
 
@@ -186,9 +186,10 @@ def node_tiles(
 def whole_unit_programs(
     device: torch.device, head_dim: int, dtype: torch.dtype, block_size: int, tile: TileShape
 ) -> int:
-    """Return from how many programs on a unit is not cut into parts, which the portable kernel would attend.
+    """Return how many programs are enough to leave units whole; with fewer, units are cut into parts.
 
-    Hopper's kernel, which takes whole units, is so much faster that a quarter of the SMs will do.
+    Only the portable kernel takes parts. Hopper's kernel takes whole units, and is so much faster that a
+    quarter of the SMs is enough.
     """
     num_resident = num_multiprocessors(device) * tile.programs_per_multiprocessor
     reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)

@@ -17,7 +17,7 @@ def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) 
 
     Args:
         cache: [N, B, KH, D]; written.
-        index: of blocks, or of blocks and tokens in them.
+        index: block ids, or block ids and offsets within them.
         rows: [..., KH, D] in any float dtype.
         scale: [KH] float32 of a float8 cache; None: 1.
     """

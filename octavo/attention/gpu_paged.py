@@ -20,7 +20,7 @@ from octavo.gpu.device import can_overlap, triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.triton.arguments import Call
-    from octavo.attention.triton.step_map import StepMap
+    from octavo.attention.triton.work import StepMap
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
@@ -244,7 +244,7 @@ def _check(cache: LayerCache, options: ScoreOptions, step_map: "StepMap") -> Non
 
 
 def _check_forest(cache: LayerCache, options: ScoreOptions) -> None:
-    """Check that a layer can read keys for several sequences at once."""
+    """Check that a layer can read shared keys once for several sequences."""
     if cache.v.shape[3] != cache.k.shape[3]:
         raise InvalidArgumentError(
             f"a forest needs keys and values of one head dim, got {cache.k.shape[3]} and {cache.v.shape[3]}"
@@ -263,7 +263,7 @@ def is_one_block(metadata: AttentionMetadata) -> bool:
 
 
 def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
-    """Return the tokens of a block, as kernels are chosen and compiled for."""
+    """Return the block size for which kernels are chosen and compiled."""
     return ONE_BLOCK if is_one_block(metadata) else cache.k.shape[1]
 
 

@@ -29,7 +29,7 @@ class Lengths(NamedTuple):
     query_lens: np.ndarray
 
     def equal(self, seq_lens: np.ndarray, cu_seqlens_q: np.ndarray) -> bool:
-        """Return whether the lengths equal these."""
+        """Return whether the given lengths equal these."""
         pairs = (self.seq_lens, seq_lens), (self.cu_seqlens_q, cu_seqlens_q)
         return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
 

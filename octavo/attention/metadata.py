@@ -38,7 +38,7 @@ class AttentionMetadata:
         max_seq_len: longest seq_len, in tokens.
         work: which keys the sequences share: a ForestPlan (host arrays) for the C and PyTorch kernels, a
             DeviceForest (device arrays) for GPU kernels, or None if nothing is shared. It changes the time of
-            a step, not its results. Kernels ignore the other kind.
+            a step, not its results. Kernels ignore a plan of the other kind.
         kv_begin: [S] int32, the first key of each sequence that its tokens see, for caches padded on the left
             or sequences that share one block; None: 0. Nothing may be shared then.
         may_be_short: a sequence may have fewer tokens than queries. The positions of the first ones are then

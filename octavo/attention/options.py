@@ -63,12 +63,12 @@ class ScoreOptions:
 
     @property
     def shift(self) -> int:
-        """What kernels add to positions, so that a token sees no key after its shifted position."""
+        """Added to positions by kernels, so that a token sees no key after its shifted position."""
         return _ALL_LATER if self.right is None else min(self.right, _ALL_LATER)
 
     @property
     def shifted_window(self) -> int | None:
-        """The window that shifted positions see the same keys by; None: no window."""
+        """The window with which shifted positions see the same keys; None: no window."""
         if self.window is None or self.right == 0:
             return self.window
         return min(self.window + self.shift, _LARGEST_INT32)

@@ -86,7 +86,7 @@ def _attend(
     bias: tuple[Tensor, Tensor] | None,
     options: ScoreOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Dense attention of one sequence: q [Q, H, D], keys [K, KH, D], values -> (out [Q, H, Dv], lse [Q, H]).
+    """Attend one sequence densely: q [Q, H, D], keys [K, KH, D], values; return (out [Q, H, Dv], lse [Q, H]).
 
     bias: (slopes [H], distances [Q, K]), or None.
     """

@@ -66,7 +66,7 @@ def paged_attention_with_lse(
     """Attend by the step's plan; see octavo.attention.paged_attention_with_lse.
 
     The plan's items are cut into pieces of 64 keys. Pieces with a similar number of query tokens form batched
-    products. Each result is folded into its tokens' running softmax, so memory stays bounded.
+    GEMMs. Each result is folded into its tokens' running softmax, so memory stays bounded.
     """
     state = _RunningSoftmax(q, cache.v.shape[3])
     plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
@@ -174,7 +174,7 @@ class _Pieces:
     Attributes:
         tokens: [X, n], padded with T.
         rows: [X] block-table rows.
-        keys_at: [X, keys] positions of keys, all safe to read.
+        keys_at: [X, keys] positions of keys, all of which may be read.
         distance: [X, n, keys] query position minus key position.
         visible: [X, n, keys] bool.
     """
@@ -205,7 +205,7 @@ def _see(
     if options.window is not None:
         visible &= distance < options.window
     seen = visible.any(dim=1)
-    # A key that no token sees may lie past the end or hold NaN: read a visible one in its place.
+    # A key that no token sees may lie past the end or hold NaN, so a visible key is read in its place.
     keys_at = torch.where(seen, keys_at, kv_begin.unsqueeze(1) + seen.int().argmax(dim=1, keepdim=True))
     keep = torch.nonzero(seen.any(dim=1)).squeeze(1)
     return _Pieces(tokens[keep], rows[keep], keys_at[keep], distance[keep], visible[keep])
@@ -245,12 +245,12 @@ def _apply_options(scores: Tensor, pieces: _Pieces, options: ScoreOptions) -> Te
 
 
 def _to_token_major(x: Tensor, width: int) -> Tensor:
-    """[X, KH, n * G, Y] -> [X, n, KH * G, Y]."""
+    """Return x [X, KH, n * G, Y] as [X, n, KH * G, Y]."""
     num_pieces, num_kv_heads, _, size = x.shape
     return x.view(num_pieces, num_kv_heads, width, -1, size).transpose(1, 2).flatten(2, 3)
 
 
 def _to_head_major(x: Tensor, num_kv_heads: int) -> Tensor:
-    """[X, n, KH * G, Y] -> [X, KH, n * G, Y]."""
+    """Return x [X, n, KH * G, Y] as [X, KH, n * G, Y]."""
     num_pieces, width, _, size = x.shape
     return x.view(num_pieces, width, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)

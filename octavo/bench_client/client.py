@@ -22,7 +22,7 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(slots=True)
 class Answer:
-    """What became of a request; times are time.perf_counter seconds.
+    """The outcome of a request; times are time.perf_counter seconds.
 
     Attributes:
         due_s: when it should have been sent.
@@ -30,7 +30,7 @@ class Answer:
         sent_s: when it was sent.
         token_s: when each event with new tokens came.
         end_s: when nothing more came.
-        usage: tokens as the server counts them, None if it does not tell.
+        usage: tokens as the server counts them, None if it does not report them.
         max_tokens: output tokens that were asked for.
         error: why there is no whole answer, else None.
     """

@@ -1,4 +1,4 @@
-"""Reads a stream of server-sent events, as far as a measurement needs it."""
+"""Reads a stream of server-sent events, as far as a measurement needs them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,7 +56,7 @@ class EventReader:
     """Cuts the pieces of an answer into events.
 
     Attributes:
-        is_done: [DONE] came.
+        is_done: whether [DONE] came.
     """
 
     def __init__(self) -> None:

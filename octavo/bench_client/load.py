@@ -15,7 +15,7 @@ _TICK_S = 0.02
 
 @dataclass(slots=True)
 class Load:
-    """What a run was seen to do.
+    """What a run did, as the client saw it.
 
     Attributes:
         answers: of all requests, in the order of their times.

@@ -24,7 +24,7 @@ def plot(load: Load, title: str, path: Path) -> None:
         shares.plot(ordered, [100 * (i + 1) / len(ordered) for i in range(len(ordered))], label=label)
     shares.set_xscale("log")
     shares.set_xlabel("ms")
-    shares.set_ylabel("at most so long, %")
+    shares.set_ylabel("share at most as long, %")
     shares.legend()
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=150)

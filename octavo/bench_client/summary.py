@@ -12,10 +12,10 @@ from octavo.bench_client.options import LoadOptions
 
 Figures = dict[str, Any]
 
-# A client that is later than this, or busier, measures itself.
+# A client that is later or busier than this measures itself instead of the server.
 MAX_LATE_MS = 10.0
 MAX_CPU_SHARE = 0.8
-# The first requests may meet kernels that are compiled, and pages that are read, for the first time.
+# The first requests may wait for kernels to be compiled and for pages to be read.
 _FIRST_SHARE = 0.1
 
 
@@ -49,28 +49,28 @@ def summarise(options: LoadOptions, load: Load) -> Figures:
 
 
 def ttft_s(answer: Answer) -> float:
-    """Seconds from sending to the first token."""
+    """Return the seconds from sending to the first token."""
     return answer.token_s[0] - answer.sent_s
 
 
 def e2el_s(answer: Answer) -> float:
-    """Seconds from sending to the last token."""
+    """Return the seconds from sending to the last token."""
     return answer.token_s[-1] - answer.sent_s
 
 
 def tpot_s(answer: Answer) -> float | None:
-    """Seconds per token after the first; None of a single token."""
+    """Return the seconds per token after the first; None for a single token."""
     num_later = answer.num_output_tokens - 1
     return (answer.token_s[-1] - answer.token_s[0]) / num_later if num_later > 0 else None
 
 
 def itl_s(answer: Answer) -> list[float]:
-    """Seconds between events with new tokens."""
+    """Return the seconds between events with new tokens."""
     return np.diff(answer.token_s).tolist()
 
 
 def statistics_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Mean, median, p90, p99 and maximum in milliseconds; None of nothing."""
+    """Return mean, median, p90, p99 and maximum in milliseconds; None without values."""
     if not seconds:
         return dict.fromkeys(("mean", "median", "p90", "p99", "max"))
     values = np.asarray(seconds) * 1e3
@@ -89,7 +89,7 @@ def _metrics(good: Sequence[Answer]) -> Mapping[str, list[float]]:
 
 
 def _goodput(options: LoadOptions, load: Load, good: Sequence[Answer]) -> float | None:
-    """Requests per second that keep all limits; None without limits."""
+    """Return the requests per second that keep all limits; None without limits."""
     limits = options.limits_ms
     if not limits:
         return None
@@ -106,7 +106,7 @@ def _goodput(options: LoadOptions, load: Load, good: Sequence[Answer]) -> float 
 
 
 def _first_requests(good: Sequence[Answer]) -> Figures:
-    """Time to first token of the first requests, a tenth, and of the rest."""
+    """Return the time to first token of the first tenth of the requests, and of the rest."""
     ordered = sorted(good, key=lambda answer: answer.sent_s)
     num_first = max(1, round(len(ordered) * _FIRST_SHARE))
     times = [ttft_s(answer) for answer in ordered]
@@ -119,7 +119,7 @@ def _first_requests(good: Sequence[Answer]) -> Figures:
 
 
 def _client(options: LoadOptions, load: Load) -> Figures:
-    """How late and how busy the client itself was."""
+    """Return how late and how busy the client itself was."""
     late = [answer.woken_s - answer.due_s for answer in load.answers] if _is_timed(options) else []
     return {
         "late_ms": statistics_ms(late),

@@ -27,7 +27,7 @@ from octavo.cli.streams import drop_output, prepare_streams
 from octavo.errors import EngineError, OctavoError
 
 Engine = Annotated[EngineOptions, Parameter(name="*")]
-# Arguments without a flag come only from the command line.
+# Arguments without a flag can only come from the command line.
 Texts = Annotated[list[str] | None, Parameter(show_env_var=False)]
 
 app = App(
@@ -133,7 +133,7 @@ def run_batch(
 
 @app.command
 def collect_env() -> None:
-    """Print what a report of a bug should say about this machine."""
+    """Print what a bug report should say about this machine."""
     from octavo.cli.environment import run_collect_env
 
     run_collect_env()
@@ -188,7 +188,7 @@ def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = Ser
 def compile_model(
     model: str | None = None, /, *, quiet: bool = False, engine: Engine = EngineOptions()
 ) -> None:
-    """Compile all that a model needs on this machine, for engines that start later.
+    """Compile everything that a model needs on this machine, for engines that start later.
 
     A GPU's kernels depend on the model's shapes, the engine options and the GPU, not on the weights: with
     --load-format dummy a folder with config.json is enough.
@@ -196,7 +196,7 @@ def compile_model(
     Args:
         model: as --model.
         quiet: no progress bar.
-        engine: engine options, the same as of the engines to come.
+        engine: engine options, the same as those of the later engines.
     """
     from octavo.cli.compile import run_compile
 

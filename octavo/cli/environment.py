@@ -1,4 +1,4 @@
-"""`octavo collect-env`: what a report of a bug should say about the machine."""
+"""`octavo collect-env`: what a bug report should say about the machine."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THRE
 
 
 def run_collect_env() -> None:
-    """Print the machine, the versions and the environment; of keys, only that they are there."""
+    """Print the machine, the versions and the environment; of keys, only that they are set."""
     for name, value in (*_machine(), *_devices(), *_versions(), *_variables()):
         print(f"{name}: {value}")
 

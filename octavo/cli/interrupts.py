@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts. It imports little: until it runs, Ctrl-C prints a traceback."""
+"""Ctrl-C while a command starts. This file imports little: until it runs, Ctrl-C prints a traceback."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ EXIT_CODE = 130
 
 
 def leave_on_interrupt() -> None:
-    """From now on Ctrl-C ends the process at once, with exit code 130 and nothing printed.
+    """Let Ctrl-C end the process at once from now on, with exit code 130 and nothing printed.
 
     A KeyboardInterrupt could be swallowed or printed by an import, a destructor or a callback. If Ctrl-C has
     another handler (a background job ignores it), that handler stays.
@@ -19,7 +19,7 @@ def leave_on_interrupt() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """From now on Ctrl-C is a KeyboardInterrupt again."""
+    """Let Ctrl-C raise KeyboardInterrupt again."""
     _replace(_leave, signal.default_int_handler)
 
 

@@ -123,7 +123,7 @@ def _explained(error: BaseException, *, was_ready: bool) -> OctavoError:
     """Return an error to raise: the model's, if it could not be loaded, else an engine's."""
     if isinstance(error, OctavoError):
         return EngineError(f"the engine died: {error}") if was_ready else error
-    # Its message might hold a prompt.
+    # Its message might contain a prompt.
     return EngineError(f"the engine died: {type(error).__name__}")
 
 
@@ -144,7 +144,7 @@ def run_batch(
     requests = read_batch(input_file)
     if output_file.exists() and output_file.samefile(input_file):
         raise ConfigError(f"output_file must be another file than input_file, got {output_file} for both")
-    # Nobody else sends anything, and nobody goes away: no limit is needed but the number at a time.
+    # No other client sends anything or leaves, so only the number of requests at a time needs a limit.
     server = ServerConfig(max_num_queued_reqs=2**30, max_num_queued_tokens=2**40, queue_timeout_s=0)
     configure_logging(server)
     raise_on_interrupt()

@@ -48,7 +48,7 @@ class Engine:
 
     Attributes:
         config: the options it was built with.
-        plan: every "auto" decided: device, dtype, lengths, KV cache size.
+        plan: config with every "auto" decided: device, dtype, lengths, KV cache size.
         model_config: the network.
         tokenizer: None for models without one (token ids only).
         prompts: reads prompts; any thread may use it.
@@ -68,11 +68,10 @@ class Engine:
         Args:
             config: engine options.
             decoder: weights already loaded for this model and rank, to be shared with another engine.
-            parallel: the rank this engine is, where somebody else runs an engine for each rank: all must get
-                the same calls in the same order. For config.tensor_parallel_size > 1 the engine starts the
-                other ranks itself.
-            progress: called with (what is done, how many are done, how many there are) until the engine is
-                ready.
+            parallel: this engine's rank, if the caller runs an engine for each rank; all must get the same
+                calls in the same order. With config.tensor_parallel_size > 1 the engine starts the other
+                ranks itself.
+            progress: called with (task, number done, number in all) until the engine is ready.
 
         Raises:
             ModelError: the model cannot be found, read or supported.
@@ -115,7 +114,7 @@ class Engine:
         )
 
     def _get_ready(self, progress: PrepareProgress | None) -> None:
-        """Make everything else, and do what requests would have to wait for."""
+        """Make everything else, and do now what requests would otherwise wait for."""
         config, plan = self.config, self.plan
         self.prompts = PromptReader(
             self.tokenizer,
@@ -137,7 +136,7 @@ class Engine:
         self.runner.note_ready()
 
     def _open_books(self) -> None:
-        """Make what keeps account of requests and blocks, all of it empty."""
+        """Make the objects that keep account of requests and blocks, all still empty."""
         config, plan = self.config, self.plan
         self.manager = KVCacheManager(
             plan.num_blocks,
@@ -160,7 +159,7 @@ class Engine:
         )
 
     def _rehearse(self) -> None:
-        """Answer a request that asks for everything, then forget it: what is set up on first use then is."""
+        """Answer a request that asks for every option, to set up what first use sets up; then forget it."""
         if min(self.plan.max_model_len, self.plan.num_kv_tokens) < REHEARSAL_TOKENS:
             return
         self.add_request([0, 0, 0], REHEARSAL)
@@ -171,16 +170,16 @@ class Engine:
 
     @property
     def error(self) -> OctavoError | None:
-        """Why the engine will never run again, because a rank of it has ended; else None."""
+        """The error after which the engine never runs again, because a rank has ended; else None."""
         return None if self._ranks is None else self._ranks.error
 
-    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
-        """Have a function called, at once and in another thread, if a rank of the engine ends."""
+    def when_dead(self, call: Callable[[OctavoError], None]) -> None:
+        """Register a function to be called in another thread as soon as a rank of the engine ends."""
         if self._ranks is not None:
-            self._ranks.when_dead(mourn)
+            self._ranks.when_dead(call)
 
     def close(self) -> None:
-        """End other ranks: nothing runs any more. An engine that is dropped does the same. Idempotent."""
+        """End the other ranks; nothing runs afterwards. Dropping the engine does the same. Idempotent."""
         if self._ranks is not None:
             self._ranks.close()
 
@@ -190,7 +189,7 @@ class Engine:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests that users wait for, each with all its completions."""
+        """Unfinished requests of users; one with n completions counts once."""
         return len(self.outputs)
 
     def add_request(
@@ -210,13 +209,12 @@ class Engine:
         Args:
             prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}, or what `prompts` has read.
             params: how to continue it.
-            request_id: unique among unfinished requests; default: as `new_request_id` gives.
+            request_id: unique among unfinished requests; default: a new one from `new_request_id`.
             cache_salt: requests share cached prefixes only with equal salts.
             prompt_logprobs_start: first prompt position whose log-probability is wanted; default 1 when
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
             read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
-            priority: of requests that wait, those with a lower number are admitted first, and among equals
-                the one that came first.
+            priority: waiting requests with a lower number are admitted first; equal ones in order of arrival.
             grammar: params.structured as `grammars` compiled it, so that no step waits for that; None: it is
                 compiled here.
 
@@ -308,7 +306,7 @@ class Engine:
         return self._steps.num_computed_tokens
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and of the block pool."""
+        """Return a snapshot of counters and of the block pool."""
         self.settle()
         return EngineStats(
             num_running=len(self.scheduler.running),
@@ -329,4 +327,4 @@ class Engine:
 
 
 def _ignore(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Stand in for a progress function that was not given."""

@@ -110,7 +110,7 @@ def make_runner(
 
 
 def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
-    """Log what a rank will take."""
+    """Log how much memory a rank will take."""
     logger.info(
         "%s on %s, rank %d of %d: weights %s, KV cache %s (%d tokens), activations %s of %s free",
         source.path,

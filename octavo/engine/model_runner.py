@@ -10,9 +10,9 @@ from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
-from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device
 from octavo.models import Decoder

@@ -46,7 +46,7 @@ class OutputProcessor:
         return request_id in self._groups
 
     def __len__(self) -> int:
-        """How many user requests are unfinished."""
+        """Return how many user requests are unfinished."""
         return len(self._groups)
 
     def add(self, requests: list[Request], prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
@@ -68,7 +68,7 @@ class OutputProcessor:
         return output
 
     def requests(self, request_id: str) -> list[Request]:
-        """The engine requests behind a user's request, finished ones included."""
+        """Return the engine requests behind a user's request, including finished ones."""
         return [completion.request for completion in self._groups[request_id].completions]
 
     def accept(self, request: Request, sampled: SampledToken) -> None:
@@ -104,7 +104,7 @@ class OutputProcessor:
             group.output.metrics.num_output_tokens = 0
             for index, completion in enumerate(group.completions):
                 if completion.output.finish_reason is None:
-                    # Counts its tokens anew, and may find that the last one ends it.
+                    # This counts its tokens anew, and may find that the last one ends it.
                     group.completions[index] = self._replay(completion)
                 else:
                     group.output.metrics.num_output_tokens += len(completion.output.token_ids)
@@ -172,7 +172,7 @@ class OutputProcessor:
         return text
 
     def _flush(self, completion: _Completion) -> str:
-        """Text held back for an incomplete character or a possible stop string."""
+        """Return the text held back for an incomplete character or a possible stop string."""
         if completion.decoder is None:
             return ""
         text = completion.decoder.finish()

@@ -1,6 +1,6 @@
-"""From prompts as users give them to checked token ids. Every id that reaches the model passed through here.
+"""From prompts as users give them to checked token ids. Every id that reaches the model passes through here.
 
-Long prompts come by the hundred: their ids are packed once, here, and NumPy checks them.
+Long prompts come by the hundred, so their ids are packed once, here, and NumPy checks them.
 """
 
 import struct
@@ -48,7 +48,7 @@ class TokenIds:
             struct.error: one has more than 32 bits.
         """
         packed = array("i")
-        # Half the time of array("i", listed).
+        # This takes half as long as array("i", listed).
         packed.frombytes(struct.pack(f"{len(listed)}i", *listed))
         return cls(listed, packed)
 
@@ -71,12 +71,12 @@ class PromptReader:
         self.num_kv_tokens = num_kv_tokens
 
     def text_of(self, prompt: Prompt | TokenIds) -> str | None:
-        """The prompt's text, None when it was given as ids."""
+        """Return the prompt's text, None if it was given as ids."""
         content = _unwrap(prompt)
         return content if isinstance(content, str) else None
 
     def read(self, prompt: Prompt | TokenIds) -> TokenIds:
-        """Return a prompt's token ids. Of a prompt that is read already, check the length alone.
+        """Return a prompt's token ids. If it is read already, only its length is checked.
 
         Raises:
             PromptError: empty, of the wrong type, or with ids outside the vocabulary.
@@ -190,7 +190,7 @@ class PromptReader:
 
 
 def _are_ints(token_ids: list[object]) -> bool:
-    """True if all are ints (or bools): anything else, NumPy's integers too, shows in their sum."""
+    """Return whether all are ints (or bools): anything else, NumPy's integers too, shows in their sum."""
     try:
         with np.errstate(over="ignore"):
             return type(sum(cast(list[int], token_ids))) is int
@@ -205,7 +205,7 @@ def _as_integer(token_id: object) -> int:
 
 
 def _unwrap(prompt: object) -> object:
-    """The text or the token ids in a prompt."""
+    """Return the text or the token ids in a prompt."""
     if not isinstance(prompt, Mapping):
         return prompt
     valid = ("prompt", "prompt_token_ids")

@@ -1,4 +1,4 @@
-"""The request by which an engine sets up, before it is ready, what is set up on first use."""
+"""The request that an engine answers before it is ready, to set up what first use sets up."""
 
 from octavo.sampling_params import SamplingParams
 
@@ -20,5 +20,5 @@ REHEARSAL = SamplingParams(
     stop_token_ids=[0],
     detokenize=False,
 )
-# Of its prompt and answer.
+# Tokens of its prompt and answer, rounded up.
 REHEARSAL_TOKENS = 8

@@ -42,7 +42,7 @@ class Request:
         num_pending_tokens: output tokens a device has sampled, or will have, that are not in token_ids yet.
         num_computed_tokens: leading tokens whose KV is in the cache, or will be after the steps under way.
         num_cached_tokens: prompt tokens that came from the prefix cache at first admission.
-        is_read_along: somebody reads its tokens as they come, and not only when all are there.
+        is_read_along: somebody reads its tokens as they come, not only once all are there.
         priority: while it waits for its first admission, requests with a higher number are behind it.
         prompt_logprobs_start: first prompt position whose log-probability is wanted, None for none.
         prompt_logprobs: by prompt position, filled as chunks are computed.
@@ -84,7 +84,7 @@ class Request:
     matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # Read off once: every step looks at them for all its requests.
+        # Computed once, because every step looks at them for all its requests.
         self.adjustments = adjustments(self)
         self.asks_for_filters = asks_for_filters(self)
         self.matcher = None if self.grammar is None else self.grammar.matcher()
@@ -93,7 +93,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it has, those included that only the device knows yet."""
+        """Tokens it has, including those that only the device knows yet."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
@@ -108,17 +108,17 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """It, or the leader it is a fork of, was admitted before."""
+        """Whether it, or the leader of which it is a fork, was admitted before."""
         return self.metrics.first_scheduled_s is not None
 
     @property
     def is_structured(self) -> bool:
-        """Its output follows a grammar."""
+        """Whether its output follows a grammar."""
         return self.params.structured is not None
 
     @property
     def waits_for_token(self) -> bool:
-        """Its next step needs a token that only the device knows: what may follow depends on it."""
+        """Whether its next step needs a token that only the device knows, which decides what may follow."""
         return self.num_pending_tokens > 0 and self.matcher is not None
 
     @property

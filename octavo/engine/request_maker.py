@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Container
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import mix_seed
+from octavo.engine.sampling.seeds import mix_seed
 from octavo.engine.structured.grammar import Grammar
 from octavo.errors import InvalidArgumentError
 from octavo.kv import SequenceBlocks

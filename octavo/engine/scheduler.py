@@ -17,77 +17,14 @@ Source: the computed-tokens view of scheduling follows vLLM v1; stall-free chunk
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.step.time import StepTime, StepWork
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
+from octavo.engine.step.time import StepTime
 from octavo.kv import KVCacheManager
 
 FIRST_COME_TOKENS = 4096
-"""Prompts that are read along share a step if they fit into so many tokens: with more, no GPU is faster."""
-
-
-class ScheduledRequest(NamedTuple):
-    """One request's share of a step: its tokens start : end are computed.
-
-    Attributes:
-        request: the request.
-        start: its tokens computed before.
-        num_new_tokens: how many tokens of it this step computes, >= 1.
-        samples: this step reaches the request's last token, so that a new one is sampled.
-    """
-
-    request: Request
-    start: int
-    num_new_tokens: int
-    samples: bool
-
-    @classmethod
-    def next_of(cls, request: Request, max_tokens: int) -> "ScheduledRequest":
-        """Schedule as many of a request's next tokens as the budget allows."""
-        num_to_compute = request.num_tokens_to_compute
-        num_new_tokens = num_to_compute if num_to_compute < max_tokens else max_tokens
-        return cls(request, request.num_computed_tokens, num_new_tokens, num_new_tokens == num_to_compute)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_new_tokens
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step's work.
-
-    Attributes:
-        scheduled: requests with their new tokens.
-        block_copies: (source, destination) blocks to copy before the step (copy-on-write).
-        finished: requests that ended because the KV cache cannot hold one more token of them.
-        num_decoding: how many of `scheduled`, the first ones, decode; the others compute prompts.
-        is_read_along: somebody reads tokens of it as they come.
-        is_limited: prompts got as many tokens as the limit of a step's time allows.
-    """
-
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    num_decoding: int = 0
-    is_read_along: bool = False
-    is_limited: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(item.num_new_tokens for item in self.scheduled)
-
-    @property
-    def work(self) -> StepWork:
-        """What the step does."""
-        prompts = self.scheduled[self.num_decoding :]
-        return StepWork(
-            num_decode_keys=sum(item.end for item in self.scheduled[: self.num_decoding]),
-            num_prompt_tokens=sum(item.num_new_tokens for item in prompts),
-            num_prompt_keys=sum(item.num_new_tokens * (item.start + item.end) // 2 for item in prompts),
-        )
+"""Prompts that are read along share a step up to this many tokens; with more, no GPU computes faster."""
 
 
 class Scheduler:
@@ -134,8 +71,8 @@ class Scheduler:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            step_time: may say how many tokens of prompts fit into a step that decodes for somebody who reads
-                along; None: as many as the budget allows.
+            step_time: says how many prompt tokens fit into a step that decodes for somebody who reads along;
+                None: as many as the budget allows.
         """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
@@ -213,11 +150,11 @@ class Scheduler:
         return budget
 
     def _num_keys_before(self) -> int:
-        """Tokens in the cache of the prompt that is computed next."""
+        """Return how many tokens of the next prompt under way are in the cache."""
         return next((r.num_computed_tokens for r in self.running if r.num_tokens_to_compute > 1), 0)
 
     def _grow(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
-        """Make room for all tokens of a request, preempting the youngest; False when it had to yield."""
+        """Make room for all tokens of a request, preempting the youngest; False if it waits or ends."""
         if num_tokens <= request.blocks.capacity:
             return True
         while not self.manager.allocate(request.blocks, num_tokens):
@@ -266,7 +203,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(deferred))
 
     def _start(self, request: Request, output: SchedulerOutput, budget: int) -> bool:
-        """Attach cached blocks, allocate the rest of the known tokens and run; False = not now."""
+        """Attach cached blocks, allocate blocks for the other known tokens and run; False: not now."""
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
         num_left = request.num_tokens - num_cached
@@ -313,7 +250,7 @@ class Scheduler:
             self._run(fork, leader.num_prompt_tokens - 1)
 
     def _preempt(self, request: Request) -> None:
-        """Take everything from the youngest request; it recomputes (or finds its blocks cached) later."""
+        """Take row and blocks from the youngest request, which later recomputes or finds its tokens."""
         assert request is self.running[-1]
         self.running.pop()
         self._release(request)
@@ -334,7 +271,7 @@ class Scheduler:
 
 
 def _may_join(request: Request, num_left: int, output: SchedulerOutput, budget: int) -> bool:
-    """Return whether a prompt with so many tokens left may be computed in a step that has other prompts."""
+    """Return whether a prompt with `num_left` tokens to compute may join the prompts of a step."""
     if output.is_limited or not request.is_read_along:
         return True
     num_tokens = sum(item.num_new_tokens for item in output.scheduled[output.num_decoding :])

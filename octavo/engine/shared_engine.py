@@ -34,9 +34,9 @@ class SharedEngine:
         self.engine = engine
         self._lock = threading.Lock()
         self._holder = 0
-        # Threads that wait for the lock. May name one too many after an interrupt, which costs a short sleep.
+        # Threads that wait for the lock. After an interrupt it may be one too many: a short sleep.
         self._waiting: dict[int, None] = {}
-        # Keeps the weak references to callers alive. Keyed by id(): one whose caller is gone has no hash.
+        # Keeps the weak references to callers alive, by id(): without its caller a reference has no hash.
         self._present: dict[int, _Requests] = {}
         # Requests of callers that are gone: whoever takes the lock next aborts them.
         self._left: deque[_Requests] = deque()
@@ -74,7 +74,7 @@ class SharedEngine:
                 self._holder = 0
 
     def run_until(self, find: Callable[[], Found]) -> Found:
-        """Run steps until `find`, which is called between them, returns something true; returns that.
+        """Run steps until `find`, called between them, returns something true; return that.
 
         Between steps other threads may add requests, for as long as the engine can spare.
         """
@@ -101,19 +101,19 @@ class SharedEngine:
         self.call(self.engine.step)
 
     def abort(self, request_id: str) -> None:
-        """As Engine.abort."""
+        """See Engine.abort."""
         self.call(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> int:
-        """As Engine.reset_prefix_cache."""
+        """See Engine.reset_prefix_cache."""
         return self.call(self.engine.reset_prefix_cache)
 
     def stats(self) -> EngineStats:
-        """As Engine.stats."""
+        """See Engine.stats."""
         return self.call(self.engine.stats)
 
     def leave(self, requests: "_Requests") -> None:
-        """Abort what is unfinished of a caller's requests."""
+        """Abort a caller's unfinished requests."""
         self._left.append(requests)
         self.call(lambda: None)
 
@@ -149,10 +149,10 @@ class Caller:
         prompt_logprobs_start: int | None = None,
         read_along: bool = True,
     ) -> RequestOutput:
-        """As Engine.add_request."""
+        """See Engine.add_request."""
         engine = self._shared.engine
         engine.prompts.check_params(params)
-        # Takes a while, and other callers' steps go on.
+        # Compiling takes a while; meanwhile other callers' steps go on.
         grammar = engine.grammars.of(params)
 
         def add() -> RequestOutput:
@@ -171,7 +171,7 @@ class Caller:
         return self._shared.call(add)
 
     def close(self) -> None:
-        """Abort what is unfinished. Idempotent."""
+        """Abort the unfinished requests. Idempotent."""
         self._shared.leave(self.requests)
 
 

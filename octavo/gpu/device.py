@@ -54,7 +54,7 @@ def triton_unsupported_reason(device_type: str) -> str | None:
 
 
 def has_triton(tensor: Tensor) -> bool:
-    """True for tensors of floats on a GPU that Triton compiles for."""
+    """Return whether a tensor holds floats on a GPU for which Triton compiles."""
     return tensor.is_cuda and tensor.dtype in _FLOATS and _has_triton()
 
 

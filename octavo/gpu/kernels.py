@@ -31,7 +31,7 @@ class _Counter:
         knobs.compilation.listener = self
 
     def __call__(self, **event: Any) -> None:
-        """Be told by Triton of one more kernel."""
+        """Count one more kernel; called by Triton."""
         with self._lock:
             self.number += 1
         if self._next is not None:

@@ -139,7 +139,7 @@ def _attend_ragged(
 
 
 def _read_rows(mask: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key of each row and the one behind its last, both [B] int32."""
+    """Return the first key of each row, and one past its last key, both [B] int32."""
     if mask.shape == (0, 1, 1, 2) and mask.dtype == torch.int32:
         raise InvalidArgumentError(
             "several sequences are packed in one row: pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "

@@ -12,7 +12,7 @@ from octavo.ops.arguments import Window
 
 
 def public_names() -> dict[str, Callable]:
-    """What is in flash_attn_interface."""
+    """Return the public names of flash_attn_interface."""
     return {
         "flash_attn_combine": ops.flash_attn_combine,
         "flash_attn_func": flash_attn_func,
@@ -43,7 +43,7 @@ def flash_attn_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """octavo.ops.flash_attn_func; returns out, or (out, lse)."""
+    """Call octavo.ops.flash_attn_func; return out, or (out, lse)."""
     out = ops.flash_attn_func(
         q,
         k,
@@ -94,7 +94,7 @@ def flash_attn_varlen_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """octavo.ops.flash_attn_varlen_func; returns out, or (out, lse)."""
+    """Call octavo.ops.flash_attn_varlen_func; return out, or (out, lse)."""
     return ops.flash_attn_varlen_func(
         q,
         k,
@@ -157,7 +157,7 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """octavo.ops.flash_attn_with_kvcache; returns out, or (out, lse)."""
+    """Call octavo.ops.flash_attn_with_kvcache; return out, or (out, lse)."""
     return ops.flash_attn_with_kvcache(
         q,
         k_cache,

@@ -87,7 +87,7 @@ def octavo_mask(
 
 
 def _parts(mask_function: Callable[..., object] | None) -> Iterator[Callable[..., object]]:
-    """The patterns that a mask function is the intersection of."""
+    """Return the patterns whose intersection a mask function is."""
     if mask_function is None:
         return
     if getattr(mask_function, "__qualname__", "") != "and_masks.<locals>.and_mask":
@@ -99,8 +99,10 @@ def _parts(mask_function: Callable[..., object] | None) -> Iterator[Callable[...
 
 
 def _run(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """First True and the place behind the last True of each row of [B, S] (both int32 [B]), and whether one
-    is False. One synchronisation a forward pass, as transformers' own flash-attention mask has."""
+    """Return each row's first True in [B, S] and one past its last (int32 [B]), and whether any is False.
+
+    It waits for the GPU once in a forward pass, as transformers' own flash-attention mask does.
+    """
     hidden = (~visible).to(torch.int32)
     length = visible.shape[1]
     begin = hidden.cumprod(1).sum(1, dtype=torch.int32)
@@ -118,6 +120,6 @@ def _run(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
 
 
 def _rows(begin: torch.Tensor, end: int | torch.Tensor) -> torch.Tensor:
-    """[B, 1, 1, 2] int32 of begin and end."""
+    """Return begin and end as [B, 1, 1, 2] int32."""
     ends = end.expand_as(begin) if isinstance(end, torch.Tensor) else torch.full_like(begin, end)
     return torch.stack([begin, ends.to(torch.int32)], dim=1)[:, None, None]

@@ -7,12 +7,12 @@ __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input
 
 
 def index_first_axis(tokens: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows of tokens [N, ...] at indices [T] int64: [T, ...]."""
+    """Return the rows of tokens [N, ...] at indices [T] int64: [T, ...]."""
     return tokens[indices]
 
 
 def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int) -> torch.Tensor:
-    """[first_axis_dim, ...] zeros with values [T, ...] at indices [T] int64."""
+    """Return [first_axis_dim, ...] zeros with values [T, ...] at indices [T] int64."""
     out = values.new_zeros(first_axis_dim, *values.shape[1:])
     out[indices] = values
     return out

@@ -78,7 +78,7 @@ def _attend_and_update(
     cache: Any = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """octavo_attention behind the paged cache of transformers 5.23, which gathers keys by index."""
+    """Run octavo_attention behind the paged cache of transformers 5.23, which gathers keys by index."""
     if cache is not None:
         _refuse_block_table(arguments.get("block_table"))
         key, value = cache.update(key, value, module.layer_idx, kwargs=arguments)
@@ -103,7 +103,7 @@ def _attend_and_update_by_index(
     block_table: torch.Tensor | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """octavo_attention behind the paged cache of transformers 5.17, which gathers keys by index."""
+    """Run octavo_attention behind the paged cache of transformers 5.17, which gathers keys by index."""
     _refuse_block_table(block_table)
     kind = "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
     lengths_k = cu_seq_lens_k[kind] if isinstance(cu_seq_lens_k, dict) else cu_seq_lens_k
@@ -116,7 +116,7 @@ def _attend_and_update_by_index(
 
 
 def _refuse_block_table(block_table: object) -> None:
-    """transformers hands out block tables to flash_attention_2 and 3 alone."""
+    """Refuse a block table, which transformers should only hand to flash_attention_2 and 3."""
     if block_table is not None:
         raise InvalidArgumentError(
             "block tables come to flash_attention_2 only: octavo.hf.stand_in_for_flash_attn() before "

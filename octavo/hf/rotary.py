@@ -47,7 +47,7 @@ def apply_rotary_emb(
 
 
 def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-    """The position of every token: [B, S] or [T] int64."""
+    """Return the position of every token: [B, S] or [T] int64."""
     if cu_seqlens is None:
         steps = torch.arange(x.shape[1], device=x.device)
         return steps + (

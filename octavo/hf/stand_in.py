@@ -55,7 +55,7 @@ def stand_in_for_flash_attn(version: int = 2) -> None:
 
 
 def _flash_attn_2() -> dict[str, dict[str, Callable]]:
-    """Modules of flash_attn and what is in them, parents first."""
+    """Return the modules of flash_attn and what is in them, parents first."""
     from octavo import ops
 
     names = (
@@ -103,11 +103,11 @@ class _Metadata(importlib.metadata.Distribution):
         }
 
     def read_text(self, filename: str) -> str | None:
-        """The contents of a file of metadata; None if there is none."""
+        """Return the contents of a metadata file; None if there is none."""
         return self._texts.get(filename)
 
     def locate_file(self, path: object) -> Any:
-        """No file of this distribution exists."""
+        """Refuse: no file of this distribution exists."""
         raise FileNotFoundError(path)
 
 
@@ -118,12 +118,12 @@ class _Finder(importlib.metadata.DistributionFinder):
         self.distribution, self.package, self.release = distribution, package, release
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Finds no module."""
+        """Find no module: this object only finds metadata."""
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterator[importlib.metadata.Distribution]:
-        """Yields the distribution if it is asked for, or all are."""
+        """Yield the distribution if it, or every one, is asked for."""
         name = None if context is None else context.name
         if name is None or name.replace("_", "-").lower() == self.distribution:
             yield _Metadata(self)

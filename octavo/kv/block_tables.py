@@ -17,7 +17,7 @@ class BlockTables:
     def __init__(self, max_sequences: int, max_blocks: int) -> None:
         self.table = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._lengths = [0] * max_sequences
-        # The list that each row mirrors; kept alive so that no other list gets its identity.
+        # The list that each row mirrors; kept alive, so that no other list gets its id.
         self._sources: list[Sequence[int] | None] = [None] * max_sequences
 
     def length(self, row: int) -> int:

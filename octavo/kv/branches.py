@@ -1,4 +1,4 @@
-"""The top of a prefix tree as a few branches, for people who look on."""
+"""The top of a prefix tree as a few branches, for people who watch an engine."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ def top_branches(
     """Follow the tree down from some first blocks, all of them side by side.
 
     Args:
-        store: has the tree; nobody may change it meanwhile.
+        store: holds the tree; nobody may change it during the call.
         first_blocks: where to begin; those that are not registered are left out.
         max_branches: find at most so many.
         max_blocks: look at no more blocks than this.
@@ -67,7 +67,7 @@ def top_branches(
 
 
 def _with_hits_below(found: list[Branch], cut: set[int]) -> list[Branch]:
-    """Add to each branch the hits of those below it: whoever found them has found it, too."""
+    """Add to each branch the hits of those below it: a lookup that found them found it, too."""
     hits = [branch.num_hits for branch in found]
     for index in range(len(found) - 1, -1, -1):
         if found[index].parent >= 0:

@@ -61,14 +61,14 @@ class KVCacheManager:
         self._hash_block = hash_block
         self._store = BlockStore(num_blocks)
         self._live: set[SequenceBlocks] = set()
-        # The sequence matched last.
+        # The sequence that was matched last.
         self._newest: SequenceBlocks | None = None
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
 
     @property
     def store(self) -> BlockStore:
-        """The blocks, for those who look on; `reset` replaces it."""
+        """The blocks, for observers; `reset` replaces it."""
         return self._store
 
     @property

@@ -17,7 +17,7 @@ class PrefixNode:
         key: digest and contents.
         parent_id: block id of the registered block before it, or ROOT.
         children: block ids of the registered blocks that continue it (a dict as a small ordered set).
-        num_hits: lookups whose last block this was, or one below it that was dropped since.
+        num_hits: lookups that ended at this block, or at a block below it that was dropped since.
     """
 
     key: BlockKey
@@ -39,7 +39,7 @@ class PrefixTree:
     release their tails first, so the least recently used block is nearly always a leaf.
 
     Attributes:
-        nodes: by block id, for those who look on.
+        nodes: by block id, for observers.
         first_blocks: block ids of the nodes below ROOT, oldest first.
     """
 
@@ -67,7 +67,7 @@ class PrefixTree:
         return block_id if node.parent_id == parent_id and node.key.content == key.content else None
 
     def longest_match(self, keys: Iterable[BlockKey], known: Sequence[int] = ()) -> list[int]:
-        """Return the registered blocks that equal the first of `keys`, as many as there are in a row.
+        """Return the longest run of registered blocks that equals the first of `keys`.
 
         Args:
             keys: of a sequence's blocks.

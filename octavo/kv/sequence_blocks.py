@@ -58,7 +58,7 @@ class SequenceBlocks:
         num_committed: leading full blocks that are registered: matched, published or committed.
         num_filled_tokens: leading tokens that are in the cache (matched, forked or committed), or will be
             when what was published is computed.
-        block_keys: keys of the leading full blocks hashed so far.
+        block_keys: keys of the leading full blocks that are hashed so far.
     """
 
     block_size: int

@@ -50,7 +50,7 @@ class KVStats:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that a copy for each sequence would take on top."""
+        """Bytes that sharing saves: a copy of each block for each of its sequences would take them on top."""
         return (self.num_table_entries - self.num_referenced) * self.bytes_per_block
 
     @property

@@ -40,7 +40,7 @@ class NewKeys(NamedTuple):
         length: new keys of every sequence; 0: they differ.
         cached_lens: [S] int32, tokens in the cache before: where the first new key goes. Less than 0: the
             sequence is empty, and its new keys go nowhere.
-        begin: [S] int32, each sequence's first key; None: 0. Only looked at to refuse a call.
+        begin: [S] int32, each sequence's first key; None: 0. Read only by checks.
         block_table: [S, W] int32.
         k_scale, v_scale: [S, KH] float32 of a float8 cache; None: 1.
     """
@@ -89,7 +89,7 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
 def append_torch(
     queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
 ) -> Tensor:
-    """See append; in PyTorch, for CPUs: it looks at lengths on the host. Nothing is written if it raises."""
+    """Do as `append` in PyTorch, for CPUs: lengths are read on the host. If it raises, nothing is written."""
     places = check_append(queries, new, k_cache, rotary)
     token, row, block, offset, positions, query_positions = (torch.from_numpy(array) for array in places)
     k, v = new.k, new.v
@@ -106,14 +106,14 @@ def append_torch(
 
 
 class _Places(NamedTuple):
-    """Where new keys go and which angles are read, int64 on the host.
+    """Where new keys go and which rotary angles are read, int64 on the host.
 
     Attributes:
-        token: [n] the new keys that go somewhere.
-        row: [n] sequence of each.
-        block, offset: [n] its slot.
-        positions: [n] its rotary position; without a rotary embedding empty.
-        query_positions: [T] that of each query in a sequence; the same.
+        token: [n] indices of the new keys that are stored.
+        row: [n] their sequences.
+        block, offset: [n] their slots.
+        positions: [n] their rotary positions; empty without a rotary embedding.
+        query_positions: [T] rotary position of each query in a sequence; likewise.
     """
 
     token: np.ndarray
@@ -125,7 +125,7 @@ class _Places(NamedTuple):
 
 
 def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary | None) -> _Places:
-    """Check the lengths and the block ids, old and new, and which angles are read; waits for a GPU."""
+    """Check lengths, block ids (old and new) and rotary positions; waits for a GPU."""
     cached, table = debug.on_host(new.cached_lens), debug.on_host(new.block_table)
     num_sequences = cached.shape[0]
     if queries.cu_seqlens is not None or queries.used is not None:

@@ -1,4 +1,4 @@
-"""From flash-attention's arguments, checked already, to the one internal form. Nothing waits for a GPU."""
+"""Translates checked arguments of flash-attention into the internal form, without waiting for a GPU."""
 
 import functools
 from collections.abc import Sequence

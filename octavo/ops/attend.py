@@ -1,4 +1,4 @@
-"""Attention of one call: by the kernels of octavo.attention, or by the reference where they have no form."""
+"""Attention of one call, by the kernels of octavo.attention, or by the reference for what they lack."""
 
 import functools
 
@@ -83,7 +83,7 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys = call.keys
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     is_checked = choose_for_call("auto", layer, options) == "triton"
-    # Its checks are those of octavo.ops once more, in every call.
+    # Called below its checks, which would repeat those of octavo.ops in every call.
     is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
     attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
     return attend_uniform(
@@ -114,7 +114,7 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
         cu_seqlens_q=queries.cu_seqlens,
         seq_lens=keys.seq_lens,
         positions=queries.positions,
-        # Nothing is stored by it.
+        # Attention stores nothing, so no slot is needed.
         slot_mapping=queries.positions,
         block_table=keys.block_table,
         max_query_len=queries.max_len,
@@ -143,7 +143,7 @@ def _is_on_host(q: Tensor) -> bool:
 
 
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
-    """Attend only the queries that count, on a CPU: a plan on the host takes the others for the last ones."""
+    """Attend only the queries that count, on a CPU: a plan would place the unused ones at the last keys."""
     debug.check_call(call)
     queries, (out, lse) = call.queries.ragged(call.keys.seq_lens), _nothing(call)
     assert queries.used is not None
@@ -157,7 +157,7 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _nothing(call: Call) -> tuple[Tensor, Tensor]:
-    """Return what queries get that see no key."""
+    """Return the results of queries that see no key."""
     q = call.queries.q
     out = torch.zeros(*q.shape[:2], call.keys.v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
@@ -165,9 +165,7 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _even(keys: Keys) -> Keys:
-    """Return a float8 cache with even head dims and strides, which Triton's kernels read in pairs: a copy, if
-    it has not.
-    """
+    """Return a float8 cache with even head dims and strides, for kernels that read pairs; or a copy."""
     if keys.k.dtype != FLOAT8:
         return keys
     return keys._replace(k=_even_cache(keys.k), v=_even_cache(keys.v))
@@ -180,7 +178,7 @@ def _even_cache(cache: Tensor) -> Tensor:
 
 
 def _positive(queries: Queries, scale: float) -> tuple[Queries, float]:
-    """Return queries and a positive scale of the same scores, which some kernels need."""
+    """Return queries and a positive scale, which some kernels need, with the same scores."""
     if scale > 0:
         return queries, scale
     if scale == 0:

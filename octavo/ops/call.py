@@ -88,11 +88,11 @@ class Queries(NamedTuple):
     length: int
 
     def replaced(self, q: Tensor) -> "Queries":
-        """Return these queries with other numbers, such as rotated ones."""
+        """Return this batch with other values of q, such as rotated ones."""
         return self._replace(q=q)
 
     def ragged(self, seq_lens: Tensor) -> "RaggedQueries":
-        """Return these queries with cu_seqlens and positions; seq_lens [S] int32 is where each ends."""
+        """Return this batch with cu_seqlens and positions; seq_lens [S] int32: where each sequence ends."""
         num_sequences, device = seq_lens.shape[0], seq_lens.device
         if self.cu_seqlens is None:
             cu_seqlens = uniform_bounds(num_sequences, self.length, device)
@@ -127,8 +127,8 @@ class Call(NamedTuple):
     """One call of attention.
 
     Attributes:
-        num_splits: parts in which keys are read; 0: chosen, 1: not split.
-        plan: what the sequences share; None: nothing is known.
+        num_splits: parts into which keys are split; 0: chosen, 1: not split.
+        plan: what the sequences share; None: unknown.
     """
 
     queries: Queries

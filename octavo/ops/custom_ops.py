@@ -97,7 +97,7 @@ def _fake_attend(q, cu_seqlens_q, used, max_len, length, k, v, *_options):
 
 
 def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
-    """octavo.ops.append.append, as an operator while torch.compile traces."""
+    """Call octavo.ops.append.append, as an operator while torch.compile traces."""
     if not torch.compiler.is_compiling():
         return eager_append.append(queries, new, k_cache, v_cache, rotary)
     angles = () if rotary is None else (rotary.cos, rotary.sin, rotary.offsets)
@@ -111,7 +111,7 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """octavo.ops.attend.attend, as an operator while torch.compile traces."""
+    """Call octavo.ops.attend.attend, as an operator while torch.compile traces."""
     if not torch.compiler.is_compiling():
         return eager_attend.attend(call)
     if call.plan is not None:

@@ -1,4 +1,4 @@
-"""What the public functions are given, in groups; see flash_attn_with_kvcache for each argument."""
+"""The public functions' arguments in groups; see flash_attn_with_kvcache for each of them."""
 
 from typing import NamedTuple
 

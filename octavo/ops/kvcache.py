@@ -106,7 +106,7 @@ def flash_attn_with_kvcache(
         queries, bottom-right aligned:                       |----------- q ------------|
 
     Sq is the length of q, L the number of a sequence's keys including appended ones, all positions count
-    from the start of its cache. The query i is at p = L - Sq + i, so the last one is at the last key. A query
+    from the start of its cache. Query i is at p = L - Sq + i, so the last query is at the last key. A query
     that sees nothing gives 0, and lse -inf.
 
     Args:

@@ -13,20 +13,20 @@ from octavo.attention.options import ScoreOptions
 from octavo.ops.call import Call
 from octavo.ops.checks import debug
 
-# Up to so many products of numbers, a second thread takes longer to begin than the call takes.
+# Up to this many multiplications, starting a second thread takes longer than the call.
 _FEW_PRODUCTS = 1 << 17
 _LARGEST = np.iinfo(np.int32).max
 
 
 class HostPlan(NamedTuple):
-    """What a call does, by its lengths alone; all layers of a step have the same one.
+    """The part of a call that follows from its lengths alone, the same for all layers of a step.
 
     Attributes:
         plan: the work.
         struct: the plan as the C kernel takes it; it points to the plan's arrays.
         positions: [T] int32 of each query, plus ScoreOptions.shift.
         address: of positions.
-        num_pairs: of a query and a key, at most.
+        num_pairs: most pairs of a query and a key.
     """
 
     plan: ForestPlan
@@ -74,14 +74,14 @@ def _plan(
 
 
 def attend(call: Call, cache: LayerCache, options: ScoreOptions) -> tuple[Tensor, Tensor]:
-    """Attend by the C kernel; the call has no plan of its own, and choose_for_call has chosen "c".
+    """Attend by the C kernel. The call has no plan of its own, and choose_for_call has returned "c".
 
     Raises:
         InvalidArgumentError: a length or a block id is out of range.
     """
     q, host = call.queries.q, plan(call, options)
     is_small = host.num_pairs * q.shape[1] * q.shape[2] <= _FEW_PRODUCTS
-    # The kernel writes into the structure what it refuses, and another thread may use the plan.
+    # A copy: the kernel writes what it refuses into the structure, and another thread may use the plan.
     struct = type(host.struct).from_buffer_copy(host.struct)
     return attend_planned(
         *(q, cache, call.keys.block_table, host.address, host.plan, struct, options),

@@ -11,7 +11,7 @@ from octavo.ops.call import Call, Keys, Scores
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """Return (out [T, H, Dv], lse [T, H] float32) of a call.
 
-    A token that sees nothing gets 0 and -inf, and so does one that does not count.
+    A token that sees nothing, or that does not count, gets 0 and -inf.
     """
     keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
     q = queries.q

@@ -39,7 +39,7 @@ def run_cached(
     """
     q, k_cache, v_cache = caches
     cache_seqlens = places.cache_seqlens
-    # A number of tokens does not make calls differ.
+    # Its number of tokens must not count as a difference between calls.
     fixed = places if isinstance(cache_seqlens, Tensor) else places._replace(cache_seqlens=None)
     num = check_cached(names, caches, news, fixed, lengths, options)
     check_maximum("max_seqlen_q", max_seqlen_q)
@@ -55,7 +55,7 @@ def run_cached(
         new = _new_keys(news.k, news.v, news, begin, seq_lens, table, (k_scale, v_scale))
         rotary = _rotary(news, seq_lens, advance=(options.left, options.right) != (None, None))
         seq_lens = new.lengths_after()
-        # Everything was checked: a refused call writes nothing.
+        # Everything is checked by now, so that a refused call writes nothing.
         queries = queries.replaced(append(queries, new, k_cache, v_cache, rotary))
     keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
     out, lse = attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
@@ -102,7 +102,7 @@ def shape_lse(lse: Tensor, q: Tensor) -> Tensor:
 
 
 def _shaped(out: Tensor, q: Tensor) -> Tensor:
-    """Return out [T, H, Dv] as q was given."""
+    """Return out [T, H, Dv] in the layout of q."""
     return out if q.dim() == 3 else out.view(*q.shape[:2], *out.shape[1:])
 
 

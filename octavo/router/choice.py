@@ -2,8 +2,8 @@
 
     score = saved tokens - beta x load in tokens
 
-among replicas that are not far busier than the least busy one. A replica that is, is passed over even by
-those whose prefix it holds: the prefix then gets a second home.
+among replicas that are not far busier than the least busy one. A far busier replica gets no requests, not
+even those whose prefix it holds. The prefix then gets a second home.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ class Weights:
 
     Attributes:
         beta: tokens of prefill that one token of load is worth.
-        spill: a replica whose load is more than this many times the least one gets nothing,
-        slack_tokens: as far as its load is also above so many tokens.
+        spill: a replica with more than this many times the least load gets nothing,
+        slack_tokens: if its load is also above this many tokens.
         request_tokens: load of one request under way, beside its prefill.
     """
 
@@ -35,7 +35,7 @@ class Candidate(Protocol):
 
     @property
     def load_tokens(self) -> float:
-        """What it has to do."""
+        """Its load: work that it has to do, in tokens."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Candidate(Protocol):
 
     @property
     def last_chosen(self) -> int:
-        """Number of the choice that it was taken by last; lower is longer ago."""
+        """Number of the last choice that took it; lower is longer ago."""
         ...
 
     def saved_tokens(self, marks: Marks) -> int:
@@ -89,7 +89,7 @@ def choose(
         if load > limit:
             continue
         saved = min(replica.saved_tokens(marks), num_tokens)
-        # What does not fit has to wait for others to end.
+        # Tokens that do not fit must wait for other requests to end.
         load += max(0.0, num_tokens - saved - replica.free_tokens)
         rank = (saved - weights.beta * load, -load, -replica.last_chosen)
         if best is None or rank > best:

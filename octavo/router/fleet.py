@@ -11,9 +11,9 @@ from octavo.router.choice import Choice, Weights, choose
 from octavo.router.marks import Marks
 from octavo.router.report import MAX_REPORTED_MARKS, Report
 
-# What was sent is taken for held so long; from then on the replica's own word counts.
+# Prompts that were sent count as held for this long; afterwards only the replica's report counts.
 _TRUST_S = 10.0
-# A replica that is not heard of for so long gets no requests.
+# A replica without a report for this long gets no requests.
 _SILENCE_S = 5.0
 _BYTES_PER_TOKEN = 4.0
 
@@ -25,14 +25,13 @@ class Replica:
         name: where it is, for people.
         report: its latest, None while it is down.
         num_open: requests sent to it and not ended.
-        num_sent: requests sent to it so far.
-        last_chosen: number of the choice that it was taken by last.
+        last_chosen: number of the last choice that took it.
     """
 
     def __init__(self, name: str, weights: Weights, clock: Callable[[], float]) -> None:
         self.name = name
         self.report: Report | None = None
-        self.num_open = self.num_sent = self.last_chosen = 0
+        self.num_open = self.last_chosen = 0
         self.open_prefill_tokens = 0
         self._weights = weights
         self._clock = clock
@@ -43,16 +42,16 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """It takes requests, as far as is known."""
+        """Whether it takes requests, as far as is known."""
         heard = self._clock() - self._heard_s < _SILENCE_S
         return heard and self.report is not None and self.report.state == "ready"
 
     @property
     def load_tokens(self) -> float:
-        """What it has to do: prompts to compute, and requests under way, those of other routers too."""
+        """Its load: prompts to compute, and requests under way, including those of other routers."""
         report = self.report
         told = 0 if report is None else report.num_running + report.num_waiting
-        # Those of this router are among them, as far as they have arrived.
+        # They include requests of this router that have arrived.
         num_requests = told if told > self.num_open else self.num_open
         return self.open_prefill_tokens + self._weights.request_tokens * num_requests
 
@@ -63,7 +62,7 @@ class Replica:
 
     @property
     def num_marks(self) -> int:
-        """Marks that are known of it."""
+        """Marks that it is known to hold."""
         return len(self._held) + len(self._sent)
 
     def saved_tokens(self, marks: Marks) -> int:
@@ -76,7 +75,7 @@ class Replica:
         return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
     def hear(self, report: Report | None) -> None:
-        """Take its report; None: it is down, and its cache is lost."""
+        """Take note of its report; None: it is down, and its cache is lost."""
         self.report, self._heard_s = report, self._clock()
         if report is None:
             self._held = {}
@@ -88,7 +87,7 @@ class Replica:
             self._sent.popitem(last=False)
 
     def expect(self, marks: Marks, num_tokens: int) -> None:
-        """Take a prompt that is sent for held, until the replica's own word counts."""
+        """Count a prompt that is sent as held, until the replica reports what it holds."""
         now = self._clock()
         for digest, end in zip(reversed(marks.digests), reversed(marks.ends), strict=True):
             self._sent[digest] = (num_tokens * end // marks.num_bytes, now)
@@ -111,16 +110,15 @@ class Flight:
         self._prefill_tokens = choice.prefill_tokens
         self._is_open = True
         replica.num_open += 1
-        replica.num_sent += 1
         replica.open_prefill_tokens += self._prefill_tokens
 
     def note_first_byte(self) -> None:
-        """Its prompt is computed. Idempotent."""
+        """Note that its prompt is computed. Idempotent."""
         self.replica.open_prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
 
     def end(self) -> None:
-        """It has ended. Idempotent."""
+        """Note that it has ended. Idempotent."""
         self.note_first_byte()
         self.replica.num_open -= self._is_open
         self._is_open = False
@@ -145,7 +143,7 @@ class Fleet:
 
         Args:
             marks: of its prompt.
-            but: names of replicas that are not to be taken.
+            but: names of replicas to leave out.
         """
         ready = [replica for replica in self.replicas if replica.is_ready and replica.name not in but]
         num_tokens = num_tokens_of(marks, self.replicas)
@@ -161,7 +159,7 @@ class Fleet:
 
 
 def num_tokens_of(marks: Marks, replicas: Iterable[Replica]) -> int:
-    """Return how many tokens a prompt has, about: as the replicas have measured others."""
+    """Estimate how many tokens a prompt has, from what replicas have measured on others."""
     reports = [replica.report for replica in replicas if replica.report is not None]
     told = [report.bytes_per_token for report in reports if report.bytes_per_token]
     return int(marks.num_bytes / (sum(told) / len(told) if told else _BYTES_PER_TOKEN))

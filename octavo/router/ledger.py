@@ -8,7 +8,7 @@ from octavo.kv.sequence_blocks import SequenceBlocks
 from octavo.router.marks import Marks
 from octavo.router.report import MAX_REPORTED_MARKS
 
-# What earlier prompts say about bytes per token counts half as much after so many tokens.
+# What earlier prompts say about bytes per token counts half as much after this many tokens.
 _MEMORY_TOKENS = 1 << 16
 
 
@@ -41,7 +41,7 @@ class Ledger:
         Args:
             marks: of its request.
             token_ids: the prompt that the replica made of it.
-            salt: under which its blocks are found.
+            salt: the salt under which its blocks are found.
             block_size: tokens per block.
         """
         if not marks.digests or not token_ids:

@@ -24,7 +24,7 @@ HEADER = b"x-octavo-marks"
 
 # (up to this offset in a segment, a mark every so many bytes): the longer, the coarser.
 _STEPS = ((1 << 13, 1 << 8), (1 << 16, 1 << 10), (1 << 62, 1 << 13))
-# What a template writes before the messages, and with what else the prompt or its place in the cache changes.
+# Fields that a template writes before the messages, or that change the prompt or its place in the cache.
 _NAMESPACE = ("cache_salt", "chat_template_kwargs", "add_special_tokens", "reasoning_effort", "reasoning")
 _FIRST = ("tools", "system", "instructions")
 _PROMPTS = ("messages", "input", "prompt")
@@ -49,7 +49,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_header(cls, value: bytes) -> "Marks":
-        """Read what `to_header` wrote; what is no such value has no marks."""
+        """Read what `to_header` wrote; any other value has no marks."""
         try:
             found = msgspec.msgpack.decode(base64.b64decode(value, validate=True), type=cls)
         except (binascii.Error, msgspec.DecodeError):
@@ -74,7 +74,7 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
     Args:
         body: JSON: a chat, a completion (text or token ids; of several prompts the first one counts), or a
             response.
-        holder: whose prefixes these are: requests with different ones have no mark in common.
+        holder: whose prefixes these are; requests of different holders have no mark in common.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -84,7 +84,7 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
                 segments += _segments(bytes(fields[name]))
                 break
     except (msgspec.MsgspecError, UnicodeError, RecursionError, struct.error):
-        # The replica will say what is wrong with it.
+        # The replica will say what is wrong with the body.
         return Marks()
     namespace = [bytes(fields.get(name, b"")) for name in _NAMESPACE]
     return _mark(segments, b"\0".join((holder, *namespace)))

@@ -45,6 +45,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
         """Read what `encode` wrote.
 
         Raises:
-            msgspec.DecodeError: it is something else.
+            msgspec.DecodeError: it is no report.
         """
         return msgspec.msgpack.decode(data, type=cls)

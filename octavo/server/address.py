@@ -17,7 +17,7 @@ def url_of(config: ServerConfig) -> str:
 
 
 def check_address(config: ServerConfig) -> None:
-    """Find out before a model is loaded whether the address is free.
+    """Check that the address is free, before a model is loaded.
 
     Raises:
         ConfigError: it is not, or it is not this machine's.

@@ -50,7 +50,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/version", models.version),
     ("GET", "/openapi.json", openapi.document),
 )
-# Asked every few seconds by whoever watches.
+# Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 _ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready", *PAGE_PATHS})
@@ -87,7 +87,7 @@ class Gate:
 
     Attributes:
         context: what the endpoints share.
-        num_open: requests that are not answered to the end.
+        num_open: requests whose answers are not complete.
     """
 
     def __init__(self, app: ASGIApp, context: Context, keys: KeyRing) -> None:
@@ -119,7 +119,7 @@ class Gate:
             await self._app(scope, receive, answer.send)
         except ClientGoneError:
             if not answer.has_begun:
-                # It may have sent half a body, and still listen.
+                # The client may have sent half a body, and still wait for an answer.
                 await answer.send_error(ApiError(400, "the body ended early", code="incomplete_body"))
             answer.status = 499
         except Exception as error:
@@ -133,7 +133,7 @@ class Gate:
             self._log(scope, answer.status, time.monotonic() - begun)
 
     def _check(self, scope: Scope, path: str) -> None:
-        """Find out who asks.
+        """Return who asks, if the host and the key are right.
 
         Raises:
             ApiError: 401 no valid key, 403 another server's name.
@@ -159,7 +159,7 @@ class Gate:
     async def _fail(self, error: Exception, answer: "_Answer") -> None:
         found = as_api_error(error)
         if found.status == 500:
-            # A message might hold a prompt; where it happened does not.
+            # A message might contain a prompt; the places in the code do not.
             frames = "".join(traceback.format_tb(error.__traceback__))
             logger.error("a request failed with %s\n%s", type(error).__name__, frames)
         if answer.has_begun:
@@ -178,7 +178,7 @@ class Gate:
 
 
 class _Answer:
-    """What is sent to one client, with the headers that every answer has.
+    """One client's answer, with the headers that every answer has.
 
     Attributes:
         status: once it is sent; 499 if the client left before.

@@ -94,13 +94,13 @@ def _read_line(line: bytes, where: str) -> BatchRequest:
 async def answer_all(
     gate: Gate, loop: EngineLoop, requests: list[BatchRequest], output: Path, report: Report
 ) -> int:
-    """Write all answers to a file, each when it is there; return how many are errors.
+    """Write all answers to a file, each as soon as it is complete; return how many are errors.
 
     Args:
         gate: the application.
         loop: started.
         requests: with different ids.
-        output: is overwritten.
+        output: the file, which is overwritten.
         report: moves a progress bar.
 
     Raises:

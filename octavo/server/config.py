@@ -40,13 +40,13 @@ class ServerConfig:
         body_timeout_s: how long a client may take to send a body.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.
         write_timeout_s: how long a client may leave a streamed event unread.
-        sse_keep_alive_s: a comment is sent on a stream that is idle for so long; 0: never.
+        sse_keep_alive_s: idle time after which a stream gets a comment; 0: never.
         shutdown_timeout: seconds that running requests get after SIGTERM; 0 aborts them.
         tool_call_parser: how the model writes tool calls. "auto" finds it out by the model's response
             template or chat template.
         reasoning_parser: how the model's reasoning is marked; likewise.
         step_deadline_s: a step that takes longer has hung: its requests fail.
-        replicas: serve by so many engines behind one address, each in a process and on a GPU of its own (on
+        replicas: number of engines behind one address, each in a process and on a GPU of its own (on
             a CPU they share its cores); each request goes where most of its prompt is cached. One that dies
             is started again, as often as max_restarts allows.
         restart: start the server again, in a new process, when its engine dies. Off where something else does

@@ -30,10 +30,10 @@ from octavo.server.tracing import Traces, note_generation
 
 Found = TypeVar("Found")
 
-# Of the package that runs, which need not be installed.
+# The version of the package that runs, which need not be installed.
 VERSION: str = importlib.import_module("octavo").__version__
 
-# Rendering and tokenizing let go of the interpreter's lock.
+# Rendering and tokenizing release the interpreter's lock.
 _POOL_THREADS = 4
 
 
@@ -89,7 +89,7 @@ class Context:
 
     @functools.cached_property
     def formats(self) -> ModelFormats:
-        """What the model writes; the errors of `engine`."""
+        """How the model writes calls and reasoning. Raises as `engine` does."""
         return formats_of(self.engine.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser)
 
     def check_model(self, model: str | None) -> None:
@@ -153,5 +153,5 @@ class Context:
 
 
 def new_id(prefix: str, request: Request, given: RequestId | None) -> str:
-    """Return the id of an answer: made of the client's own if it gave one."""
+    """Return the id of an answer, made from the client's request id if it gave one."""
     return f"{prefix}-{given or request.scope['octavo.request_id']}"

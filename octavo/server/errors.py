@@ -66,7 +66,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Turn any error into an answer. Of an unexpected one, only its type is told."""
+    """Turn any error into an answer. Of an unexpected error, clients learn only the type."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -101,6 +101,6 @@ def _try_later(status: int, message: str, code: str, seconds: float) -> ApiError
 
 
 def _named_field(message: str) -> str | None:
-    """Messages of sampling parameters begin with the parameter's name."""
+    """Return the field that a message is about: those of sampling parameters begin with the name."""
     word: Any = _FIELD.match(message)
     return word[0] if word and ("_" in word[0] or word[0] in ("n", "stop", "seed", "logprobs")) else None

@@ -26,7 +26,7 @@ class Generation:
         self._timed_out = False
 
     def watch_queue(self, timeout_s: float) -> None:
-        """Abort what has not begun after `timeout_s`; 0: never."""
+        """Abort prompts that have not begun after `timeout_s`; 0: never."""
         if timeout_s:
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_waiting)
 
@@ -44,7 +44,7 @@ class Generation:
         """
         try:
             if len(self.streams) == 1:
-                # Every layer of generators costs as much as writing an event.
+                # A direct loop: every layer of generators costs as much as writing an event.
                 async for deltas in self.streams[0]:
                     if deltas[-1].output is not None:
                         self._note_end(0, deltas[-1].output)
@@ -56,7 +56,7 @@ class Generation:
             self.abort()
 
     async def finish(self) -> list[RequestOutput]:
-        """Return all outputs when they are finished; the errors of `deltas`."""
+        """Return all outputs when they are finished. Raises as `deltas` does."""
         try:
             outputs = [await stream.result() for stream in self.streams]
             self._check_time()
@@ -65,7 +65,7 @@ class Generation:
             self.abort()
 
     def abort(self) -> None:
-        """End what is unfinished. Idempotent."""
+        """Abort the unfinished prompts. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         for stream in self.streams:
@@ -94,7 +94,7 @@ class Generation:
             )
 
     async def _many(self) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
-        # One place: a slow reader makes all of them wait, and waiting costs no memory.
+        # A single place, so that a slow reader makes all of them wait; waiting costs no memory.
         queue: asyncio.Queue[tuple[int, list[CompletionDelta] | BaseException | None]] = asyncio.Queue(1)
 
         async def pump(position: int) -> None:

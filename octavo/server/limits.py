@@ -1,4 +1,4 @@
-"""What a client may send, how long it may take, and what ends with it when it leaves."""
+"""Limits on what a client sends and on its time, and the end of its work when it leaves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -14,7 +14,7 @@ _NUM_LARGE_BODIES = 32
 
 
 class ClientGoneError(Exception):
-    """The client left, or reads nothing any more: there is nobody to answer."""
+    """The client left or stopped reading, so there is nobody to answer."""
 
 
 class BodyReader:

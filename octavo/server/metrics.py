@@ -1,6 +1,6 @@
 """Prometheus metrics: vLLM's names, so that dashboards for it work, and what only Octavo has under `octavo:`.
 
-All is read from the loop's snapshot when somebody scrapes; serving a token updates nothing here.
+Everything is read from the loop's snapshot when somebody scrapes; serving a token updates nothing here.
 """
 
 from collections.abc import Iterator, Mapping

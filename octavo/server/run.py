@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.server")
 
-# Requests at a time; further ones wait in the kernel's queue.
+# Most requests at a time; further ones wait in the kernel's queue.
 _MAX_CONNECTIONS = 4096
 _MAX_HEADER_BYTES = 64 << 10
 _HEADER_TIMEOUT_MS = 10_000
 _POLL_S = 0.1
-# granian does not say when it listens; it takes a few milliseconds.
+# granian does not say when it listens, which takes it a few milliseconds.
 _BIND_S = 0.1
 # A dead engine's streams get this long to tell their clients.
 _LAST_WORDS_S = 2.0
@@ -50,7 +50,7 @@ async def serve(
         config: the options.
         tell: called with LISTENING when clients can connect, with READY when requests are taken, and with
             DYING when the engine is dead, before the process ends.
-        app: what is served: the gate, or what is around it.
+        app: what is served: the gate, or an application around it.
     """
     leave = asyncio.Event()
     leave_on_signals(leave)
@@ -127,7 +127,7 @@ async def _drain(gate: "Gate", loop: "EngineLoop", timeout_s: float) -> None:
 
 
 async def _say_last_words(gate: "Gate") -> None:
-    """Let streams end with an error, and whoever asks in the meantime hear that the engine is dead."""
+    """Give streams time to end with an error, and answer others that the engine is dead."""
     deadline = time.monotonic() + _LAST_WORDS_S
     await asyncio.sleep(_LAST_WORDS_S / 2)
     while gate.num_open and time.monotonic() < deadline:
@@ -135,7 +135,7 @@ async def _say_last_words(gate: "Gate") -> None:
 
 
 async def _watch(loop: "EngineLoop", tell: Callable[[bytes], None]) -> bool:
-    """Say when the engine is ready; return when it is dead, and whether it ever was ready."""
+    """Tell when the engine is ready; when it is dead, return whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)
     was_ready = loop.state == "ready"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-# What a span of a request to this route is called.
+# The name of a span, by route.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -36,7 +36,7 @@ _current: ContextVar[Trace | None] = ContextVar("octavo-trace", default=None)
 
 
 def note_generation(generation: Generation, params: SamplingParams) -> None:
-    """Tell the trace of the request that is answered here, if it has one, what it generates."""
+    """Note what a request generates in the trace of the request that this task answers, if it has one."""
     trace = _current.get()
     if trace is not None:
         trace.note(generation, params)
@@ -96,7 +96,7 @@ class Traces:
         return trace
 
     def close(self) -> None:
-        """Send what is left; waits a few seconds for a collector that does not answer."""
+        """Send what is left; wait at most a few seconds for a collector that does not answer."""
         self._provider.shutdown()
 
 
@@ -136,7 +136,7 @@ class Trace:
         self._span.end()
 
     def _describe(self, outputs: list[RequestOutput]) -> list[str]:
-        """Write down what came of it; return the finish reasons."""
+        """Write the outcome into the span; return the finish reasons."""
         completions = [completion for output in outputs for completion in output.outputs]
         # Without a reason, the engine died before it could give one.
         reasons = [completion.finish_reason or "error" for completion in completions]

@@ -38,9 +38,9 @@ class RenderError(Exception):
 class Renderer:
     """One compiled template.
 
-    Bounded are the length of the source and of the result, the number of instructions (fuel), the tokens in
-    one tag (each may take a stack frame), and the size of what filters produce. The limits of the child
-    process bound the rest: operators, methods and the depth of values.
+    It bounds the length of the source and of the result, the number of instructions (fuel), the tokens in one
+    tag (each may take a stack frame), and the size of what filters produce. The limits of the child process
+    bound the rest: operators, methods and the depth of values.
 
     Raises:
         RenderError: the source is too long.

@@ -87,18 +87,6 @@ class Tokenizer:
             raise PromptError(f"expected text as valid Unicode, got {got}") from error
         return self._with_affixes(encoded.ids, add_special_tokens)
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Return the token ids of several texts as `encode` does, on all cores.
-
-        Raises:
-            PromptError: `texts` is not a list of strings, or one holds a lone surrogate.
-        """
-        try:
-            encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise PromptError("expected a list of texts as valid Unicode; one is not") from error
-        return [self._with_affixes(one.ids, add_special_tokens) for one in encoded]
-
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Invalid UTF-8 becomes U+FFFD; padding ids are skipped.
 

@@ -34,7 +34,7 @@ def capacity(case):
     return case.metadata.block_table.shape[1] * case.k_cache.shape[1]
 
 
-@pytest.mark.parametrize("change", [{}, {"max_item_tokens": 0}, {"num_partials": 99}])
+@pytest.mark.parametrize("change", [{}, {"max_kv_len": 0}, {"num_partials": 99}])
 def test_a_plan_is_made_by_its_constructors_alone(change):
     plan = forest_case().forest()
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
@@ -50,7 +50,7 @@ def test_a_plan_is_made_by_its_constructors_alone(change):
 def test_a_plan_cannot_be_written_to():
     plan = forest_case().forest()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.max_item_tokens = 0
+        plan.max_kv_len = 0
     for name in (*ARRAYS, "packed"):
         with pytest.raises(ValueError, match="read-only"):
             getattr(plan, name)[0] = 99

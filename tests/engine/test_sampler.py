@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken, Sampler, Tops, counter_uniform, mix_seed, pack_tops
+from octavo.engine.sampling.sampler import SampledToken, Sampler
+from octavo.engine.sampling.seeds import counter_uniform, mix_seed
+from octavo.engine.sampling.tops import Tops, pack_tops
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics

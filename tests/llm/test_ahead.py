@@ -10,8 +10,8 @@ from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.request import Request
-from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import EngineError, PromptError
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]

@@ -18,7 +18,8 @@ from test_interrupts import octavo_lines
 from tiny_model import TINY_LLAMA
 
 from octavo import LLM, SamplingParams, StructuredOutput
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import StructuredOutputError
 
 PROMPTS = [[7, 3, 900, 1, 4], [7, 3, 900, 1, 4, 11, 12], [5, 8]]

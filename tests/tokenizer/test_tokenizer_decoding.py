@@ -153,13 +153,6 @@ def test_text_that_is_not_text_is_refused():
     for bad in (None, 3, b"bytes", "\ud800", ["a"]):
         with pytest.raises(PromptError, match="valid Unicode"):
             tokenizer.encode(bad)  # type: ignore[arg-type]
-        with pytest.raises(PromptError, match="valid Unicode"):
-            tokenizer.encode_batch([bad])  # type: ignore[list-item]
-
-
-def test_batch_equals_single():
-    tokenizer, texts = TOKENIZERS["llama"], sample_texts(20)
-    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
 
 def test_other_decoders_are_refused_by_name():

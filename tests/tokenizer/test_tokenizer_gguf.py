@@ -193,7 +193,6 @@ def test_bos_and_eos_follow_the_file():
     assert Tokenizer.from_gguf(bpe, "test").encode("") == []
     del bpe["tokenizer.ggml.add_bos_token"]
     assert Tokenizer.from_gguf(bpe, "test").encode("") == [1]
-    assert Tokenizer.from_gguf(bpe, "test").encode_batch(["", ""]) == [[1], [1]]
 
 
 def test_eos_ids_are_all_that_the_file_and_its_template_name():

@@ -21,7 +21,7 @@ from octavo.errors import EngineError, InvalidArgumentError, OctavoError, OutOfM
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _OK, _NO_MEMORY, _BAD_SIZES, _BAD_SCORES, _BAD_BLOCK, _BAD_ROW = range(6)
 
-# What the kernel requires of each array of a plan, in the order of the statuses from _BAD_ROW on.
+# What the kernel requires of each array of a plan, in the order of the status codes from _BAD_ROW on.
 _EXPECTED = (
     ("item_table_row", "a row of the block table"),
     ("item_kv_begin", "0 or more, and no more than item_kv_end"),
@@ -145,11 +145,11 @@ def attend_planned(
     """Attend by a plan; see octavo.attention.paged_attention_with_lse.
 
     Args:
-        q, cache, block_table, options: of a call that call_unsupported_reason has no objection to.
+        q, cache, block_table, options: of a call for which call_unsupported_reason returns None.
         positions: address of int32, one for each query token of the plan, shifted by options.shift.
         plan: the work.
-        structure: of the plan; the kernel writes into it what it refuses.
-        num_threads: that work on it.
+        structure: the plan as plan_struct returns it; the kernel writes into it what it refuses.
+        num_threads: threads that work on it.
 
     Raises:
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
@@ -228,7 +228,7 @@ def _error(status: int, plan: _Plan, call: AttendCall) -> OctavoError:
         return bad_block(row, column, value, call.num_blocks)
     if status == _BAD_SIZES:
         return InvalidArgumentError(
-            f"the kernel needs at least one token a block, kv head and dimension, and a multiple of the kv "
+            f"the kernel needs at least one token per block, kv head and dimension, and a multiple of the kv "
             f"heads as query heads; got {call.block_size}, {call.num_kv_heads}, {call.head_dim} and "
             f"{call.num_heads}, or a plan of more than {call.num_tokens} query tokens"
         )
@@ -240,7 +240,7 @@ def _error(status: int, plan: _Plan, call: AttendCall) -> OctavoError:
     if status == _UNWRITTEN:
         return InvalidArgumentError(
             f"the plan is damaged: expected {value} pairs of an item and a token, one for each partial "
-            f"result and each token without, got {index}; {_REMEDY}"
+            f"result and each token without one, got {index}; {_REMEDY}"
         )
     if _BAD_ROW <= status < _UNWRITTEN:
         name, expected = _EXPECTED[status - _BAD_ROW]

@@ -37,9 +37,9 @@ from octavo.attention.hopper.runs import fetch, look_ahead, next_piece, plan_run
 from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.step_map import ThinWork
 from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
+from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch
 
@@ -138,7 +138,7 @@ def _attend_piece(
         if MASKED:
             s = _mask(s, (now.tile + i) * shape.keys, position, kv_begin, kv_end, score, shape)
         weights, top, total, shrink = _softmax(s, top, total, score.factor, MASKED)
-        v = _values(pipe, done + i, shape)
+        v = _values(pipe, done + i)
         if shape.begins:
             v = _clear_before(v, (now.tile + i) * shape.keys, kv_begin, shape)
         values = _add_values(values, v, weights, shrink)
@@ -147,7 +147,7 @@ def _attend_piece(
     start = (now.tile + now.left - 1) * shape.keys
     s = _mask(s, start, position, kv_begin, kv_end, score, shape)
     weights, top, total, shrink = _softmax(s, top, total, score.factor, True)
-    v = _values(pipe, done + now.left - 1, shape)
+    v = _values(pipe, done + now.left - 1)
     if shape.begins:
         v = _clear_before(v, start, kv_begin, shape)
     # Memory that was never written may hold NaN, and 0 * NaN is NaN.
@@ -169,7 +169,7 @@ def _scores(q, pipe, number, shape, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _values(pipe, number, shape):
+def _values(pipe, number):
     """Wait for the values of the run's tile `number`; return them as the left operand [D, KEYS]."""
     stage, phase = number % pipe.stages, (number // pipe.stages) & 1
     mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -219,7 +219,7 @@ def _softmax(s, top, total, factor, MASKED: gl.constexpr):
 
 @gluon.jit
 def _tokens(record, shape, ROWS: gl.constexpr, ROW: gl.constexpr):
-    """Each row's token [R] int64, and whether it exists [R]."""
+    """Return each row's token [R] int64, and whether it exists [R]."""
     row = gl.arange(0, ROWS, layout=ROW)
     token = gl.load(record + 1) + row // shape.group
     return token.to(gl.int64), row < gl.load(record + 2) * shape.group

@@ -111,7 +111,7 @@ def copy_tile(matrix, at, filled, buffer):
 
 
 @gluon.jit
-def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
+def clear_unseen(tile, num_seen, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Zero the values after the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
 
     Each warpgroup that uses the tile does this before its own product; all write the same zeros.
@@ -124,7 +124,7 @@ def clear_unseen(tile, num_seen, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS:
 
 
 @gluon.jit
-def clear_outside(tile, first, end, KEYS: gl.constexpr, D: gl.constexpr, NUM_WARPS: gl.constexpr):
+def clear_outside(tile, first, end, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Zero the values before the first key and after the last one, as clear_unseen does.
 
     Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would

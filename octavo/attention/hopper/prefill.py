@@ -40,8 +40,8 @@ from octavo.attention.hopper.tiles import HALF, Gather, attend_item, key_tiles, 
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.shapes import TileShape
-from octavo.attention.triton.step_map import FatWork
 from octavo.attention.triton.units import RECORD
+from octavo.attention.triton.work import FatWork
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch
 

@@ -109,13 +109,13 @@ def attend_item(
             if kv_begin % KEYS != 0:
                 mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
                 end = kv_end - first_tile * KEYS
-                clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, D, 4)
+                clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, 4)
         weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
         last = used + num_tiles - 1
         stage = last % pipe.stages
         mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
         if kv_end % KEYS != 0:
-            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, D, 4)
+            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
         values = warpgroup_mma(weights, pipe.v.index(stage), values)
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
     _store_results(

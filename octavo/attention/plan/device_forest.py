@@ -16,7 +16,7 @@ _LAUNCH_BYTES = 80 << 20
 
 
 class DeviceForest:
-    """Plans of shared prefixes on the device, in buffers allocated once, so that CUDA graphs can read them.
+    """Plans of shared prefixes in device buffers that are allocated once, so that CUDA graphs can read them.
 
     Use by an engine that gives each sequence a fixed row of the batch:
 
@@ -232,7 +232,7 @@ class DeviceForest:
     def check_step(
         self, heads: tuple[int, int, int], num_tokens: int, num_sequences: int, tile_keys: int
     ) -> None:
-        """Check that a step fits the forest: the kernels themselves do not check.
+        """Check that a step fits the forest; the kernels do not check it.
 
         Args:
             heads: (H, KH, D) of the layer.
@@ -261,5 +261,5 @@ class DeviceForest:
 
 
 def _max_partials(max_num_seqs: int, max_num_tokens: int) -> int:
-    """Return enough for nearly all plans: 16 per decoding sequence, and one per token of prompts."""
+    """Return a number that suffices for nearly all plans: 16 per decoding sequence, one per prompt token."""
     return 16 * max_num_seqs + max_num_tokens

@@ -63,7 +63,6 @@ class ForestPlan:
         num_partials: total number of partial results.
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
-        max_item_tokens: most query tokens of an item.
         lengths: of the planned sequences.
         tile_tokens: query tokens that read a segment together.
         sharing: how many shared prefixes there are and what they save.
@@ -83,7 +82,6 @@ class ForestPlan:
     num_partials: int
     num_sequences: int
     max_kv_len: int
-    max_item_tokens: int
     lengths: Lengths
     tile_tokens: int
     sharing: Sharing
@@ -193,7 +191,7 @@ class ForestPlan:
 
     @property
     def kv_tokens_flat(self) -> int:
-        """Tokens of KV that a causal plan without sharing and without kv_begin reads."""
+        """Tokens of KV that this step would read without sharing, with a causal mask and no kv_begin."""
         return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
 
     @property
@@ -260,7 +258,6 @@ def _assemble(
         num_partials=int(merge_begin[-1]),
         num_sequences=lengths.seq_lens.shape[0],
         max_kv_len=int(kv_end.max(initial=0)),
-        max_item_tokens=int(num_item_tokens.max(initial=0)),
         lengths=lengths,
         tile_tokens=tile_tokens,
         sharing=sharing,

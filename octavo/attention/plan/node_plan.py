@@ -107,7 +107,7 @@ class NodePlan:
         Args:
             tiling: of the kernels.
             costs: of reads and partial results.
-            capacity: limits of the plan, or None. Nodes that save the least are dropped to fit.
+            capacity: limits of the plan, or None. Nodes that save the least are dropped until it fits.
             min_saved_tokens: a plan that saves fewer is empty: launching its kernels would cost more.
 
         Raises:

@@ -59,7 +59,7 @@ class Costs:
 
 
 class Sharing(NamedTuple):
-    """What sharing is worth, of one step or of an engine so far.
+    """What sharing saves, in one step or in all steps of an engine so far.
 
     Attributes:
         num_nodes: shared prefixes of the step, or of the last one.
@@ -70,7 +70,7 @@ class Sharing(NamedTuple):
     saved_tokens: int = 0
 
     def after(self, step: "Sharing") -> "Sharing":
-        """Return what it is after one more step."""
+        """Return the figures after one more step."""
         return Sharing(step.num_nodes, self.saved_tokens + step.saved_tokens)
 
 
@@ -115,7 +115,8 @@ class SharedPrefixes:
 def shareable_blocks(seq_lens: np.ndarray, query_lens: np.ndarray, block_size: int) -> np.ndarray:
     """Return how many leading blocks each sequence may share: [S] int64.
 
-    Only full blocks before its first query token, so that a node needs no causal mask; none without queries.
+    These are the full blocks before its first query token, so that a node needs no causal mask. A sequence
+    without queries shares none.
     """
     return np.where(query_lens > 0, np.maximum(seq_lens - query_lens, 0) // block_size, 0)
 

@@ -68,7 +68,7 @@ class Score(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Compile-time facts, each a tl.constexpr: sizes, the tile's rows x keys, and which options are on.
+    """Compile-time facts, each a tl.constexpr: sizes, rows and keys of a tile, and which options are on.
 
     packed: the cache is float8, passed as pairs in int16; see triton/float8.py.
     value_dim, padded_value_dim: head_dim and padded_dim of values and results.

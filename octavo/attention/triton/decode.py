@@ -5,7 +5,6 @@ import triton.language as tl
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.step_map import ThinWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     clear_tokens,
@@ -18,6 +17,7 @@ from octavo.attention.triton.tiles import (
     tile_rows,
 )
 from octavo.attention.triton.units import RECORD, num_key_tiles
+from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch
 

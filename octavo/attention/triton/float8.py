@@ -9,7 +9,7 @@ and split into a tile of even dims and one of odd dims, with a product each:
 Products are float16, whatever the dtype of the queries: one instruction converts two e4m3 numbers to float16
 exactly, while bfloat16 takes four. float16 is more precise than e4m3, so queries and weights lose little.
 
-If the shape is not packed, the functions use the whole tile; odd parts are 0 then.
+If the shape is not packed, the functions use the whole tile, and odd parts are 0.
 """
 
 import triton

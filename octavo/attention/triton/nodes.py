@@ -68,7 +68,7 @@ def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None
 def attend_thin_nodes(call: Call, forest: DeviceForest) -> None:
     """Attend the shared nodes that have few query tokens, and write their partial results.
 
-    Launch it after attend_fat_nodes, which lets it start only when queries and keys are written.
+    Launch it after attend_fat_nodes, which lets this kernel start only when queries and keys are written.
     """
     early = can_overlap(call.q.device)
     _launch(call, forest, forest.thin_shape, forest.thin_units, forest.num_thin_units, early=early)

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from octavo.attention.triton.arguments import Call
-from octavo.attention.triton.step_map import FatWork
 from octavo.attention.triton.tiles import (
     attend_tiles,
     empty_state,
@@ -15,6 +14,7 @@ from octavo.attention.triton.tiles import (
     tile_rows,
 )
 from octavo.attention.triton.units import RECORD
+from octavo.attention.triton.work import FatWork
 from octavo.gpu.launch import launch
 
 _MERGED_ROWS = 16

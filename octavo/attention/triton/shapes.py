@@ -3,7 +3,7 @@
 Arguments of all functions here:
     group: query heads per kv head; a tile holds at least those of one token.
     padded_dim: head dimension, rounded up to a power of two.
-    dtype: of the cache for thin_shape, else of the products' operands.
+    dtype: of the cache for thin_shape, else of the GEMMs' operands.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ import torch
 from octavo.gpu.device import power_of_two
 
 ONE_BLOCK = 1 << 30
-"""Block size that kernels are compiled for where each sequence lies within one block.
+"""Block size for which kernels are compiled where each sequence lies within one block.
 
-More tokens than any block has: caches that differ in their length share their kernels.
+It exceeds every real block, so that caches of different lengths share their kernels.
 """
 
 MOST_UNIFORM = 1024
-"""Sequences of a step whose map is made in one launch; see triton/uniform.py."""
+"""Most sequences of a step whose map is made in one launch; see triton/uniform.py."""
 
 _KEYS = 64
 

@@ -1,12 +1,12 @@
-"""The step's task map, made on the device: which queries read which keys, and how programs divide the work.
+"""Makes a step's task map on the device: which queries read which keys, and how programs divide the work.
 
 A unit is a tile of one sequence's query tokens and the keys they see. Units with few rows (decoding) are
 thin, the others are fat. Each class has its own kernel: a single kernel would need the registers of the
-larger. Nothing here waits for the device, so a CUDA graph can contain the making of a map. units.py
-describes the records.
+larger. Nothing here waits for the device, so a CUDA graph can contain the launches that make a map. units.py
+describes the records, work.py what a map holds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from octavo.attention.choice import decode_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
-from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton import shapes
 from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
+from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
@@ -27,93 +27,6 @@ MOST_PIECES = 16
 # Splitting a fat unit into parts with fewer keys would cost more than it saves.
 _MIN_SPLIT_KEYS = 512
 _MOST_PARTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ThinWork:
-    """Work of the decode kernel: each program attends an equal number of key tiles.
-
-    Attributes:
-        shape: how the kernel is tiled.
-        units: [U, 8] int32 records.
-        schedule: [2 + P] int32: tiles per program, tiles in all, then each program's first unit.
-        arrivals: [U, KH] int32, finished pieces of a (unit, kv head); 0 between calls.
-        partial_out: [2P, rows, padded dim] float32, results of pieces.
-        partial_lse: [2P, rows] float32, in units of log 2.
-    """
-
-    shape: TileShape
-    units: Tensor
-    schedule: Tensor
-    arrivals: Tensor
-    partial_out: Tensor
-    partial_lse: Tensor
-
-    @classmethod
-    def allocate(
-        cls, shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
-    ) -> "ThinWork":
-        """Allocate the results of pieces."""
-        partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
-        partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
-        partial_lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=units.device)
-        return cls(shape, units, schedule, arrivals, partial_out, partial_lse)
-
-
-@dataclass(frozen=True, slots=True)
-class FatWork:
-    """Work of the prefill kernel: one program for each (unit, kv head, part of its keys).
-
-    Attributes:
-        shape: how the kernel is tiled.
-        units: [U, 8] int32 records; the last ones may be empty.
-        count: [1] int32, how many are not.
-        num_parts: programs that share the keys of a unit.
-        partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
-        partial_lse: [parts, T, H] float32, in units of log 2.
-        row_invariant: a row's result must not depend on the other rows of its tile.
-    """
-
-    shape: TileShape
-    units: Tensor
-    count: Tensor
-    num_parts: int
-    partial_out: Tensor
-    partial_lse: Tensor
-    row_invariant: bool = False
-
-    @classmethod
-    def allocate(
-        cls, shape: TileShape, units: Tensor, count: Tensor, num_parts: int, results: tuple[int, int, int]
-    ) -> "FatWork":
-        """Allocate the results [T, H, Dv] of parts, if there are several."""
-        partial_shape = (num_parts if num_parts > 1 else 0, *results)
-        partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
-        partial_lse = torch.empty(partial_shape[:3], dtype=torch.float32, device=units.device)
-        return cls(shape, units, count, num_parts, partial_out, partial_lse)
-
-
-@dataclass(frozen=True, slots=True)
-class StepMap:
-    """One step's work for every layer with the same heads and window; see plan_step.
-
-    Attributes:
-        thin: work of sequences with few query tokens (may be none); None in a deterministic step.
-        fat: work of the others, or None if there are none.
-        window: of the layers that use the map.
-        right: the same, see ScoreOptions.
-        positions: [T] int32, shifted by ScoreOptions.shift; those that no sequence covers are undefined.
-        covers_all: attending writes the results of every row of q, also of those that no sequence covers.
-        forest: shared nodes, whose keys are not among those of thin and fat, or None.
-    """
-
-    thin: ThinWork | None
-    fat: FatWork | None
-    window: int | None
-    forest: DeviceForest | None
-    right: int | None = 0
-    positions: Tensor | None = None
-    covers_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +42,75 @@ class _Visibility:
     options: ScoreOptions
     positions: Tensor
     leaf_begin: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """The shapes and dtypes of the layers that use a map, and the tilings that are fastest for them.
+
+    Attributes:
+        num_heads: H.
+        num_kv_heads: KH.
+        head_dim: D.
+        value_dim: Dv.
+        dtype: of queries.
+        cache_dtype: of keys and values.
+        block_size: tokens in a block of the cache; 1: unknown.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    block_size: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    def thin_tile(self, seq_lens: Tensor, *, shares: bool) -> TileShape:
+        """Return the tiling for few query tokens; shares: see choice.decode_tile."""
+        return decode_tile(
+            seq_lens.device,
+            self.group,
+            max(self.head_dim, self.value_dim),
+            self.cache_dtype,
+            self._known_block_size,
+            num_sequences=seq_lens.shape[0],
+            shares=shares,
+        )
+
+    def fat_tile(self) -> TileShape:
+        """Return the tiling for many query tokens."""
+        return fat_shape(self.group, self._padded_dim, self._product_dtype)
+
+    def split_tile(self) -> TileShape:
+        """Return the tiling for few query tokens whose keys are read in parts."""
+        return shapes.thin_shape(self.group, self._padded_dim, self.cache_dtype)
+
+    def deterministic_tile(self) -> TileShape:
+        """Return the only tiling of a deterministic step."""
+        return shapes.deterministic_shape(self.group, self._padded_dim, self._product_dtype)
+
+    def whole_unit_programs(self, device: torch.device, tile: TileShape) -> int:
+        """See choice.whole_unit_programs."""
+        return whole_unit_programs(device, self.head_dim, self.cache_dtype, self._known_block_size, tile)
+
+    @property
+    def _known_block_size(self) -> int:
+        # Hopper's kernels need keys and values of one head dim; 1 is no block size that they support.
+        return self.block_size if self.value_dim == self.head_dim else 1
+
+    @property
+    def _padded_dim(self) -> int:
+        return padded_head_dim(max(self.head_dim, self.value_dim))
+
+    @property
+    def _product_dtype(self) -> torch.dtype:
+        return torch.float16 if self.cache_dtype == FLOAT8 else self.dtype
 
 
 def plan_step(
@@ -165,7 +147,7 @@ def plan_step(
         deterministic: no bit of a token's result may depend on the other tokens of the step. Then all units
             are fat, no keys are split or shared, and tokens of q that belong to no sequence get no result.
         right: of the layers, see ScoreOptions.
-        num_splits: parts that a query's keys are read in; 0: the fastest.
+        num_splits: parts into which a query's keys are split; 0: the fastest.
         value_dim: Dv; None: D.
 
     Returns:
@@ -174,93 +156,72 @@ def plan_step(
     Raises:
         InvalidArgumentError: the forest is for other heads or fewer tokens.
     """
-    group = num_heads // num_kv_heads
-    cache_dtype = cache_dtype or dtype
-    product_dtype = torch.float16 if cache_dtype == FLOAT8 else dtype
-    value_dim = value_dim or head_dim
-    padded_dim = padded_head_dim(max(head_dim, value_dim))
-    # Hopper's kernels have one head dim; no block size of theirs is 1.
-    known_block_size = block_size if value_dim == head_dim else 1
-    options = ScoreOptions(1.0, window, right=right)
+    layers = _Layers(
+        num_heads, num_kv_heads, head_dim, value_dim or head_dim, dtype, cache_dtype or dtype, block_size
+    )
     positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
+    see = _Visibility(ScoreOptions(1.0, window, right=right), positions)
     if deterministic:
-        shape = fat or shapes.deterministic_shape(group, padded_dim, product_dtype)
-        work = _invariant_work(shape, metadata, group, num_tokens, _Visibility(options, positions))
+        work = _invariant_work(fat or layers.deterministic_tile(), metadata, layers.group, num_tokens, see)
         return StepMap(None, work, window, None, right, positions)
     forest = metadata.forest if window is None else None
-    thin = thin or decode_tile(
-        metadata.seq_lens.device,
-        group,
-        max(head_dim, value_dim),
-        cache_dtype,
-        known_block_size,
-        num_sequences=metadata.seq_lens.shape[0],
-        shares=forest is not None,
-    )
-    fat = fat or fat_shape(group, padded_dim, product_dtype)
-    max_thin_tokens = thin.rows // group
-    most = whole_unit_programs(metadata.seq_lens.device, head_dim, cache_dtype, known_block_size, fat)
-    has_fat = metadata.max_query_len > max_thin_tokens
-    heads = (num_heads, num_kv_heads, head_dim)
+    thin = thin or layers.thin_tile(metadata.seq_lens, shares=forest is not None)
+    fat = fat or layers.fat_tile()
     if forest is not None:
-        forest.check_step(heads, num_tokens, metadata.seq_lens.shape[0], max(thin.keys, fat.keys))
-    see = _Visibility(options, positions, None if forest is None else forest.leaf_begin)
-    sizes = (num_heads, num_kv_heads, value_dim)
+        num_sequences, tile_keys = metadata.seq_lens.shape[0], max(thin.keys, fat.keys)
+        forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
+        see = replace(see, leaf_begin=forest.leaf_begin)
+    most_programs = layers.whole_unit_programs(metadata.seq_lens.device, fat)
+    max_thin_tokens = thin.rows // layers.group
+    has_fat = metadata.max_query_len > max_thin_tokens
     if num_splits > 0:
-        tile = fat if has_fat else shapes.thin_shape(group, padded_dim, cache_dtype)
-        work = _fat_work(tile, metadata, sizes, num_tokens, 0, most, see, num_splits)
+        tile = fat if has_fat else layers.split_tile()
+        work = _fat_work(tile, metadata, layers, num_tokens, 0, most_programs, see, num_splits)
         return StepMap(None, work, window, forest, right, positions, covers_all=False)
-    return StepMap(
-        thin=_thin_work(thin, metadata, sizes, see),
-        fat=_fat_work(fat, metadata, sizes, num_tokens, max_thin_tokens, most, see) if has_fat else None,
-        window=window,
-        forest=forest,
-        right=right,
-        positions=positions,
-    )
+    thin_work, fat_work = _thin_work(thin, metadata, layers, see), None
+    if has_fat:
+        fat_work = _fat_work(fat, metadata, layers, num_tokens, max_thin_tokens, most_programs, see)
+    return StepMap(thin_work, fat_work, window, forest, right, positions)
 
 
-def _thin_work(
-    shape: TileShape, metadata: AttentionMetadata, heads: tuple[int, int, int], see: _Visibility
-) -> ThinWork:
-    num_heads, num_kv_heads, value_dim = heads
+def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: _Layers, see: _Visibility) -> ThinWork:
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
-    group = num_heads // num_kv_heads
-    units, _ = _list_units(metadata, num_units, shape.rows // group, 0, shape.rows // group, see)
+    tile_tokens = shape.rows // layers.group
+    units, _ = _list_units(metadata, num_units, tile_tokens, 0, tile_tokens, see)
     num_programs = num_multiprocessors(device) * shape.programs_per_multiprocessor
     schedule = torch.empty(2 + num_programs, dtype=torch.int32, device=device)
     launch(
         schedule_kernel,
         (num_programs,),
-        *(units, schedule, num_units, num_kv_heads, shape.keys, power_of_two(num_units)),
-        # Alone, a sequence needs all programs to be read fast.
+        *(units, schedule, num_units, layers.num_kv_heads, shape.keys, power_of_two(num_units)),
+        # A sequence that is alone is read fast only by all programs.
         MOST_PIECES if num_units > 1 else num_programs,
     )
-    arrivals = torch.zeros(num_units, num_kv_heads, dtype=torch.int32, device=device)
-    return ThinWork.allocate(shape, units, schedule, arrivals, value_dim)
+    arrivals = torch.zeros(num_units, layers.num_kv_heads, dtype=torch.int32, device=device)
+    return ThinWork.allocate(shape, units, schedule, arrivals, layers.value_dim)
 
 
 def _fat_work(
     shape: TileShape,
     metadata: AttentionMetadata,
-    heads: tuple[int, int, int],
+    layers: _Layers,
     num_tokens: int,
     max_thin_tokens: int,
     most_programs: int,
     see: _Visibility,
     num_splits: int = 0,
 ) -> FatWork:
-    """most_programs: see choice.whole_unit_programs."""
-    num_heads, num_kv_heads, value_dim = heads
-    tile_tokens = shape.rows * num_kv_heads // num_heads
-    # A captured step has room for many sequences, but not for as many with more tokens than thin ones have.
+    """Cut queries into units and their keys into parts; most_programs: see choice.whole_unit_programs."""
+    tile_tokens = shape.rows // layers.group
+    # A captured step has room for many sequences, but its tokens bound how many have over max_thin_tokens.
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    # Counted by tokens: a captured step has room for many sequences, most of them empty.
-    num_items = (num_tokens // tile_tokens + 1) * num_kv_heads
+    # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
+    num_items = (num_tokens // tile_tokens + 1) * layers.num_kv_heads
     num_parts = count_parts(shape, most_programs, num_items, metadata.max_seq_len, num_splits)
-    return FatWork.allocate(shape, units, count, num_parts, (num_tokens, num_heads, value_dim))
+    results = (num_tokens, layers.num_heads, layers.value_dim)
+    return FatWork.allocate(shape, units, count, num_parts, results)
 
 
 def count_parts(
@@ -283,7 +244,7 @@ def count_parts(
 def _invariant_work(
     shape: TileShape, metadata: AttentionMetadata, group: int, num_tokens: int, see: _Visibility
 ) -> FatWork:
-    """Use one tiling for all sequences; each program folds all keys of its unit, first to last.
+    """Make a deterministic step's work: one tiling, and each program folds all keys of its unit in order.
 
     Then the other rows of a tile only change which keys are masked, and a masked key changes no bit. No tile
     is marked as fully visible, so that all keys take the masked loop: the other loop could round differently.

@@ -52,7 +52,7 @@ def load_queries(queries, token, head, valid, shape):
 
 @triton.jit
 def load_slopes(score, position, table_row, head, valid, shape):
-    """Load the ALiBi slope of each row [R] float32; table_row: the sequence. Without bias, anything."""
+    """Load the ALiBi slope of each row [R] float32; table_row: the sequence. Without bias it is not read."""
     slope = position.to(tl.float32)
     if shape.biased:
         slopes = score.slopes

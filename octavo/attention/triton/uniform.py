@@ -1,8 +1,8 @@
 """A step's task map in one launch, where all sequences have equally many query tokens.
 
-A call of attention by itself makes its map for one layer. By plan_step that takes three launches one after
-the other: records, cleared counters, schedule. Here the host knows the query length, so it knows the number
-of units too, and each program finds for itself how many key tiles all units have: one load of up to 1,024
+A call of attention outside an engine makes a map for a single layer. plan_step takes three launches for that,
+one after the other: records, cleared counters, schedule. Here the host knows the query length, and so the
+number of units. Each program counts the key tiles of all units by itself, with one load of up to 1,024
 lengths.
 
     program p     all programs: key tiles of every unit -> tiles per program -> p's first unit
@@ -19,8 +19,9 @@ from octavo.attention.choice import decode_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import fat_shape, padded_head_dim, thin_shape
-from octavo.attention.triton.step_map import MOST_PIECES, FatWork, StepMap, ThinWork, count_parts
+from octavo.attention.triton.step_map import MOST_PIECES, count_parts
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
+from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch
 
@@ -158,7 +159,7 @@ def _plan_kernel(
         if program == 0:
             tl.store(count, num_sequences * num_tiles)
         for begin in range(program * ABREAST, num_sequences * num_tiles, step):
-            # As list_units_kernel: work rises and falls without jumps.
+            # As in list_units_kernel, work rises and falls without jumps.
             unit = begin + at
             s = unit // num_tiles
             tile = unit % num_tiles

@@ -27,7 +27,7 @@ def list_units_kernel(
     shares. The first units of the list are used, `count` of them.
 
     first_keys: [S] int32, the first key of each sequence that its tokens see, or None.
-    shifted: [T] int32, for the positions plus `shift`, or None; units are then of these.
+    shifted: [T] int32, becomes the positions plus `shift`, from which units are then made; or None.
     """
     s = tl.program_id(0)
     sequence = tl.arange(0, PADDED_SEQUENCES)

@@ -1,4 +1,4 @@
-"""Checks that a command can draw, before it measures anything."""
+"""Checks, before a command measures anything, that it can draw."""
 
 import importlib.util
 from pathlib import Path
@@ -20,10 +20,10 @@ def check_plot(path: Path) -> None:
 
 
 def check_folder(name: str, path: Path) -> None:
-    """Check that a file's folder is there.
+    """Check that a file's folder exists.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it does not.
     """
     if not path.parent.is_dir():
         raise ConfigError(f"{name} must be in a folder that exists; there is no {str(path.parent)!r}")

@@ -18,7 +18,7 @@ from octavo.cli.options import PrefixBenchOptions
 from octavo.errors import ConfigError
 
 NUM_STEPS = 9
-# One round over the layers reads at least so many bytes that no layer finds its keys in a hardware cache.
+# One round over the layers reads at least this many bytes, so that no layer finds its keys in a cache.
 _ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
 _MAX_LAYERS = 16
 

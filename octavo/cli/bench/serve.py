@@ -24,7 +24,7 @@ _STATISTICS = ("mean", "median", "p90", "p99", "max")
 
 
 def run_serve_bench(options: ServeBenchOptions) -> None:
-    """Put the load on the server; print tables and a JSON line, write what files are wanted.
+    """Put the load on the server; print tables and a JSON line, and write the files that were asked for.
 
     Raises:
         ConfigError: aiohttp or matplotlib is missing, a file cannot be written, or no server answers.
@@ -57,7 +57,7 @@ def run_serve_bench(options: ServeBenchOptions) -> None:
 
 
 def _describe(options: LoadOptions) -> dict[str, object]:
-    """The options without secrets; JSON knows no infinity."""
+    """Return the options without secrets, as JSON, which has no infinity."""
     fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(LoadOptions)}
     fields["request_rate"] = None if math.isinf(options.request_rate) else options.request_rate
     return {name: value for name, value in fields.items() if name != "api_key"}

@@ -26,7 +26,7 @@ class DecodeVariant(NamedTuple):
 class DecodeGraphs(StepGraphs[DecodeVariant]):
     """Runs the network over steps in which every sequence has one new token.
 
-    A batch is padded to its graph's size; padding is dead: row -1, sequence length 0, slot -1.
+    A batch is padded to its graph's size. Padding has row -1, sequence length 0 and slot -1.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         """See StepGraphs."""
         for size in reversed(self._sizes):
             yield DecodeVariant(size, shares=False)
-            # One sequence alone has nobody to share with.
+            # A single sequence has no other to share with.
             if self.network.forest is not None and size > 1:
                 yield DecodeVariant(size, shares=True)
 

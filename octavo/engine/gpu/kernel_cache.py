@@ -1,4 +1,4 @@
-"""Where compiled GPU kernels are kept: checked before it is used, since what lies there will run."""
+"""The folder of compiled GPU kernels, checked before it is used, because whatever lies there will run."""
 
 import hashlib
 import os
@@ -14,9 +14,9 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class KernelCache:
-    """Triton's folder of compiled kernels, and notes of what was compiled whole.
+    """Triton's folder of compiled kernels, and notes of the jobs whose kernels are all there.
 
-    A note is an empty file. If kernels went missing since, they are compiled again when they are needed.
+    A note is an empty file. Kernels that went missing afterwards are compiled again when they are needed.
 
     Attributes:
         folder: the folder.
@@ -60,7 +60,7 @@ class KernelCache:
         """Say whether all kernels of a job were compiled on such a GPU, by these sources.
 
         Args:
-            job: whatever decides which kernels there are; its repr counts.
+            job: everything that decides which kernels there are, identified by its repr.
         """
         return self._note(job).exists()
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs
-from octavo.engine.sampling.sampler import SampledToken, Tops
+from octavo.engine.sampling.sampler import SampledToken
+from octavo.engine.sampling.tops import Tops
 from octavo.engine.step.result import StepResult
 from octavo.gpu.copies import to_host
 

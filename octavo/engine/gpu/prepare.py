@@ -15,8 +15,8 @@ from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
 
-# Pinned memory comes in powers of two, and a step holds a few blocks of a size at one time: dozens of small
-# ones, where requests begin.
+# Pinned memory comes in powers of two. A step holds a few blocks of a size at one time, or dozens of small
+# ones when many requests begin.
 _PINNED_BLOCKS = {1 << power: 64 if power <= 12 else 16 if power <= 20 else 4 for power in range(2, 23)}
 
 
@@ -37,7 +37,7 @@ class Preparation:
         Args:
             pool: of all graphs.
             kinds: all graphs.
-            launch_rarities: launches the kernels that no graph holds; called after those of graphs.
+            launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
             device: a CUDA device.
             reserved_bytes: device memory for launches beside graphs.
         """
@@ -79,7 +79,7 @@ class Preparation:
         return LateWork(*(after - before for after, before in zip(now, self._at_ready, strict=True)))
 
     def _launch_all(self) -> None:
-        """Launch every kernel there is: to be called where launches only compile."""
+        """Launch every kernel once. Call it only where launches compile instead of run."""
         for graphs in self._kinds:
             network = graphs.network.shortened()
             for variant in graphs.variants():

@@ -31,12 +31,12 @@ def gather_rows(
                  token  a    b    c    d                 d    b    -     rows = [3, 1, -1]
 
     Args:
-        rows: [S] int32, row of each sequence; -1: none, a dead place of the step.
+        rows: [S] int32, row of each sequence; -1: padding.
         tokens: [R] int32, the token each row's sequence feeds next.
         positions: [R] int32, that token's position.
         table: [R, C] int32 block ids.
-        step: [4, S] int32; becomes positions, input ids, slots and sequence lengths. A dead place gets token
-            0, position 0, slot -1 and length 0.
+        step: [4, S] int32; becomes positions, input ids, slots and sequence lengths. Padding gets token 0,
+            position 0, slot -1 and length 0.
         step_table: [S, C] int32; becomes the sequences' block ids, as many as they use.
         block_size: B, tokens.
     """
@@ -92,7 +92,7 @@ def gather_parameters(
     """Gather the sampling options of sequences that live in rows of a larger state.
 
     Args:
-        rows: [S] int32 or int64, row of each sequence; -1: none, a dead place of the step; it gets row 0's.
+        rows: [S] int32 or int64, row of each sequence; -1: padding, which gets row 0's.
         positions: [S] int32, position of the token each sequence's logits were computed from.
         columns: [R] each, as SamplingRows has them: temperatures, seeds, first positions, then filters.
         filters: the filters are wanted too.

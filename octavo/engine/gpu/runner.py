@@ -1,11 +1,11 @@
-"""The runner for NVIDIA GPUs: a step is a few replays of CUDA graphs, launched before the last one is known.
+"""The runner for NVIDIA GPUs: a step is a few replays of CUDA graphs, launched before the last step is known.
 
     decode step   gather the rows' tokens ---- network ---.
                                                           +--> hidden --- LM head, sample, move the rows on
     mixed step    tokens from the host ------- network ---'
 
-Every part is a graph of its own (decode_graphs, mixed_graphs, sampling_graphs). What few requests ask for,
-log-probabilities and changes of logits, are launches behind the last one. Nothing waits for the host.
+Every part is a graph of its own (decode_graphs, mixed_graphs, sampling_graphs). Log-probabilities and
+changes of logits, which few requests ask for, are launched after the last graph. Nothing waits for the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,11 @@ from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.memory.working import rare_bytes
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
-from octavo.engine.sampling.sampler import ROWS_AT_ONCE, Sampler, Tops, log_softmax, pack_tops
-from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
+from octavo.engine.sampling.sampler import Sampler
+from octavo.engine.sampling.tops import ROWS_AT_ONCE, Tops, log_softmax, pack_tops
 from octavo.engine.step.input import StepInput, StepInputBuilder
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.structured.masks import TokenMasks
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
@@ -113,7 +114,7 @@ class GpuRunner:
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
-        # Of the plan that the device has, and of all steps.
+        # What the plan on the device saves in a step, and what all steps have saved.
         self._plan_sharing = self._sharing = Sharing()
 
     @torch.inference_mode()
@@ -179,7 +180,7 @@ class GpuRunner:
         return self._sample(requests, ends)
 
     def _set_batch(self, requests: list[Request], seq_lens: list[int]) -> None:
-        """Tell the device which rows the next steps run, and what these have in common."""
+        """Tell the device which rows the next steps run, and which prefixes they share."""
         rows = [request.row for request in requests]
         self._decode_graphs.set_batch(rows)
         num_columns = -(-max(seq_lens) // self.kv_cache.block_size)
@@ -207,7 +208,7 @@ class GpuRunner:
         self._share(table, seq_lens, np.arange(num_seqs + 1))
 
     def _mask_once(self) -> None:
-        """Apply a grammar's mask that allows all to rows that nobody reads: PyTorch loads what that needs."""
+        """Apply a mask that allows all tokens to rows that nobody reads: PyTorch then loads its kernels."""
         logits = self._sampling_graphs.logits[:ROWS_AT_ONCE].float()
         rows = list(range(len(logits)))
         masks = np.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=np.int32)
@@ -241,7 +242,7 @@ class GpuRunner:
     def _fill_in_tokens(
         self, input_ids: Tensor, step_input: StepInput, scheduled: list[ScheduledRequest]
     ) -> None:
-        """Fill in the input tokens that only the device knows: those the step before sampled."""
+        """Fill in the input tokens that only the device knows: those that the previous step sampled."""
         unknown = [
             (token, item.request.row)
             for token, item in zip(step_input.cu_seqlens_q[:-1].tolist(), scheduled, strict=True)
@@ -301,7 +302,7 @@ class GpuRunner:
         advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
 
     def _find_tops(self, places: list[int], requests: list[Request], outcome: Tensor) -> Tops:
-        """Find what some requests want to know of the tokens that they got."""
+        """Find the log-probabilities that some requests want of their new tokens."""
         nums = [requests[place].params.logprobs or 0 for place in places]
         packed = []
         for part in _parts(places):

@@ -56,14 +56,14 @@ def require_devices(device: torch.device, parallel: TensorParallel) -> None:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory a new process could take on the device; other processes' use is respected."""
+    """Return the memory that a new process could take on the device, beside the other processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_available_system_bytes(), _free_cgroup_bytes())
 
 
 def free_bytes_of(device: torch.device, parallel: TensorParallel) -> int:
-    """Memory that one rank may take. One whose GPU this machine lacks is planned as if it had the first."""
+    """Return the memory one rank may take. A rank whose GPU is missing is planned as if it had the first."""
     if device.type == "cpu":
         return free_memory_bytes(device) // parallel.size
     is_here = (device.index or 0) < torch.cuda.device_count()
@@ -80,7 +80,7 @@ def _available_system_bytes() -> int:
 
 
 def _free_cgroup_bytes() -> int:
-    """A container may have less than its machine."""
+    """Return the free memory of this process's cgroup: a container may have less than its machine."""
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
         return 2**63

@@ -128,7 +128,7 @@ def plan_execution(
 def _plan_without_cache(
     config: EngineConfig, model: ModelConfig, parallel: TensorParallel, blocks: Mapping[str, float]
 ) -> ExecutionPlan:
-    """All that does not depend on how much memory is free."""
+    """Plan everything that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
     device = device_of(config.device, parallel)
     dtype = _dtype(config, model, device)
@@ -186,7 +186,7 @@ def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torc
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else FLOAT8
     if config.attention_impl != "auto":
-        # Refuses one that cannot run here, or not over such a cache.
+        # Raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype)
     return kv_dtype
 
@@ -197,7 +197,7 @@ def _weight_bytes(
     shapes = parameter_shapes(model)
     if config.quantization != "int8":
         return int(sum(prod(shape) * blocks.get(name, dtype.itemsize) for name, shape in shapes.items()))
-    # One byte per number of the products; embeddings and vectors stay, and a tied LM head is a copy.
+    # One byte per number of a GEMM's weight. Embeddings and vectors stay; a tied LM head is a copy.
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
     for name, shape in shapes.items():
@@ -216,7 +216,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan) -> int:
-    """Most memory that steps need beside weights and KV cache."""
+    """Return the most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
         return (RANKS_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(
@@ -228,7 +228,7 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
             share_prefixes=config.share_prefixes,
             deterministic=config.deterministic,
         )
-    # Nothing is allocated before a step needs it: a budget beyond all tokens there can be costs nothing.
+    # Nothing is allocated before a step needs it, so a budget beyond all tokens that fit costs nothing.
     num_blocks = config.num_blocks or _num_blocks(config, plan)
     return cpu_working_bytes(
         model,
@@ -248,7 +248,7 @@ def _host_bytes(config: EngineConfig, plan: ExecutionPlan, num_blocks: int) -> i
 
 
 def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
-    """Blocks that memory_fraction allows of what the plan leaves free."""
+    """Return how many blocks fit into memory_fraction of the memory that the plan leaves free."""
     device_type = plan.device.type
     free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
     block_bytes = plan.block_size * plan.kv_bytes_per_token
@@ -271,7 +271,7 @@ def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
 
 
 def _check_memory(plan: ExecutionPlan) -> None:
-    """Refuse what does not fit, before anything is allocated: a kernel would end the process instead."""
+    """Refuse what does not fit before anything is allocated; otherwise the system would kill the process."""
     if plan.total_bytes > plan.free_bytes:
         raise OutOfMemoryError(
             f"weights ({gib(plan.weight_bytes)}), KV cache ({gib(plan.kv_bytes)}), activations and buffers "

@@ -1,4 +1,4 @@
-"""How much memory is needed beside weights and KV cache: told from shapes, before anything is loaded."""
+"""How much memory is needed beside weights and KV cache, computed from shapes before anything is loaded."""
 
 from dataclasses import replace
 
@@ -15,13 +15,13 @@ GRAPH_BYTES = 2**29
 RANKS_BYTES = 2**29 + SHARED_BYTES
 """What NCCL's buffers may take on each of several GPUs, a guess, and the memory that they share."""
 _FLOAT32 = _INT32 = 4
-# Logits of prompts in float32, twice, and their sort keys, twice, which are twice as large.
+# Logits of prompts in float32, twice, and twice their sort keys, which are twice as large.
 _RARE_BYTES = 6 * 32 * 2**20
-# On a CPU, where freed memory is used again but not given back, by how much steps exceed their activations.
+# Factor by which steps on a CPU exceed their activations: freed memory is reused, but not given back.
 _CPU_SLACK = 3
-# Bookkeeping of a block whose contents can be found again, and of one that is only handed out.
+# Host bytes for a block whose contents can be found again, and for one that is only handed out.
 _CACHED_BLOCK_BYTES, _BLOCK_BYTES = 800, 64
-# Lists with an entry for each row of a block table.
+# Host bytes for each row of a block table.
 _ROW_BYTES = 128
 
 
@@ -126,7 +126,7 @@ def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
 
 
 def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
-    """Activations of one token where a layer holds most of them."""
+    """Return the bytes of one token's activations at the point where a layer holds most of them."""
     qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
     attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
@@ -134,5 +134,5 @@ def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
     feed_forward = itemsize * 3 * model.intermediate_size
     # Cosines and sines for each rope.
     rotations = len(model.ropes) * model.head_dim * _FLOAT32
-    # The residual stream, and what is to be added to it or was normed of it.
+    # The residual stream, and a block's output before it is added, or the normalised stream.
     return 2 * itemsize * model.hidden_size + rotations + max(attention, feed_forward)

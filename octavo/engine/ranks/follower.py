@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 Wanted = TypeVar("Wanted", bound=Record)
 
-# How often to look whether rank 0's process is there, where no ping tells.
+# How often to check that rank 0's process still exists while no ping arrives.
 _LOOK_S = 2.0
 
 
@@ -53,12 +53,12 @@ class _Left(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    """Be a rank until rank 0 ends.
+    """Run one rank until rank 0 ends.
 
     Args:
-        arguments: file numbers of the connections for records and reports, and rank 0's process id.
+        arguments: file descriptors of the connections for records and reports, and rank 0's process id.
     """
-    # Rank 0 warns of the same things.
+    # Rank 0 logs the same warnings.
     logging.getLogger("octavo").setLevel(logging.ERROR)
     connections = [socket.socket(fileno=int(number)) for number in arguments[:2]]
     records, reports = RecordWire(connections[0]), ReportWire(connections[1])
@@ -129,7 +129,7 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
 
 
 def _choose_device(plan: ExecutionPlan) -> None:
-    """Make the rank's GPU the one that is used where none is named."""
+    """Make the rank's GPU the current device."""
     if plan.device.type == "cuda":
         import torch
 
@@ -137,7 +137,7 @@ def _choose_device(plan: ExecutionPlan) -> None:
 
 
 class _Steps:
-    """Runs the steps that rank 0 tells."""
+    """Runs the steps that rank 0 sends."""
 
     def __init__(self, runner: StepRunner, block_size: int) -> None:
         self._runner = runner
@@ -147,7 +147,7 @@ class _Steps:
         self._in_flight: deque[Callable[[], StepResult]] = deque()
 
     def run(self, records: RecordWire, reports: ReportWire) -> None:
-        """Do what comes, until rank 0 closes the wires."""
+        """Handle records until rank 0 closes the wires."""
         while True:
             match records.receive():
                 case Step() as record:
@@ -171,7 +171,7 @@ class _Steps:
         self._wait_for(1 if self._runner.runs_ahead else 0)
 
     def _wait_for(self, num_left: int) -> None:
-        """Wait for the oldest steps until so many are in flight."""
+        """Wait for the oldest steps until at most so many are in flight."""
         while len(self._in_flight) > max(0, num_left):
             self._checksum.add(self._in_flight.popleft()())
 

@@ -1,8 +1,8 @@
 """The processes of ranks 1, 2, ...: rank 0 starts them, watches them, and ends them.
 
-A rank that has ended, has failed or does not answer is the end of all: the others may wait for it in a
-collective, which has no timeout. So a thread kills them within a second, and whoever waits for the engine
-gets one error, which says what the first rank to fail has said. A rank ends by itself when rank 0 does.
+If a rank has ended, has failed or does not answer, all must end: the others may wait for it in a collective,
+which has no timeout. So a thread kills them within a second, and whoever waits for the engine gets one error,
+in the words of the first rank that failed. A rank ends by itself when rank 0 does.
 """
 
 import os
@@ -30,8 +30,8 @@ Wanted = TypeVar("Wanted", bound=Report)
 _PING_S = 1.0
 # Pings without an answer: while a rank imports and loads, and afterwards.
 _MAX_SILENT_LOADING, _MAX_SILENT = 60, 5
-# When one rank ends, others fail because of it, and may be heard first. So all that fail within this time are
-# heard before one is blamed.
+# When one rank ends, others fail because of it, and their reports may arrive first. So reports are
+# read for this long before one rank is blamed.
 _HEAR_S = 0.2
 _KILL_S = 5.0
 
@@ -44,8 +44,8 @@ class _Follower:
         rank: its number.
         process: its process.
         records: where it reads what to do.
-        reports: where it says how it goes.
-        heard: its reports, oldest first; None: there will be no more.
+        reports: where it reports.
+        heard: its reports, oldest first; None: no more will come.
         num_silent: pings since it last answered.
         has_ended: its end of the wires is closed.
         failure: what it said at its end.
@@ -71,7 +71,7 @@ class Followers:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], size: int, num_threads: int, bury: Callable[[OctavoError], None]
+        self, config: Mapping[str, Any], size: int, num_threads: int, on_end: Callable[[OctavoError], None]
     ) -> None:
         """Start them.
 
@@ -79,12 +79,12 @@ class Followers:
             config: fields of EngineConfig.
             size: number of ranks.
             num_threads: of each rank, on a CPU.
-            bury: called once, in any thread, with the reason when they are gone.
+            on_end: called once, in any thread, with the reason when they are gone.
         """
         self.size = size
         self.error: OctavoError | None = None
         self.is_loading = True
-        self._bury = bury
+        self._on_end = on_end
         self._ending = threading.Lock()
         self._has_ended = False
         self._is_buried = threading.Event()
@@ -92,7 +92,7 @@ class Followers:
         try:
             for rank in range(1, size):
                 self._all.append(_start(rank, num_threads))
-                # One that ended at once is found by who watches.
+                # The watching thread finds a process that ended at once.
                 with suppress(OSError):
                     self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
         except BaseException:
@@ -106,7 +106,7 @@ class Followers:
         """Send a record to all."""
         encoded = encode_record(record)
         for follower in self._all:
-            # Whoever watches finds out why.
+            # The watching thread finds out why.
             with suppress(OSError):
                 follower.records.send(encoded)
 
@@ -127,7 +127,7 @@ class Followers:
         self._end(error)
 
     def wait_for_end(self) -> None:
-        """Wait until who watches has found that a rank is gone; for a few seconds at most."""
+        """Wait, at most a few seconds, until the watching thread has found that a rank is gone."""
         self._is_buried.wait(_KILL_S)
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ class Followers:
         self._end(None)
 
     def _end(self, error: OctavoError | None) -> None:
-        """Kill what is left, once."""
+        """Kill the processes that are left; only the first call does anything."""
         with self._ending:
             if self._has_ended:
                 return
@@ -149,11 +149,11 @@ class Followers:
             follower.records.close()
             follower.heard.put(None)
         if error is not None:
-            self._bury(error)
+            self._on_end(error)
         self._is_buried.set()
 
     def _watch(self) -> None:
-        """Hear all ranks until they are ended, here or elsewhere."""
+        """Read the ranks' reports until the ranks are ended, by this thread or by another."""
         with selectors.DefaultSelector() as selector:
             for follower in self._all:
                 selector.register(follower.reports.connection, selectors.EVENT_READ, follower)
@@ -187,7 +187,7 @@ class Followers:
             for key, _ in selector.select(left_s):
                 self._hear(key.data)
                 if key.data.has_ended:
-                    # It would be heard for ever.
+                    # Its closed end would be ready to read for ever.
                     selector.unregister(key.fileobj)
             if not selector.get_map():
                 return
@@ -208,7 +208,7 @@ class Followers:
             if follower.has_ended:
                 with suppress(subprocess.TimeoutExpired):
                     follower.process.wait(_HEAR_S)
-        # First who was killed, then who says what happened to itself; last who says what others did.
+        # Blame killed ranks first, then ranks with an error of their own, last those that lost a peer.
         return self._error_of(min(filter(self._is_gone, self._all), key=_blame))
 
     def _error_of(self, follower: _Follower) -> OctavoError:
@@ -225,7 +225,7 @@ class Followers:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name; those for real time have none."""
+    """Return a signal's name, or its number for real-time signals, which have none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
@@ -252,7 +252,7 @@ def _start(rank: int, num_threads: int) -> _Follower:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """Return this process' environment; others find the same package by it, and how many threads to use."""
+    """Return the environment for other ranks: this process's, the package's path, the number of threads."""
     root = str(Path(__file__).parents[3])
     paths: Sequence[str] = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"OMP_NUM_THREADS": str(num_threads), **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -22,8 +22,8 @@ from octavo.engine.ranks.rank_thread import RankThread
 from octavo.engine.ranks.records import Begin, Met, Planned, Prepare, Prepared, Ready, Reset
 from octavo.engine.ranks.shared_masks import SentMasks
 from octavo.engine.request import Request
-from octavo.engine.scheduler import SchedulerOutput
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.models import ModelConfig, ModelSource
 from octavo.parallel import PeerLostError, TensorParallel, connect
@@ -35,7 +35,7 @@ _END_S = 5.0
 
 
 class Ranks:
-    """The other ranks' processes and the thread of this one's share: they live and die together."""
+    """The other ranks' processes, and the thread that runs this rank's share. They start and end together."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Start them all; the others begin to plan.
@@ -47,7 +47,7 @@ class Ranks:
         self.size = config.tensor_parallel_size
         self.parallel = TensorParallel.not_met(0, self.size)
         self._pid = os.getpid()
-        self.mourners: list[Callable[[OctavoError], None]] = []
+        self.on_death: list[Callable[[OctavoError], None]] = []
         # Gives back what keeps connections open, once there is something.
         self.release: Callable[[], None] | None = None
         self.thread = RankThread("octavo-rank-0")
@@ -55,13 +55,13 @@ class Ranks:
         if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
             self.thread.call(partial(torch.set_num_threads, num_threads))
         try:
-            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._bury)
+            self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._on_end)
         except BaseException:
             self.thread.stop()
             raise
 
     def run(self, act: Callable[[], Found]) -> Found:
-        """Run a part of rank 0's share in its thread. An error there is the end of all ranks.
+        """Run a part of rank 0's share in its thread. An error there ends all ranks.
 
         Raises:
             OctavoError: what ended them.
@@ -85,7 +85,7 @@ class Ranks:
         try:
             return act()
         except PeerLostError as error:
-            # Another rank has ended, and who watches says how.
+            # Another rank has ended, and the watching thread says how.
             self.followers.wait_for_end()
             self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
             raise
@@ -96,11 +96,11 @@ class Ranks:
                 self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
             raise
 
-    def _bury(self, error: OctavoError) -> None:
+    def _on_end(self, error: OctavoError) -> None:
         self.thread.fail(error)
         self.parallel.abort()
-        for mourn in self.mourners:
-            mourn(error)
+        for call in self.on_death:
+            call(error)
 
 
 class LeaderRunner:
@@ -111,12 +111,12 @@ class LeaderRunner:
     """
 
     def __init__(self, local: StepRunner, plan: ExecutionPlan, ranks: Ranks) -> None:
-        """Lead ranks that are ready.
+        """Take over ranks that are ready.
 
         Args:
             local: runs rank 0's share.
             plan: of rank 0.
-            ranks: ended when this object is.
+            ranks: ended together with this object.
         """
         self.decoder = local.decoder
         self.kv_cache = local.kv_cache
@@ -131,14 +131,14 @@ class LeaderRunner:
 
     @property
     def error(self) -> OctavoError | None:
-        """Why no step will ever run again, or None."""
+        """The error after which no step will ever run again, or None."""
         return self._ranks.thread.error
 
-    def when_dead(self, mourn: Callable[[OctavoError], None]) -> None:
-        """Have a function called, in another thread, when a rank is gone; perhaps twice."""
-        self._ranks.mourners.append(mourn)
+    def when_dead(self, call: Callable[[OctavoError], None]) -> None:
+        """Register a function to be called in another thread when a rank is gone, perhaps twice."""
+        self._ranks.on_death.append(call)
         if self.error is not None:
-            mourn(self.error)
+            call(self.error)
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""

@@ -1,4 +1,4 @@
-"""Steps as records, and records as steps: other ranks see rank 0's requests as far as steps read them.
+"""Turns steps into records and records into steps. Of rank 0's requests, other ranks see what steps read.
 
 Only what is new is sent: a request once, then the tokens and blocks that it got since its last step. Tokens
 come from rank 0, although every rank samples the same ones: so a follower's request is rank 0's, whatever was
@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 from octavo.engine.ranks.records import Item, NewRequest, Step
 from octavo.engine.request import Request
-from octavo.engine.scheduler import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.result import StepResult
+from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.errors import EngineError
 from octavo.kv import SequenceBlocks
 from octavo.outputs import RequestMetrics
@@ -137,7 +137,7 @@ class StepReader:
         self._requests.clear()
 
     def _request(self, new: NewRequest) -> Request:
-        """Make a request without tokens or blocks. Steps do not read what is made up here."""
+        """Make a request without tokens or blocks. Steps do not read the fields that are made up here."""
         return Request(
             request_id=str(new.number),
             index=0,
@@ -160,7 +160,7 @@ def _scheduled(item: Item, requests: Mapping[int, Request]) -> ScheduledRequest:
     block_ids = array("i")
     block_ids.frombytes(item.block_ids)
     if item.are_all:
-        # Another list, by which block tables know that the row is another one.
+        # A new list object, by which block tables notice that the row must be written anew.
         request.blocks.block_ids = block_ids.tolist()
     else:
         request.blocks.block_ids.extend(block_ids)

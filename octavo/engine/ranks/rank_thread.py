@@ -25,10 +25,10 @@ _Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class RankThread:
-    """Runs what it is given, one after the other.
+    """Runs the functions that it is given, one after the other.
 
     Attributes:
-        error: why nothing will run any more, else None.
+        error: why nothing runs any more, else None.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,13 +39,13 @@ class RankThread:
         self._thread.start()
 
     def call(self, act: Callable[[], Found]) -> Found:
-        """Run a function after all that were given before, and wait for what it returns or raises.
+        """Run a function after those given before, and return what it returns or raise what it raises.
 
         Raises:
             OctavoError: `error`, now or before.
         """
         answer: _Answer = SimpleQueue()
-        # Before the check: `fail` sets the error before it looks for who waits.
+        # Set before the check, because `fail` sets the error before it looks for a waiting caller.
         self._awaited = answer
         if self.error is not None:
             raise _again(self.error)
@@ -56,15 +56,15 @@ class RankThread:
                 raise error
             return found
         finally:
-            # The error refers to this frame.
+            # The error's traceback refers to this frame.
             del error
 
     def post(self, act: Callable[[], object]) -> None:
-        """Run a function after all that were given before; nobody waits for it, and it must not raise."""
+        """Run a function after those given before; nobody waits for it, and it must not raise."""
         self._jobs.put((act, SimpleQueue()))
 
     def fail(self, error: OctavoError) -> None:
-        """Have the call under way and all later ones raise. Called by any thread."""
+        """Make the call under way and all later ones raise. Any thread may call it."""
         self.error = error
         self._awaited.put((None, _again(error)))
 
@@ -77,7 +77,7 @@ class RankThread:
             pass
 
     def _run_next(self) -> bool:
-        """Run one function; its frame is gone afterwards, and with it all that it refers to."""
+        """Run one function in a frame of its own, so that nothing it refers to outlives it."""
         job = self._jobs.get()
         if job is None:
             return False

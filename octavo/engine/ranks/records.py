@@ -45,7 +45,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     """What steps read of a request and what never changes. Its tokens come with its first step.
 
     Attributes:
-        number: by which later records name it.
+        number: its name in later records.
         num_prompt_tokens: see Request.
         params: likewise.
         seed: likewise.
@@ -72,7 +72,7 @@ class Item(msgspec.Struct, array_like=True):
         row: its row of the block tables.
         token_ids: tokens that it got since its last step, as int32.
         block_ids: blocks likewise; all of its blocks if `are_all`.
-        are_all: its blocks are another list than in its last step.
+        are_all: its block list was replaced since its last step.
     """
 
     number: int

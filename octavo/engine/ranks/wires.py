@@ -17,7 +17,7 @@ from octavo.engine.ranks.records import Failed, Record, Report
 
 _LENGTH = struct.Struct("<Q")
 _PING = b"\0"
-# Of a report: more than any has, less than a socket takes at once.
+# Largest report: more than any has, less than a socket takes at once.
 _MAX_REPORT_BYTES = 2**16
 _MAX_MESSAGE_CHARS = 4000
 
@@ -27,7 +27,6 @@ class RecordWire:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Record)
 
     def send(self, encoded: bytes) -> None:

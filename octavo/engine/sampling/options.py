@@ -1,10 +1,10 @@
 """What requests ask of sampling, in one table: which options kernels read, and which change the logits first.
 
 On a GPU a CUDA graph samples from the device's rows. Options that change logits, and log-probabilities, are
-launches around it, for the requests that ask. Nothing waits for the host.
+launched around it, only for the requests that ask. Nothing waits for the host.
 
 An option that kernels read is a row of OPTIONS and an argument of those kernels: rows on the device and graph
-variants follow. One that changes logits is a row, and what Sampler does about it.
+variants follow. One that changes logits is a row, and a few lines in Sampler.
 
 Imports no torch: requests are built from it.
 """
@@ -62,12 +62,12 @@ class Option(NamedTuple):
 
 
 def _temperature(request: SampledRequest) -> float:
-    """0 is greedy, which the user's parameter is below a small bound too."""
+    """Return the temperature; 0 means greedy, as does every parameter below a small bound."""
     return 0.0 if request.params.greedy else request.params.temperature
 
 
 def _signed_seed(request: SampledRequest) -> int:
-    """The seed's 64 bits as an int64: seeds are unsigned."""
+    """Return the 64 bits of the seed, which is unsigned, as an int64."""
     return (request.seed + 2**63) % 2**64 - 2**63
 
 
@@ -75,7 +75,7 @@ def _signed_seed(request: SampledRequest) -> int:
 OPTIONS = (
     Option("temperatures", Path.DRAW, 0.0, _temperature, np.float32),
     Option("seeds", Path.DRAW, 0, _signed_seed, np.int64),
-    # The position each request's first output token is computed from: draws are keyed by what lies behind it.
+    # The position that yields a request's first output token; draws are keyed by the distance to it.
     Option("first_positions", Path.DRAW, 0, lambda r: r.num_prompt_tokens - 1, np.int32),
     Option("top_k", Path.FILTER, 0, lambda r: max(0, r.params.top_k), np.int32),
     Option("top_p", Path.FILTER, 1.0, lambda r: r.params.top_p, np.float32),

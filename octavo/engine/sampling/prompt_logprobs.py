@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import Tops, log_softmax, pack_tops
-from octavo.engine.scheduler import ScheduledRequest
+from octavo.engine.sampling.tops import Tops, log_softmax, pack_tops
 from octavo.engine.step.result import PromptLogprobs
+from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.gpu.copies import to_device, to_host
 from octavo.models import Decoder
 
@@ -59,7 +59,7 @@ def prompt_logprobs(
 
 
 def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[PendingLogprobs]:
-    """The same for one request: row i of `hidden` predicts position item.start + i + 1."""
+    """Find those of one request: row i of `hidden` predicts position item.start + i + 1."""
     request = item.request
     first = item.start + 1
     start = max(first, request.prompt_logprobs_start or 0)
@@ -78,7 +78,7 @@ def _of_chunk(decoder: Decoder, item: ScheduledRequest, hidden: Tensor) -> list[
 
 
 def _logits(decoder: Decoder, hidden: Tensor, num_rows: int) -> Tensor:
-    """Logits of [R, hidden size] rows. On a GPU always of the same number, or another kernel would run."""
+    """Return logits of [R, hidden size] rows; on a GPU R is padded, so that the same kernel always runs."""
     if not hidden.is_cuda:
         return decoder.compute_logits(hidden)
     return decoder.compute_logits(pad(hidden, (0, 0, 0, num_rows - len(hidden))))[: len(hidden)]

@@ -137,13 +137,13 @@ def lowest_kept(
 
 @triton.jit
 def _to_order(value):
-    """float32 scalar to an int64 of the same order."""
+    """Map a float32 scalar to an int64 of the same order."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def _from_order(order):
-    """The inverse of _to_order."""
+    """Invert _to_order."""
     bits = order.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -39,7 +39,7 @@ def gumbel(seed, position, index, STREAM: tl.constexpr):
 
 @triton.jit
 def inverse_temperature(temperature):
-    """Return the factor of logits, float32; a greedy row's is 1, and matters to nobody."""
+    """Return the factor of logits, float32; for a greedy row it is 1 and unused."""
     # The bound keeps the factor finite. Logits that differ at all differ by far more than 1e-10.
     return tl.where(temperature > 0.0, 1.0 / tl.maximum(temperature, 1e-10), 1.0)
 

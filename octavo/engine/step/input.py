@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.attention import AttentionMetadata, ForestPlan
-from octavo.engine.scheduler import ScheduledRequest
+from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
 
@@ -101,6 +101,6 @@ def _new_token_ids(scheduled: list[ScheduledRequest]) -> np.ndarray:
 
 
 def _logits_indices(scheduled: list[ScheduledRequest], cu_seqlens_q: np.ndarray) -> np.ndarray:
-    """[R] int64: the last token of each sequence that samples; earlier chunks of a prompt need no logits."""
+    """Return [R] int64, the last token of each sequence that samples; other tokens need no logits."""
     samples = np.array([item.samples for item in scheduled], dtype=bool)
     return (cu_seqlens_q[1:] - 1)[samples].astype(np.int64)

@@ -12,9 +12,9 @@ import time
 
 from octavo.engine.step.time import StepTime, StepWork
 
-# Of the host's time for a step, and of the typical error of a guess: how much of each the margin holds.
+# The margin is this many times the host's time for a step plus the typical error of a guess.
 _MARGIN = 3.0
-# The host's longest time of late counts: a step that begins requests takes longer than those that decode.
+# The host's longest recent time counts, because steps that begin requests take longer than others.
 _HOST_DECAY = 0.95
 # Shorter waits are not worth a sleep.
 _SHORTEST_S = 0.5e-3
@@ -25,7 +25,7 @@ class Pace:
 
     Attributes:
         step_time: what is known of the device.
-        limit: the same where EngineConfig sets max_step_ms: steps are planned by it; else None.
+        limit: the same object if EngineConfig sets max_step_ms, to plan steps by; else None.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
@@ -43,7 +43,7 @@ class Pace:
         """Take note that the device has just ended a step.
 
         Args:
-            work: what it did; None: it is no example for later ones.
+            work: what it did; None: nothing is learned from it.
             launched_at: when it was launched, by time.perf_counter.
         """
         begun_at, self._idle_at = self._begin(launched_at), time.perf_counter()
@@ -65,5 +65,5 @@ class Pace:
         return spare if spare >= _SHORTEST_S else 0.0
 
     def _begin(self, launched_at: float) -> float:
-        """When the device began a step: when it was launched, or when the one before was done."""
+        """Return when the device began a step: at its launch, or when the previous step was done."""
         return max(launched_at, self._idle_at)

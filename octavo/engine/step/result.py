@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 from octavo.attention import KVCache
 from octavo.attention.plan.prefix_forest import Sharing
 from octavo.engine.request import Request
-from octavo.engine.sampling.sampler import SampledToken, Top
-from octavo.engine.scheduler import SchedulerOutput
+from octavo.engine.sampling.sampler import SampledToken
+from octavo.engine.sampling.tops import Top
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.models import Decoder
 
 PrepareProgress = Callable[[str, int, int], None]
@@ -43,7 +44,7 @@ class StepResult:
 
 
 class LateWork(NamedTuple):
-    """What had to be done in a step although it could have been before the engine was ready.
+    """Work that steps had to do, although it could have been done before the engine was ready.
 
     Attributes:
         compiled: kernels compiled or loaded, those of other engines in this process included.
@@ -77,7 +78,7 @@ class StepRunner(Protocol):
         """Do now what steps would have to wait for: compile, capture, allocate.
 
         Args:
-            progress: called with (what is done, how many are done, how many there are).
+            progress: called with (task, number done, number in all).
         """
         ...
 
@@ -102,7 +103,7 @@ class StepRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every request and every step under way: whatever is read next will be written before."""
+        """Forget every request and every step under way; whatever is read next is written first."""
         ...
 
     def close(self) -> None:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
-from octavo.engine.scheduler import Scheduler, SchedulerOutput
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.step.pace import Pace
 from octavo.engine.step.result import StepResult, StepRunner
+from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.engine.step.time import StepWork
 from octavo.errors import EngineDeadError, EngineError, OctavoError
 from octavo.garbage import StepGarbage
@@ -34,7 +35,7 @@ class _Launched(NamedTuple):
     Attributes:
         step: what it does.
         wait: waits for its result.
-        work: what is learned from it; None: nobody reads along, and it is no example for steps that matter.
+        work: what step times are learned from; None: nobody reads along, so nothing is learned from it.
         launched_at: when, by time.perf_counter.
     """
 

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Prompts go on at this pace whatever the limit is.
+# Prompt tokens that every step may compute, whatever the limit is.
 _FEWEST_TOKENS = 64
 # Steps until the weights mean something.
 _FEWEST_STEPS = 8
-# A step's say falls to a half within 140 others.
+# A step's influence halves within 140 further steps.
 _FORGET = 0.995
-# Of the weights before anything is known, in units of a typical step: large, so that the first steps decide.
+# Variance of the weights before the first step, scaled as below: large, so that the first steps decide.
 _UNKNOWN = 1e4
-# Typical sizes, which make the weights alike: of each term, and seconds.
+# Typical sizes of each term, and of a step in seconds, which bring all weights to one scale.
 _SCALES = np.array([1.0, 1.0, 1e5, 1e3, 1e6])
 _SECONDS = 1e-2
 
@@ -33,7 +33,7 @@ class StepWork(NamedTuple):
     Attributes:
         num_decode_keys: tokens in the cache, over the sequences that decode.
         num_prompt_tokens: tokens of prompts.
-        num_prompt_keys: over these, tokens of the same prompt before them.
+        num_prompt_keys: tokens of the same prompt before each of them, summed.
     """
 
     num_decode_keys: int
@@ -57,7 +57,7 @@ class StepTime:
         self._num_steps = 0
 
     def seconds(self, work: StepWork) -> float | None:
-        """Return how long a step probably takes; None: nobody knows yet."""
+        """Return how long a step probably takes; None: too few steps have run."""
         if self._num_steps < _FEWEST_STEPS:
             return None
         return float(self._weights @ _features(work)) * _SECONDS
@@ -81,14 +81,14 @@ class StepTime:
         return max(_FEWEST_TOKENS, int(num_tokens))
 
     def learn(self, work: StepWork, seconds: float) -> None:
-        """Take note of a step that took some seconds."""
+        """Learn from a step that took so many seconds."""
         features = _features(work)
         gain = self._uncertainty @ features
         gain /= _FORGET + features @ gain
         error = seconds / _SECONDS - self._weights @ features
         self._weights += gain * error
         uncertainty = (self._uncertainty - np.outer(gain, features @ self._uncertainty)) / _FORGET
-        # What no step tells anything about would otherwise be forgotten without end.
+        # Unbounded, the uncertainty of weights that no step tells anything about would grow for ever.
         if uncertainty.trace() < len(_SCALES) * _UNKNOWN:
             self._uncertainty = uncertainty
         self._num_steps += 1

@@ -67,7 +67,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing but EOS can follow."""
+        """Whether nothing but EOS can follow."""
         return self.raw.is_stopped()
 
 

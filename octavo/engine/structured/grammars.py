@@ -10,13 +10,13 @@ from octavo.errors import ConfigError, StructuredOutputError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.tokenizer import Tokenizer
 
-# Of grammars' text; compiled ones take up to some fifty times as much. A small one counts as 1 KiB.
+# Text of the grammars that are kept, at least 1 KiB each; compiled, they take up to fifty times as much.
 _MAX_KEPT_BYTES = 2**19
 _LEAST_BYTES = 2**10
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Any thread may use it; the engine's own should not have to."""
+    """Compiles grammars for one vocabulary. Any thread may use it; the engine's thread should not need to."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]

@@ -33,7 +33,7 @@ class _Job(Generic[Result]):
         self.is_running = self.is_given_up = False
 
     def run(self) -> None:
-        """Call, and note what comes of it."""
+        """Call the function and note its result or error."""
         try:
             self.outcome.append(self.act())
         except Exception as error:

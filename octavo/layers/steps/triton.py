@@ -6,7 +6,7 @@ from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.step_map import StepMap
+from octavo.attention.triton.work import StepMap
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps import dense

@@ -1,4 +1,4 @@
-"""Checks of what the public functions are given. Each raises InvalidArgumentError; none waits for a GPU."""
+"""Checks of the public functions' arguments. Each raises InvalidArgumentError; none waits for a GPU."""
 
 from collections.abc import Sequence
 

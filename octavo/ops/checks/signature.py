@@ -1,6 +1,6 @@
-"""Checks that depend on shapes, strides, dtypes and devices only, made once for calls that are alike.
+"""Runs checks that depend on shapes, strides, dtypes and devices only once for calls that are alike.
 
-A small call takes less time than its checks do.
+The checks of a small call take longer than the call.
 """
 
 import functools
@@ -15,7 +15,7 @@ _MOST = 1024
 
 
 def once(check: Callable[..., Result]) -> Callable[..., Result]:
-    """Return the check with its results kept for groups of arguments that are alike; refusals are not kept.
+    """Return the check with a cache: it runs once for arguments that are alike. Refusals are not kept.
 
     The check takes tuples, and must read of a tensor in them its shape, strides, dtype and device only.
     """
@@ -29,7 +29,7 @@ def once(check: Callable[..., Result]) -> Callable[..., Result]:
         try:
             result = results.get(key)
         except TypeError:
-            # What cannot be hashed is not what any argument should be: the check says so.
+            # No valid argument is unhashable, so the check refuses it.
             return check(*groups)
         if result is None:
             result = check(*groups)
@@ -44,5 +44,5 @@ def once(check: Callable[..., Result]) -> Callable[..., Result]:
 def _describe(value: object) -> Hashable:
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.device
-    # Equal values of several types, such as 1 and True, are not alike.
+    # Equal values of different types, such as 1 and True, are not alike.
     return None if value is None else (value.__class__, value)

@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where new keys go: a block table, the tokens before, and limits that keep a bad id harmless."""
+    """Where new keys go: a block table, the tokens before them, and limits that make a bad id harmless."""
 
     table: Any
     table_row: Any

@@ -79,7 +79,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     async def whole() -> Response:
         generation, box = await begin()
         outputs = await generation.finish()
-        # The text may be long, and written to be hard to read.
+        # In the pool, because the text may be long, or made to be slow to parse.
         completion = await context.run(_completion, answer, outputs[0], box)
         return Response(encode(completion), media_type="application/json")
 
@@ -142,7 +142,7 @@ async def _events(
     gathered = Gathered(asked.stream_interval or 1)
     first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
     has_role = [False] * n
-    # Where an event has more than text, all of it is written anew.
+    # An event with more than text is encoded as a whole.
     has_more = usage.is_continuous or bool(asked.return_token_ids) or box.reader() is not None
     texts = TextEvents(lambda index, text: _chunk(answer, [_text_choice(index, text)], UNSET, UNSET))
     writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]

@@ -53,7 +53,7 @@ class _Answer:
 
     @property
     def only_echo(self) -> bool:
-        """True if what is generated is not shown."""
+        """Whether only the prompt is shown, and not what is generated."""
         return self.request.max_tokens == 0
 
 
@@ -151,7 +151,7 @@ def _whole_logprobs(
 
 
 class _Text:
-    """One of the texts that are streamed: how far it is."""
+    """One of the texts that are streamed, and how far its stream is."""
 
     __slots__ = ("has_begun", "offset")
 
@@ -166,7 +166,7 @@ async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
     usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
     gathered = Gathered(answer.request.stream_interval or 1)
     texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
-    # Where an event may have more than text, or other text, all of it is written anew.
+    # An event that may have more than text, or other text, is encoded as a whole.
     has_more = (
         usage.is_continuous
         or answer.only_echo

@@ -85,7 +85,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationError) -> Body:
-    """Decode again without fields that Octavo lacks if all they ask for is nothing."""
+    """Decode again without the fields that Octavo lacks, if their values ask for nothing."""
     fields = _as_object(body)
     if fields is not None:
         for name in fields.keys() & _REFUSED.keys() - set(kind.__struct_fields__):
@@ -110,7 +110,7 @@ def _as_object(body: bytes) -> dict[str, Any] | None:
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Compare with types: 0 is not False here."""
+    """Return whether a value is one of these, types included: 0 is not False."""
     return any(type(value) is type(other) and value == other for other in neutral)
 
 

@@ -37,7 +37,7 @@ class Load(msgspec.Struct):
     """Answer of GET /load, in vLLM's form.
 
     Attributes:
-        server_load: requests that are not answered to the end.
+        server_load: requests whose answers are not complete.
     """
 
     server_load: int

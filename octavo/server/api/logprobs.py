@@ -50,7 +50,7 @@ class LogprobWriter:
 
         Args:
             token_ids: the tokens.
-            entries: theirs; None for the first of a prompt.
+            entries: their log-probabilities; None for the first token of a prompt.
             offset: where in the text the first of them begins, in characters.
         """
         written = CompletionLogprobs([], [], [], [])
@@ -66,7 +66,7 @@ class LogprobWriter:
             written.token_logprobs.append(_finite(entry[token_id].logprob))
             top: dict[str, float] = {}
             for other in [*self._top(entry), token_id]:
-                # Of tokens with the same text, such as parts of characters, the most likely stands for all.
+                # Of tokens with the same text, such as parts of characters, the most likely one is shown.
                 top.setdefault(self._text(other), _finite(entry[other].logprob))
             written.top_logprobs.append(top)
         return written

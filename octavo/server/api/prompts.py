@@ -11,13 +11,13 @@ from octavo.server.api.types import MAX_PROMPTS
 from octavo.server.errors import refused
 from octavo.tokenizer import Tokenizer
 
-# Stands where a message is to be continued: no other text looks like it. One for all, so that equal chats
-# are rendered once.
+# Marks the place where a message is continued; no other text looks like it. It is the same for all chats, so
+# that equal ones are rendered once.
 _HERE = secrets.token_hex(16)
-# Texts are measured in parts of so many characters. That counts a few tokens too many, never twice as many.
+# Texts are tokenized in parts of this length to count tokens: a few too many, but never twice as many.
 _PART_CHARS = 1 << 16
 _FAR_TOO_LONG = 2
-# What is to be truncated may be longer, but not without end.
+# A prompt that is to be truncated may be this many times as long.
 _FAR_TOO_LONG_TO_TRUNCATE = 4
 
 
@@ -26,8 +26,8 @@ class Reading:
     """How prompts are read.
 
     Attributes:
-        add_special_tokens: add BOS and EOS where the model was trained with them; None: as the kind of
-            prompt has it.
+        add_special_tokens: add BOS and EOS where the model was trained with them; None: the default of this
+            kind of prompt.
         truncate: keep at most this many tokens; -1: as many as the model takes; None: refuse longer prompts.
         keep_left: keep a prompt's beginning when it is truncated, not its end.
     """
@@ -45,7 +45,7 @@ class Prompts:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's, if it has one."""
+        """The model's tokenizer, if it has one."""
         return self._reader.tokenizer
 
     def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
@@ -111,7 +111,7 @@ class Prompts:
         return before
 
     def encode(self, text: str, reading: Reading) -> list[int]:
-        """Tokenize a text, but none that is far too long: that would take seconds.
+        """Tokenize a text, but refuse one that is far too long at once: tokenizing it would take seconds.
 
         Raises:
             RequestTooLongError: it is certainly too long.
@@ -148,5 +148,5 @@ class Prompts:
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Clients send back what they got, with null for what was not there."""
+    """Drop nulls: clients send back what they received, with null for missing fields."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -79,7 +79,7 @@ class EventStream(Response):
         """Send everything; the generation has ended when this returns or raises."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-            # Past all that stands between: each layer costs as much as writing an event.
+            # Directly to the server: each layer between costs as much as writing an event.
             send = scope.get("octavo.send", send)
             await unless_gone(receive, self._pump(send), self._guard(send))
         finally:

@@ -1,4 +1,4 @@
-"""Events that carry new text and nothing else, as most do: what stands around the text is encoded once."""
+"""Events that carry only new text, as most do: everything around the text is encoded once."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ class TextEvents:
         """Begin without any.
 
         Args:
-            write: makes an event of a choice's index and its new text, the slow way. Nothing that a client
-                named may come after the text.
+            write: encodes an event of a choice's index and its new text, the slow way. Nothing that a client
+                chose may come after the text.
         """
         self._write = write
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -31,5 +31,5 @@ class TextEvents:
 
 
 def is_text_alone(delta: CompletionDelta) -> bool:
-    """True if a client sees nothing of a delta but its text."""
+    """Return whether a client sees nothing of a delta but its text."""
     return delta.finish_reason is None and delta.logprobs is None and delta.text != ""

@@ -25,9 +25,9 @@ from octavo.server.loop.engine_loop import EngineLoop
 
 MIN_INTERVAL_S = 0.2
 MAX_WATCHERS = 64
-# What snapshots may take: of the engine's thread, and of both, as they share an interpreter.
+# Shares of time that snapshots may take: of the engine's thread alone, and of it and the event loop together.
 _ENGINE_SHARE, _SHARE = 1e-3, 1e-2
-# A cost counts for the next intervals, too: ever less of it.
+# A cost counts for the next intervals as well, with this factor for each.
 _COST_DECAY = 0.9
 _WRITE_TIMEOUT_S = 30.0
 
@@ -143,7 +143,7 @@ class Watch:
         return _EventStream(self.events())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield snapshots as server-sent events. Who is slow misses some; nothing is kept for anybody."""
+        """Yield snapshots as server-sent events. A slow reader misses some; nothing is kept for anybody."""
         with self._watching():
             number = self.num_made - (self._latest is not None)
             while True:
@@ -166,7 +166,7 @@ class Watch:
             if self.num_watchers == 0:
                 self._task.cancel()
                 self._latest = None
-                # One that is cancelled says nothing more; another may begin beside it.
+                # A cancelled task does nothing more, and a new one may begin beside it.
                 self._task = None
 
     async def _run(self) -> None:
@@ -187,11 +187,11 @@ class Watch:
         self._changed = asyncio.Event()
 
     async def _snapshot(self) -> Snapshot:
-        """Look between two steps, and describe what was seen."""
+        """Look at the engine between two steps, and describe what was seen."""
         try:
             seen, engine_s = await self._loop.call(self._look)
         except OctavoError:
-            # It loads, or is dead.
+            # The engine loads, or is dead.
             return Snapshot(self._loop.state, time.monotonic())
         begun = self._clock()
         snapshot = self._describer.describe(self._loop.state, seen, self._loop.stats())
@@ -204,7 +204,7 @@ class Watch:
         return seen, self._clock() - begun
 
     def note_cost(self, engine_s: float, all_s: float) -> None:
-        """Take note of what a snapshot took, of the engine's thread and of both."""
+        """Take note of what a snapshot cost: of the engine's thread alone, and in all."""
         self.engine_s += engine_s
         self._engine_cost_s = max(engine_s, self._engine_cost_s * _COST_DECAY)
         self._cost_s = max(all_s, self._cost_s * _COST_DECAY)
@@ -226,7 +226,7 @@ class _EventStream(Response):
         try:
             await unless_gone(receive, self._send_all(send))
         except (ClientGoneError, TimeoutError):
-            # Nobody watches for ever.
+            # The stream of a watcher has no end of its own.
             return
         finally:
             await self._events.aclose()

@@ -1,4 +1,4 @@
-"""What people see of an engine at work: its pool, its prefixes, its requests. Never a prompt, nor its id.
+"""What people see of an engine at work: its pool, its prefixes, its requests. Never a prompt or an id.
 
 engine's thread   look       copies what the next step changes: bounded, whatever the pool
 event loop        Describer  makes a snapshot of it
@@ -37,7 +37,7 @@ class Look:
         cells: reference count of each cell's block; -1 if it is free.
         rows: (request id, index) and figures of those that run or wait; not all of them if there are many.
         keys: [S] the same two of every sequence that holds blocks.
-        tables: [S] its block ids, a list that only grows, and how many of them it had.
+        tables: [S] the block ids of each, a list that only grows, and how many there were.
         branches: of the prefix tree.
     """
 
@@ -63,7 +63,8 @@ class RequestRow(msgspec.Struct):
         max_output_tokens: where it ends at the latest.
         blocks: blocks it reads.
         age_s: seconds since it arrived.
-        number: of the sequence, counted since people look on; so is `request`, which its siblings share.
+        number: of the sequence, counted since somebody watches; `request` likewise, the same for its
+            siblings.
     """
 
     state: str
@@ -136,7 +137,7 @@ class Snapshot(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         state: as EngineLoop.state.
-        time_s: of a clock that only differences mean something of.
+        time_s: of a clock of which only differences mean something.
         branches: as octavo.kv.branches.Branch.
     """
 

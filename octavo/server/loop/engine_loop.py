@@ -8,10 +8,10 @@
 Nothing here holds a lock during a step. Outputs are read beside their writer (outputs.DeltaReader); locks
 guard queues and counts, for microseconds.
 
-An error within a step is the engine's affair: it ends the requests of that step and goes on. What comes out
-of `Engine.step` anyway is tried again, and kills the engine if that does not help. A step that passes its
-deadline ends every stream, and the engine counts as dead; if the step comes back, all its requests are
-aborted and the engine lives again.
+The engine handles an error within a step: it ends the requests of that step and goes on. If `Engine.step`
+raises all the same, it is tried again, and the engine dies if that does not help. A step that passes its
+deadline ends every stream, and the engine counts as dead; if the step returns, all its requests are aborted
+and the engine lives again.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from octavo.server.loop.worker import Worker
 Found = TypeVar("Found")
 State = Literal["loading", "ready", "draining", "dead"]
 
-# Longer prompts are read by other threads; to hand shorter ones over would take longer than to read them.
+# Longer prompts are read by other threads. Handing a shorter one over takes longer than reading it.
 _MAX_INLINE_CHARS, _MAX_INLINE_IDS = 256, 4096
 _NUM_PROMPT_READERS = 2
 _POLL_S = 0.01
-# After a drain's timeout: until everything that was aborted is gone.
+# After a drain's timeout: how long to wait until everything that was aborted is gone.
 _ABORT_S = 5.0
 
 
@@ -101,12 +101,12 @@ class EngineLoop:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the state is "dead", else None."""
+        """The error if the state is "dead", else None."""
         return self._worker.error
 
     @property
     def seconds_since_progress(self) -> float:
-        """Since the last step ended; 0 while the engine loads or has nothing to do."""
+        """Seconds since the last step ended; 0 while the engine loads or has nothing to do."""
         return self._worker.seconds_since_progress
 
     async def wait_until_ready(self) -> None:
@@ -167,7 +167,7 @@ class EngineLoop:
         return Stream(job, self._readers_here(), self._worker.abort)
 
     def check_room(self, params: SamplingParams) -> None:
-        """Find out whether a request could be queued now, before its prompt is read.
+        """Check that a request could be queued now, before its prompt is read.
 
         Raises:
             QueueFullError: too much waits.
@@ -236,7 +236,7 @@ class EngineLoop:
         )
 
     async def _read(self, prompt: Prompt | TokenIds) -> TokenIds:
-        """Read a prompt, here if it is short."""
+        """Read a prompt, in this thread if it is short."""
         prompts = self.engine.prompts
         if _is_long(prompt):
             return await asyncio.get_running_loop().run_in_executor(
@@ -245,7 +245,7 @@ class EngineLoop:
         return prompts.read(prompt)
 
     async def _compile(self, params: SamplingParams) -> Grammar | None:
-        """Compile the grammar that a request asks for, if it does, beside the event loop."""
+        """Compile the grammar that a request asks for, if any, in another thread than the event loop's."""
         if params.structured is None:
             return None
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Every unfinished request of a loop: who is there, who waits, who is told that it will not be finished."""
+"""The unfinished requests of a loop: which there are, which wait, and which will not be finished."""
 
 import threading
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Job:
         token_ids: checked.
         submitted_s: when it came, by time.monotonic.
         grammar: of params.structured, compiled.
-        output: what the engine writes; None until it has the request.
+        output: what the engine writes; None until the engine has the request.
         failure: why the output will not be finished, else None.
-        is_aborted: nobody wants it any more.
+        is_aborted: nobody needs it any more.
     """
 
     request_id: str
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def has_begun(self) -> bool:
-        """Its first token was scheduled, or it has ended."""
+        """Whether its first token was scheduled, or it has ended."""
         output = self.output
         return output is not None and (output.metrics.first_scheduled_s is not None or output.finished)
 
@@ -58,7 +58,7 @@ class Jobs:
         self._room = room
         self._live: dict[str, Job] = {}
         self._waiting: dict[str, Job] = {}
-        # Why no job can be added: what a caller is told.
+        # Why no job can be added, for callers; else None.
         self._closed: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class Jobs:
 
     @property
     def num_waiting(self) -> int:
-        """Completions that wait, those included whose prompts are being read."""
+        """Completions that wait, including those whose prompts are being read."""
         return self._room.num_waiting
 
     @property
@@ -79,7 +79,7 @@ class Jobs:
         return self._room.num_rejected
 
     def unfinished(self) -> list[Job]:
-        """Return all."""
+        """Return all unfinished jobs."""
         with self._lock:
             return [*self._live.values()]
 
@@ -93,7 +93,7 @@ class Jobs:
             self._room.enter(num_completions)
 
     def check_room(self, num_completions: int) -> None:
-        """Find out whether a request could enter now.
+        """Check that a request could enter now.
 
         Raises:
             QueueFullError: too many wait.
@@ -102,7 +102,7 @@ class Jobs:
             self._room.check(num_completions)
 
     def leave(self, num_completions: int) -> None:
-        """Give the place back: no job came of it."""
+        """Give back a place that no job will use."""
         with self._lock:
             self._room.leave(num_completions, 0, begins=False)
 
@@ -125,7 +125,7 @@ class Jobs:
             self._live[job.request_id] = self._waiting[job.request_id] = job
 
     def note_begun(self) -> None:
-        """Count those out of the waiting ones that have begun. Call it after each step."""
+        """Stop counting jobs as waiting that have begun. Call it after each step."""
         if not self._waiting:
             return
         with self._lock:
@@ -140,7 +140,7 @@ class Jobs:
                 self._stop_waiting(job, begins=False)
 
     def fail_all(self, reason: str) -> None:
-        """End all with an EngineDeadError, and refuse new ones until `reopen`."""
+        """End all jobs with an EngineDeadError, and refuse new ones until `reopen`."""
         with self._lock:
             self._closed = reason
             for job in self._live.values():

@@ -1,7 +1,7 @@
 """One request's output, read on an asyncio event loop while the engine's thread writes it.
 
-Nothing is kept for readers: what is new is cut from the output when somebody asks (outputs.DeltaReader). So
-a reader that is slow, or never comes, costs no memory. Readers that wait are woken all together:
+Nothing is kept for readers: new text is cut from the output when somebody asks (outputs.DeltaReader). So a
+reader that is slow, or never comes, costs no memory. Waiting readers are woken all together:
 
     engine's thread   step | ring      step | ring     step | ring (one is under way: nothing)
                               '--------.        '-----.
@@ -22,7 +22,7 @@ class Readers:
     """The streams of one event loop that wait for news.
 
     Attributes:
-        num_rings: a stream that has looked since the last one need not look again.
+        num_rings: rings so far; a stream that has looked since the last one need not look again.
         first_token_s: seconds to the first tokens that were read.
     """
 
@@ -32,14 +32,14 @@ class Readers:
         self._event_loop = event_loop
         self._waiting: dict[Stream, asyncio.Future[None]] = {}
         self._is_rung = False
-        # Seconds between tokens, and how many took so long: of those who wait together, most took the same.
+        # Tokens by the seconds since the previous one; most readers that wait together have the same gap.
         self._gaps: dict[float, int] = {}
         self._inter_token_s = inter_token_s
         self.num_rings = 0
         self.first_token_s = first_token_s
 
     def ring(self) -> bool:
-        """Have all look for what was written, from any thread; False if the event loop is closed."""
+        """Make all streams look for news, from any thread; False if the event loop is closed."""
         self.num_rings += 1
         if self._waiting and not self._is_rung:
             self._is_rung = True
@@ -50,10 +50,10 @@ class Readers:
         return True
 
     def expect(self, stream: "Stream") -> "asyncio.Future[None] | None":
-        """Return what is done when the stream has news; None if it has some now."""
+        """Return a future that is done when the stream has news; None if it has some now."""
         if stream in self._waiting:
             raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
-        # First wait, then look: what is written between the two rings for this stream too.
+        # Registered before it looks, so that whatever is written in between rings for this stream too.
         future = self._waiting[stream] = self._event_loop.create_future()
         if stream.num_rings_seen != self.num_rings:
             has_news = stream.look(time.monotonic())
@@ -64,11 +64,11 @@ class Readers:
         return future
 
     def note_gap(self, seconds: float, num_tokens: int) -> None:
-        """Note how long after the ones before so many tokens came."""
+        """Note how long after the previous tokens so many new ones came."""
         self._gaps[seconds] = self._gaps.get(seconds, 0) + num_tokens
 
     def forget(self, stream: "Stream") -> None:
-        """A stream waits no longer."""
+        """Remove a stream that waits no longer."""
         self._waiting.pop(stream, None)
 
     def _wake(self) -> None:
@@ -79,7 +79,7 @@ class Readers:
                 if not stream.look(now):
                     continue
             except Exception as error:
-                # The others shall see their news.
+                # The other streams must still see their news.
                 if not future.done():
                     future.set_exception(error)
             del self._waiting[stream]
@@ -184,7 +184,7 @@ class Stream:
         self.abort()
 
     def look(self, now: float) -> bool:
-        """Cut what is new, for `__anext__` to return; True if there is something, or if it is over."""
+        """Cut what is new, for `__anext__` to return; True if there is something, or the stream is over."""
         self.num_rings_seen = self._readers.num_rings
         job = self._job
         output = job.output
@@ -199,7 +199,7 @@ class Stream:
         if self._cutter is None:
             self._cutter = DeltaReader(output)
         deltas = self._cutter.read()
-        # Some may be left of a reader that was cancelled.
+        # A reader that was cancelled may have left some.
         self._deltas = [*self._deltas, *deltas] if self._deltas else deltas
         return bool(self._deltas)
 
@@ -219,5 +219,5 @@ class Stream:
         if error is None and self._job.output is not None:
             error = self._job.output.error
         if error is not None:
-            # Others raise the same one: it would collect all their tracebacks, and the streams in them.
+            # Other streams raise the same error, which would collect their tracebacks and keep them alive.
             raise error.with_traceback(None)

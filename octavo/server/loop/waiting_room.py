@@ -1,21 +1,21 @@
-"""How much may wait, and for how long it will."""
+"""Bounds how much waits, and estimates for how long."""
 
 import time
 from collections import deque
 
 from octavo.errors import QueueFullError
 
-# How fast requests begin is judged by so many of them, within so many seconds.
+# How fast requests begin is estimated from the last ones: at most this many, of the last so many seconds.
 _NUM_BEGINNINGS = 256
 _MEMORY_S = 60.0
-# Nobody is sent away for less or more.
+# Bounds of Retry-After, and its value before any request has begun, in seconds.
 _LEAST_S, _MOST_S, _UNKNOWN_S = 1.0, 60.0, 5.0
 
 
 class WaitingRoom:
-    """Counts completions and prompt tokens that wait. Not for several threads: its owner has a lock.
+    """Counts completions and prompt tokens that wait. Its owner must hold a lock.
 
-    An empty room takes anything, so that every request can run some time.
+    An empty room takes anything, so that every request can run at some time.
 
     Attributes:
         num_waiting: completions, each of a request's n.
@@ -30,7 +30,7 @@ class WaitingRoom:
         self._beginnings: deque[tuple[float, int]] = deque(maxlen=_NUM_BEGINNINGS)
 
     def enter(self, num_completions: int) -> None:
-        """Let a request in whose prompt is not read yet.
+        """Let a request in before its prompt is read.
 
         Raises:
             QueueFullError: too many wait.
@@ -39,7 +39,7 @@ class WaitingRoom:
         self.num_waiting += num_completions
 
     def check(self, num_completions: int) -> None:
-        """Find out whether `enter` would let a request in.
+        """Check that `enter` would let a request in.
 
         Raises:
             QueueFullError: too many wait.
@@ -48,7 +48,7 @@ class WaitingRoom:
             raise self._full(f"{self.num_waiting} completions wait, at most {self._max_waiting} may")
 
     def add_tokens(self, num_tokens: int) -> None:
-        """Note how long the prompt is of a request that was let in.
+        """Note the length of the prompt of a request that was let in.
 
         Raises:
             QueueFullError: too many tokens wait; the request has to leave.
@@ -58,14 +58,14 @@ class WaitingRoom:
         self.num_tokens += num_tokens
 
     def leave(self, num_completions: int, num_tokens: int, *, begins: bool) -> None:
-        """Let a request out, because it `begins` or because it ended before."""
+        """Let a request out, because it `begins`, or because it ended before it began."""
         self.num_waiting -= num_completions
         self.num_tokens -= num_tokens
         if begins:
             self._beginnings.append((time.monotonic(), num_completions))
 
     def retry_after_s(self) -> float:
-        """Seconds until those that wait now have begun, if they begin as fast as others did lately."""
+        """Return the seconds until all that wait have begun, if they begin as fast as others did lately."""
         now = time.monotonic()
         recent = [(then, count) for then, count in self._beginnings if now - then < _MEMORY_S]
         if not recent:

@@ -1,4 +1,4 @@
-"""Finds work that takes too long: a hung kernel, a deadlock, a device that is gone."""
+"""Notices work that takes too long: a hung kernel, a deadlock, a device that is gone."""
 
 import faulthandler
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
-# Looks this many times within a deadline, but not more often than so.
+# Looks this many times within a deadline, but at least this many seconds apart.
 _LOOKS = 20
 _SHORTEST_S = 0.01
 
@@ -47,11 +47,11 @@ class Watchdog:
         self._stopped.set()
 
     def begin(self) -> None:
-        """A piece of work begins."""
+        """Note that a piece of work begins."""
         self._piece = object()
 
     def end(self) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self._piece = None
 
     def _run(self) -> None:

@@ -17,10 +17,10 @@ from octavo.server.loop.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# While there is work, new requests are taken for at most so long before the next step.
+# While there is work, new requests are taken for at most this long before the next step.
 _TAKE_S = 5e-3
 _STATS_EVERY_S = 0.1
-# Errors that came out of steps are forgiven after so many good ones. One more than so many is the end.
+# Errors out of steps are forgotten after so many good steps. More errors than so many end the engine.
 _FORGIVEN_AFTER, _MAX_FAILURES = 100, 2
 
 
@@ -31,11 +31,11 @@ class Worker:
                -> wait as long as the engine can spare, taking mail
 
     Attributes:
-        engine: once `loaded` is done without an error.
+        engine: the engine, once `loaded` is done without an error.
         loaded: done when the engine is ready, or will never be.
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
-        engine_stats: the engine's counters, as they were lately.
+        engine_stats: the engine's counters as of at most 0.1 s ago.
     """
 
     engine: Engine
@@ -63,11 +63,11 @@ class Worker:
         self._make_engine = make_engine
         self._jobs = jobs
         self._ring = ring
-        # Wakes the thread. What it waits for is in queues that need no lock.
+        # Wakes the thread; what it waits for is in queues that need no lock.
         self._news = threading.Condition()
         self._mail: deque[Job | Callable[[], None]] = deque()
         self._aborts: deque[Job] = deque()
-        # What the engine has. Of this thread alone.
+        # The jobs that the engine has; only this thread uses it.
         self._given: dict[str, Job] = {}
         self._is_stopped = self._is_idle = False
         self._progress_s = self._counted_s = time.monotonic()
@@ -90,16 +90,16 @@ class Worker:
 
     @property
     def seconds_since_progress(self) -> float:
-        """Since the last turn ended; 0 while it loads or has nothing to do."""
+        """Seconds since the last turn ended; 0 while the engine loads or has nothing to do."""
         return 0.0 if self._is_idle or not self.loaded.done() else time.monotonic() - self._progress_s
 
     def post(self, item: Job | Callable[[], None]) -> None:
-        """Have a job run, or a function called between two steps."""
+        """Hand over a job to run, or a function to call between two steps."""
         self._mail.append(item)
         self._notify()
 
     def abort(self, job: Job) -> None:
-        """Have a job ended. Takes no lock, as whoever drops a stream may hold any."""
+        """Ask for a job's end. Takes no lock, because whoever drops a stream may hold any."""
         # While the engine has the job, or the mail, the thread does not sleep.
         job.is_aborted = True
         self._aborts.append(job)
@@ -158,7 +158,7 @@ class Worker:
                 self._news.wait(seconds)
 
     def _take(self) -> None:
-        """Give the engine what has come, and end what nobody wants."""
+        """Give the engine what has come, and abort what nobody needs."""
         until = time.monotonic() + _TAKE_S
         while self._mail and (not self._given or time.monotonic() < until):
             item = self._mail.popleft()
@@ -191,7 +191,7 @@ class Worker:
                 error = EngineError(f"the request could not be added: {error!r}")
             job.failure = error
             self._jobs.remove(job)
-            # It may have been added by half.
+            # The engine may have added it halfway.
             self.engine.abort(job.request_id)
             return
         output.prompt, output.metrics.arrival_s = job.prompt, job.submitted_s
@@ -211,7 +211,7 @@ class Worker:
         self._note_stats()
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Use the engine, watched. One that raises starts over at its next use; raise if that was in vain."""
+        """Use the engine under the watchdog. After an error it starts over; after too many, raise."""
         self._watchdog.begin()
         try:
             act()
@@ -247,7 +247,7 @@ class Worker:
             self.engine_stats = self.engine.stats()
 
     def _die(self, error: BaseException) -> None:
-        """Be dead for good: called by this thread, or by another one if a rank of the engine is gone."""
+        """End for good. Called by this thread, or by another one if a rank of the engine is gone."""
         self.error = error
         self._jobs.fail_all(f"the engine is dead: {error!r}")
         self._notify()
@@ -262,7 +262,7 @@ class Worker:
         self._ring()
 
     def _revive(self) -> None:
-        """Go on after a step came back that had passed its deadline: its requests have failed."""
+        """Go on after a step that had passed its deadline returned; its requests have failed."""
         logger.warning("the step came back after its deadline; its requests are aborted, the engine goes on")
         for job in self._given.values():
             self.engine.abort(job.request_id)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from octavo.server.parsing.calls import CallReader
+from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.pieces import Piece
 from octavo.server.parsing.reasoning import ReasoningReader
 

@@ -23,7 +23,7 @@ class CallObject:
         name: the function's, once it is known.
         has_arguments: they have begun.
         is_complete: the object has ended, and is a call.
-        is_broken: it can be no call any more.
+        is_broken: it cannot become a call any more.
     """
 
     def __init__(self, name: str | None = None, *, known: Set[str] | None = None) -> None:
@@ -50,7 +50,7 @@ class CallObject:
 
     @property
     def raw(self) -> str:
-        """All that was read."""
+        """Everything that was read."""
         return "".join(self._raw)
 
     def take(self) -> str:
@@ -73,7 +73,7 @@ class CallObject:
         return position
 
     def _keep(self, part: str, mark: str) -> None:
-        """Note a part of the object, which ends with a mark, or where the text was cut."""
+        """Note a part of the object, which ends at a mark or at the end of the text so far."""
         self._raw.append(part)
         if self._string is not None:
             self._string.append(part)

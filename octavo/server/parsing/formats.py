@@ -9,7 +9,8 @@ from functools import partial
 
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
-from octavo.server.parsing.calls import CallReader, HermesReader, LlamaReader, MistralReader
+from octavo.server.parsing.call_reader import CallReader
+from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader
 from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
 

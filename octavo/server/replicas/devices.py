@@ -21,7 +21,7 @@ def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry
     """
     found = share_of(device, index, num_replicas, num_gpus, _gpus(), _num_cores())
     if not dry:
-        # Who sets the number of threads means each replica's.
+        # A number of threads that the user sets is for each replica.
         threads = os.environ.get("OMP_NUM_THREADS", found["OMP_NUM_THREADS"])
         os.environ.update({**found, "OMP_NUM_THREADS": threads})
 

@@ -19,11 +19,11 @@ from octavo.server.config import ServerConfig
 from octavo.server.replicas.devices import take_share
 from octavo.server.restart.supervisor import Child, become_child, exit_code_of, note_death
 
-# What a process ends with whose options, or whose model, are wrong: the next one would fare no better.
+# Exit code of a process whose options or model are wrong; the next one would end the same way.
 _CANNOT = 2
 _FRONT = -1
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-# Replicas have nothing to do any more when the front has ended.
+# How long replicas get to end: they have nothing to do once the front has ended.
 _LEAVE_S, _POLL_S = 10.0, 0.05
 
 
@@ -99,7 +99,7 @@ class _Family:
                 missing = [member for member, code in self._ended() if self._is_missed(member, code)]
 
     def end(self) -> None:
-        """End all that is left: what does not end by itself soon is killed."""
+        """End all processes that are left; kill those that do not end soon."""
         for number, seconds in ((signal.SIGTERM, _LEAVE_S), (signal.SIGKILL, _LEAVE_S)):
             self._kill(number, *self._members)
             deadline = time.monotonic() + seconds
@@ -119,14 +119,14 @@ class _Family:
         if member == _FRONT:
             return Role(self._sockets, None, Child(), self._config)
         socket = self._sockets[member]
-        # A process that was killed leaves it behind.
+        # A killed process leaves its socket behind.
         socket.unlink(missing_ok=True)
         take_share(self._device, member, self._config.replicas, self._num_gpus)
         child = Child(self._num_restarts[member])
         return Role(self._sockets, member, child, replica_config(self._config, socket))
 
     def _ended(self) -> list[tuple[int, int]]:
-        """Return who has ended, with exit codes."""
+        """Return the members that have ended, with their exit codes."""
         found: list[tuple[int, int]] = []
         for pid in list(self._members):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -135,7 +135,7 @@ class _Family:
         return found
 
     def _is_missed(self, member: int, code: int) -> bool:
-        """Return whether to start a member again that has ended.
+        """Return whether a member that has ended must be started again.
 
         Raises:
             SystemExit: all is over.
@@ -157,7 +157,7 @@ class _Family:
         return True
 
     def _leave(self) -> None:
-        """Have the front drain; its end is the end of all. The second signal ends all at once."""
+        """Make the front drain; when it ends, all end. The second signal ends all at once."""
         fronts = [pid for pid, member in self._members.items() if member == _FRONT]
         if self._is_leaving:
             self._kill(signal.SIGKILL, *self._members)

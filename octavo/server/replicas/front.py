@@ -22,9 +22,9 @@ from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
 from octavo.server.replicas.proxy import Asked, Headers, Link
 
 REFRESH_S = 1.0
-# One that is not there is asked more often: it may start again any moment.
+# A replica that is gone is asked more often, because it may be back at any moment.
 _RETRY_S = 0.2
-# Longer bodies are read beside the event loop.
+# Longer bodies are parsed in another thread.
 _INLINE_BYTES = 1 << 18
 _JSON = [(b"content-type", b"application/json")]
 
@@ -57,7 +57,7 @@ class Front:
 
     Attributes:
         fleet: the replicas.
-        num_open: requests that are not answered to the end.
+        num_open: requests whose answers are not complete.
         is_draining: no new requests are taken.
     """
 
@@ -90,7 +90,7 @@ class Front:
     async def _watch(self, replica: Replica) -> None:
         link = self._links[replica.name]
         while True:
-            # One that is only slow keeps its last report for a while.
+            # A replica that is only slow keeps its last report for a while.
             with suppress(TimeoutError):
                 try:
                     replica.hear(await link.report())
@@ -159,7 +159,7 @@ class Front:
         return holder_of(headers)
 
     async def _route(self, asked: Asked, send: Send) -> None:
-        """Answer by the best replica. One that refuses or is gone has said nothing yet: another one is asked.
+        """Answer by the best replica. If it refuses or is gone before it has answered, ask another one.
 
         A request that was under way when a replica died is sent to one more, not to all: it may be the cause.
         """
@@ -208,7 +208,7 @@ class Front:
         flight = self.fleet.send(Marks(), others)
         if flight is None:
             raise NotReadyError(f"replica {name} is not ready; try again in a few seconds")
-        # Who looks on is no load.
+        # A watcher is no load.
         flight.end()
         with suppress(aiohttp.ClientError):
             await unless_gone(receive, self._try(asked, flight, send, final=True, more=headers))

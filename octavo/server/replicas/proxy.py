@@ -16,14 +16,14 @@ from octavo.server.errors import ApiError
 from octavo.server.limits import ClientGoneError
 from octavo.server.replicas.paths import REPORT_PATH
 
-# Of one connection, or set by who sends.
+# Headers of a single connection, or set by the sender.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-# A replica may compute for a long time before it answers; whether it lives is known by its reports.
+# No limit in all: a replica may compute for long before it answers, and reports show that it lives.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-# Below the time after which a replica closes an idle connection, so that no request meets that.
+# Less than a replica keeps an idle connection open, so that no request meets its closing.
 _KEEP_ALIVE_S = 5.0
 _EVENT_END = b"\n\n"
 
@@ -50,7 +50,7 @@ class Asked:
 
 
 class Link:
-    """The way to one replica. For one event loop."""
+    """The connections to one replica. For one event loop."""
 
     def __init__(self, socket: Path, write_timeout_s: float) -> None:
         """Connect to nothing yet.
@@ -64,7 +64,7 @@ class Link:
         self._write_timeout_s = write_timeout_s
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Close all connections; requests under way break off."""
         await self._session.close()
 
     async def report(self) -> Report:
@@ -134,7 +134,7 @@ class Link:
         )
 
     async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
-        """Pass events on; should the replica die, the last one says so."""
+        """Pass events on; if the replica dies, the last event says so."""
         last = _EVENT_END
         try:
             async for piece in answer.content.iter_any():

@@ -53,7 +53,7 @@ async def _announce(front: Front, tell_ready: Callable[[], None]) -> None:
 
 
 async def _drain(front: Front, timeout_s: float) -> None:
-    """Let requests end; those that are left then end with the links."""
+    """Let requests end; those left after the timeout end with the links."""
     front.is_draining = True
     deadline = time.monotonic() + timeout_s
     while front.num_open and time.monotonic() < deadline:

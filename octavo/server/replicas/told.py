@@ -16,7 +16,7 @@ _current: ContextVar[tuple["ToldApp", Marks] | None] = ContextVar("octavo-marks"
 
 
 def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
-    """Note what the request that is answered here has for a prompt, if a router sent it."""
+    """Note the prompt of the request that this task answers, if a router sent the request."""
     found = _current.get()
     if found is not None:
         app, marks = found
@@ -55,7 +55,7 @@ class ToldApp:
         if stats.engine is None:
             return Report(self._loop.state)
         engine = self._loop.engine
-        # A look into a dict beside the engine's thread: what comes or goes meanwhile is told next time.
+        # A look into a dict that the engine's thread changes; the next report has what changes meanwhile.
         digests, tokens = self._ledger.held(engine.manager.store.tree.has_digest)
         free_blocks = stats.engine.kv.num_free + stats.engine.kv.num_cached
         return Report(

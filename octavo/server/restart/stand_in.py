@@ -55,7 +55,7 @@ class StandIn:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, self._tls())
 
     def close(self) -> None:
-        """Let nobody in any more. Idempotent."""
+        """Accept no more connections. Idempotent."""
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening = None
@@ -79,7 +79,7 @@ class StandIn:
 
 async def _meet(connection: socket.socket, tls: ssl.SSLContext | None) -> None:
     protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_MAX_HEAD_BYTES), _answer)
-    # Who breaks off, or speaks no TLS, gets no answer.
+    # A client that breaks off, or speaks no TLS, gets no answer.
     with suppress(OSError):
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=tls and _TIMEOUT_S

@@ -24,15 +24,15 @@ from octavo.server.restart.stand_in import StandIn, listen
 
 # What a child tells its parent.
 LISTENING, READY, DYING = b"l", b"r", b"d"
-# A child whose engine is dead has to be gone after so long.
+# A child whose engine is dead is killed after this time.
 _LEAVE_S = 10.0
-# What it told last is read for so long.
+# How long a child's last reports are read after its end.
 _PIPE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """What a forked process knows of its parent; one that nobody supervises tells nobody.
+    """What a forked process knows of its parent. Without a parent, reports go nowhere.
 
     Attributes:
         num_restarts: children before this one.
@@ -56,7 +56,7 @@ def supervise(config: ServerConfig) -> Child:
         EngineDeadError: in the parent: the engine died more often than `max_restarts` allows.
     """
     deaths: deque[float] = deque()
-    # Open from a child's death until the next one listens: nobody is turned away between.
+    # Open from a child's death until the next one listens, so that no client is refused in between.
     listening: socket.socket | None = None
     num_restarts = 0
     while True:
@@ -77,18 +77,18 @@ def supervise(config: ServerConfig) -> Child:
         note_death(deaths, config)
         num_restarts += 1
         if config.uds is not None:
-            # A process that was killed leaves it behind.
+            # A killed process leaves its socket behind.
             Path(config.uds).unlink(missing_ok=True)
         listening = life.listening or listen(config)
 
 
 def become_child(parent: int) -> None:
-    """Have a group of its own, so that Ctrl-C comes from the parent alone, and end with the parent."""
+    """Form a process group of its own, so that only the parent receives Ctrl-C, and end with the parent."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # It was gone before the line above.
+        # The parent ended before the line above.
         os._exit(1)
 
 

@@ -114,7 +114,7 @@ def _blocks(content: Sequence[JsonObject], where: str, place: str) -> list[AnyBl
 
 
 def _block(block: JsonObject, where: str, kinds: Sequence[str]) -> AnyBlock:
-    # Clients send back what they got, with null for what was not there.
+    # Clients send back what they received, with null for missing fields.
     given = {name: value for name, value in block.items() if value is not None}
     if given.get("type") not in kinds:
         text = f"{where}: expected a block of type {' or '.join(kinds)}, got {given.get('type')!r}"

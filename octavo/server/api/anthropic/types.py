@@ -63,7 +63,7 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
     input_schema: JsonObject
     description: str | None = None
     type: Literal["custom"] | None = None
-    # Accepted and without effect: calls that must be made follow their schema always.
+    # Accepted and without effect: required calls always follow their schema.
     strict: bool | None = None
     cache_control: JsonObject | None = None
 
@@ -116,7 +116,7 @@ class TokenCount(Struct):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Tokens of an answer; those of the prompt that came from the prefix cache count apart."""
+    """Tokens of an answer; prompt tokens that came from the prefix cache are counted separately."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

@@ -106,7 +106,7 @@ class OutputWriter:
             return
         self._is_open = False
         item, text = self.items[-1], "".join(self._texts)
-        # What was told of the item before must not change: events may not have been written yet.
+        # A copy, because earlier events that hold the item may not have been written yet.
         if isinstance(item, FunctionCallItem):
             done = FunctionCallItem(
                 id=item.id, status=status, call_id=item.call_id, name=item.name, arguments=text

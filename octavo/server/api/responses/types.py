@@ -114,7 +114,7 @@ class InputDetails(Struct):
 
 
 class OutputDetails(Struct):
-    """How much of the output is reasoning; it is not told apart."""
+    """How much of the output is reasoning; always 0, as it is not counted separately."""
 
     reasoning_tokens: int = 0
 

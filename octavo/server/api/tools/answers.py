@@ -89,5 +89,5 @@ class DeltaWriter:
 
 
 def is_empty(delta: Delta) -> bool:
-    """True if a client would see nothing in it."""
+    """Return whether a client would see nothing in it."""
     return not (delta.content or delta.reasoning_content or delta.tool_calls)

@@ -1,4 +1,4 @@
-"""What a chat may call, and how its answer is held to it and divided."""
+"""The tools of a chat: what it may call, how its answer is held to that, and how the answer is divided."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -188,7 +188,7 @@ def _functions(tools: Sequence[Tool]) -> list[Function]:
 
 
 def _shown_tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool as it was given, without what is not for the model."""
+    """Return a tool as it was given, without fields that are not for the model."""
     function = msgspec.to_builtins(tool.function)
     shown = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": shown}
