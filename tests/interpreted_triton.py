@@ -1,16 +1,21 @@
 """Triton's interpreter without most of its work: the same numbers, several times faster.
 
 Triton 3.6 spends its time on the descriptions of values, not on their numbers. For every value it makes the
-type, the shape and the names of both anew; for every sum of integers it looks for an overflow and, without
-debug mode, drops what it finds; for every call of a function it looks for functions to replace.
+type, the shape and the names of both anew; for every operator it asks which type the result has, and fills a
+block with each constant; for every sum of integers it looks for an overflow and, without debug mode, drops
+what it finds; for every call of a function it looks for functions to replace.
 """
 
 import inspect
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
+
+# Names of the types of which two equal ones need no cast, whatever the operator.
+PLAIN = {"int1", "int8", "uint8", "int32", "uint32", "int64", "uint64", "fp32", "fp64"}
 
 
 def patch() -> None:
@@ -20,7 +25,10 @@ def patch() -> None:
     interpreter.patched_by_octavo = True
     _index_by_item()
     _patch_functions_once()
+    _call_builtins_directly()
     _make_types_once()
+    _know_equal_types()
+    _make_constants_once()
     _look_up_dtypes()
     builder = interpreter.interpreter_builder
     assert not builder.options.debug, "overflows are reported"
@@ -54,18 +62,36 @@ def _patch_functions_once() -> None:
     interpreter._patch_lang = patch_lang_once
 
 
+def _call_builtins_directly() -> None:
+    """Leave out the wrapper that asks whether a function is called with what the interpreter adds."""
+    wrapper = tl.core.builtin(patch).__code__
+    make_semantic = cache(interpreter.TritonSemantic)
+
+    def patch_attr(obj, name, member, builder, scope):
+        semantic = make_semantic(builder)
+        function = member.__wrapped__ if member.__code__ is wrapper else member
+
+        def call(*args, **kwargs):
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch_attr
+
+
 def _make_types_once() -> None:
-    """Types, and what a tensor says of its type, are constants: equal ones share their attributes."""
+    """Types, and what a tensor says of its type, are constants: equal blocks have one type, made once."""
     make_block, make_tensor, make_tuple = (cls.__init__ for cls in (tl.block_type, tl.tensor, tl.tuple))
     unwrap = tl.core._unwrap_if_constexpr
 
-    def block_init(self, element_ty, shape):
+    def block_new(cls, element_ty, shape):
         known = vars(element_ty).setdefault("_blocks", {})
-        key = tuple(getattr(size, "value", size) for size in shape)
+        key = tuple([getattr(size, "value", size) for size in shape])
         if key not in known:
-            make_block(self, element_ty, shape)
-            known[key] = {**vars(self), "_of_tensor": {}}
-        vars(self).update(known[key])
+            known[key] = object.__new__(cls)
+            make_block(known[key], element_ty, shape)
+        return known[key]
 
     def tensor_init(self, handle, type):
         known = vars(type).setdefault("_of_tensor", {})
@@ -91,8 +117,51 @@ def _make_types_once() -> None:
         return value if type(value) is int else unwrap(value)
 
     tl.core._unwrap_if_constexpr = unwrap_if_constexpr
-    tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__init__ = block_init, tensor_init, tuple_init
+    tl.block_type.__new__, tl.block_type.__init__ = block_new, lambda self, element_ty, shape: None
+    tl.tensor.__init__, tl.tuple.__init__ = tensor_init, tuple_init
     tl.tuple.type = property(tuple_type, lambda self, type: vars(self).__setitem__("_type", type))
+
+
+def _know_equal_types() -> None:
+    """A type equals itself; values of one type need no casts, and blocks of one shape no broadcasts."""
+    semantic = interpreter.TritonSemantic
+    check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+    for cls in (tl.dtype, tl.pointer_type, tl.block_type):
+        cls.__eq__ = lambda self, other, equals=cls.__eq__: self is other or equals(self, other)
+
+    def check_operands(self, lhs, rhs, *flags, **named):
+        if type(lhs) is type(rhs) is tl.tensor:
+            scalar = lhs.type.scalar
+            if scalar is rhs.type.scalar and scalar.name in PLAIN:
+                return broadcast_operands(self, lhs, rhs)
+        return check(self, lhs, rhs, *flags, **named)
+
+    def broadcast_operands(self, lhs, rhs):
+        return (lhs, rhs) if lhs.type is rhs.type else broadcast(self, lhs, rhs)
+
+    semantic.binary_op_type_checking_impl = check_operands
+    semantic.broadcast_impl_value = broadcast_operands
+
+
+def _make_constants_once() -> None:
+    """Beside a tensor a Python number is a block of one number, which nobody changes."""
+    check = interpreter.TritonSemantic.binary_op_type_checking_impl
+
+    def check_operands(self, lhs, rhs, *flags, **named):
+        if type(lhs) is not tl.tensor or type(rhs) not in (int, float) or lhs.type.scalar.name not in PLAIN:
+            return check(self, lhs, rhs, *flags, **named)
+        known = vars(lhs.type).setdefault("_constants", {})
+        # Not by the number itself: 0.0 is equal to -0.0, and 1 to 1.0.
+        key = (str(rhs), flags, *named.items())
+        if key in known:
+            return lhs, known[key]
+        checked, constant = check(self, lhs, rhs, *flags, **named)
+        if checked is lhs:
+            constant.handle.data.flags.writeable = False
+            known[key] = constant
+        return checked, constant
+
+    interpreter.TritonSemantic.binary_op_type_checking_impl = check_operands
 
 
 def _look_up_dtypes() -> None:

@@ -2,9 +2,9 @@
 
 import ast
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_type_hints
 
@@ -27,7 +27,7 @@ def test_importing_octavo_loads_no_torch() -> None:
 
 
 def test_importing_octavo_is_fast() -> None:
-    code = "import time; t = time.perf_counter(); import octavo; print(time.perf_counter() - t)"
+    code = "import time; t = time.process_time(); import octavo; print(time.process_time() - t)"
     assert min(float(run_python(code)) for _ in range(3)) < 0.2
 
 
@@ -39,12 +39,13 @@ def test_help_is_fast(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo", "--help"]
 
     def seconds(command: list[str]) -> float:
-        start = time.perf_counter()
+        """Of work: the clock on the wall goes on while others have the processor."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         subprocess.run(command, check=True, capture_output=True, env=environment)
-        return time.perf_counter() - start
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
-    # In turns: both meet the same machine.
-    both = [(seconds(libraries), seconds(command)) for _ in range(6)]
+    # In turns: both meet the same machine. The first time they are compiled.
+    both = [(seconds(libraries), seconds(command)) for _ in range(4)]
     alone, ours = (min(times) for times in zip(*both, strict=True))
     assert ours - alone < 0.2
 

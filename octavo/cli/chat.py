@@ -2,20 +2,25 @@
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from octavo.cli.loading import load
+from octavo.cli.streams import check_text
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
-from octavo.llm import LLM
-from octavo.llm_arguments import Message
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+    from octavo.llm_arguments import Message
 
 _HELP = "/reset forgets the conversation, /quit leaves"
 
 
 def run_chat(texts: list[str], system: str | None, config: EngineConfig, params: SamplingParams) -> None:
     """Answer the given messages, or talk until the user leaves."""
+    check_text(texts, "the command line", sys.getfilesystemencoding())
     llm = load(config)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if texts:
@@ -25,7 +30,7 @@ def run_chat(texts: list[str], system: str | None, config: EngineConfig, params:
         _talk(llm, opening, params)
 
 
-def _answer_all(llm: LLM, conversation: list[Message], texts: list[str], params: SamplingParams) -> None:
+def _answer_all(llm: "LLM", conversation: "list[Message]", texts: list[str], params: SamplingParams) -> None:
     for text in texts:
         if len(texts) > 1:
             print(f"> {text}")
@@ -33,7 +38,7 @@ def _answer_all(llm: LLM, conversation: list[Message], texts: list[str], params:
         conversation.append({"role": "assistant", "content": _answer(llm, conversation, params)})
 
 
-def _talk(llm: LLM, opening: list[Message], params: SamplingParams) -> None:
+def _talk(llm: "LLM", opening: "list[Message]", params: SamplingParams) -> None:
     conversation = list(opening)
     for text in _user_lines():
         if text == "/quit":
@@ -46,7 +51,7 @@ def _talk(llm: LLM, opening: list[Message], params: SamplingParams) -> None:
             _turn(llm, conversation, text, params)
 
 
-def _turn(llm: LLM, conversation: list[Message], text: str, params: SamplingParams) -> None:
+def _turn(llm: "LLM", conversation: "list[Message]", text: str, params: SamplingParams) -> None:
     """Answer one message; a refused message leaves the conversation unchanged."""
     user: Message = {"role": "user", "content": text}
     try:
@@ -57,7 +62,7 @@ def _turn(llm: LLM, conversation: list[Message], text: str, params: SamplingPara
     conversation += [user, {"role": "assistant", "content": answer}]
 
 
-def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> str:
+def _answer(llm: "LLM", messages: "list[Message]", params: SamplingParams) -> str:
     """Stream an answer to the terminal, then a one-line summary; Ctrl-C ends the answer early."""
     output: RequestOutput | None = None
     text = ""
@@ -75,7 +80,7 @@ def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> str:
     return text
 
 
-def _summary(llm: LLM, output: RequestOutput) -> str:
+def _summary(llm: "LLM", output: RequestOutput) -> str:
     metrics, kv = output.metrics, llm.stats.kv
     ttft, total = metrics.time_to_first_token_s or 0.0, metrics.e2e_latency_s or 0.0
     rate = (metrics.num_output_tokens - 1) / (total - ttft) if total > ttft else 0.0

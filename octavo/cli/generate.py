@@ -1,16 +1,19 @@
 """`octavo generate`: complete prompts and print them."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from octavo.cli.loading import load
-from octavo.cli.streams import print_json
+from octavo.cli.streams import check_text, print_json
 from octavo.config import EngineConfig
 from octavo.errors import PromptError, SamplingParamsError
-from octavo.llm import LLM
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
 
 
 def run_generate(
@@ -19,6 +22,7 @@ def run_generate(
     """Complete prompts, or the lines of standard input; stream the answer to a single prompt."""
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise SamplingParamsError("log-probabilities are printed with --json only")
+    check_text(prompts, "the command line", sys.getfilesystemencoding())
     prompts = prompts or _prompts_from_stdin()
     llm = load(config, quiet=quiet)
     if len(prompts) == 1 and params.n == 1 and not as_json:
@@ -31,7 +35,7 @@ def run_generate(
             _print(output)
 
 
-def _stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+def _stream(llm: "LLM", prompt: str, params: SamplingParams) -> None:
     stream = llm.stream(prompt, params)
     print(prompt, end="", flush=True)
     for delta in stream:
@@ -49,11 +53,7 @@ def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise PromptError("give prompts as arguments, or one per line on standard input")
     prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    for number, prompt in enumerate(prompts, start=1):
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise PromptError(
-                f"prompt {number} of standard input must be {sys.stdin.encoding} text, got {prompt!a}"
-            )
+    check_text(prompts, "standard input", sys.stdin.encoding)
     if not prompts:
         raise PromptError("standard input holds no prompt; give one per line")
     return prompts

@@ -13,8 +13,8 @@ A name that no command has is refused.
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Set
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache, partial
 from pathlib import Path
 from typing import get_args
 
@@ -36,28 +36,38 @@ Table = Mapping[str, object]
 
 def add_sources(root: App) -> None:
     """Let every command of an app read options from the environment, then from the file."""
+
+    # Once, as it takes a tenth of a second, and only when it is needed: commands are added later.
+    @cache
+    def options() -> Options:
+        return dict(_commands(root))
+
     root.config = (
-        partial(_check_environment, root),
+        partial(_check_environment, options),
         cyclopts.config.Env(PREFIX, command=False),
-        partial(_read_file, root),
+        partial(_read_file, options),
         _check_integers,
     )
 
 
-def _check_environment(root: App, app: App, command: Command, arguments: ArgumentCollection) -> None:
+def _check_environment(
+    options: Callable[[], Options], app: App, command: Command, arguments: ArgumentCollection
+) -> None:
     """Refuse variables that no command knows; a variable of another command is fine."""
     variables = sorted(name for name in os.environ if name.startswith(PREFIX))
     if variables:
-        known = {PREFIX + name.upper() for names in dict(_commands(root)).values() for name in names}
+        known = {PREFIX + name.upper() for names in options().values() for name in names}
         for variable in variables:
             if variable not in known:
                 raise ConfigError(f"unknown environment variable {variable!r}{suggest(variable, known)}")
 
 
-def _read_file(root: App, app: App, command: Command, arguments: ArgumentCollection) -> None:
+def _read_file(
+    options: Callable[[], Options], app: App, command: Command, arguments: ArgumentCollection
+) -> None:
     document = _parse(Path(FILE_NAME))
     if document:
-        settings = settings_of(document, dict(_commands(root)), command)
+        settings = settings_of(document, options(), command)
         source = cyclopts.config.Dict(settings, source=FILE_NAME, use_commands_as_keys=False)
         source(app, command, arguments)
 

@@ -5,7 +5,10 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+
+from octavo.errors import PromptError
 
 
 def prepare_streams() -> None:
@@ -31,6 +34,22 @@ def prepare_streams() -> None:
     ):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors=errors)
+
+
+def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
+    """Refuse bytes that are no text, before anything slow begins.
+
+    Args:
+        texts: prompts or messages.
+        place: where they come from.
+        encoding: what their bytes should have been.
+
+    Raises:
+        PromptError: one holds a lone surrogate, which stands for a byte that could not be decoded.
+    """
+    for number, text in enumerate(texts, start=1):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise PromptError(f"text {number} of {place} must be {encoding} text, got {text!a}")
 
 
 def drop_output() -> None:

@@ -17,7 +17,7 @@ import pytest
 CASES = int(os.environ.get("FUZZ_CASES", "60"))
 # As an option of the compiler, which thus builds every kernel library as Octavo does, and keeps it apart.
 WRAPPER = """#!/bin/sh
-exec {compiler} "$@" -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 """
 
 

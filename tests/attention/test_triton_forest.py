@@ -94,13 +94,13 @@ def test_decode(heads, kv_heads, block_size):
     check(shared_case(heads=heads, kv_heads=kv_heads, block_size=block_size))
 
 
-@pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [9, 40, 1, 12, 28], [1, 0, 3, 0, 1]])
+@pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [9, 20, 1, 12, 17], [1, 0, 3, 0, 1]])
 def test_extend(query_lens):
     check(shared_case(query_lens, heads=8))
 
 
 @pytest.mark.parametrize("right", [2, None])
-@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1], [9, 40, 1, 12, 28]])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1], [9, 20, 1, 12, 17]])
 def test_keys_after_the_query(query_lens, right):
     """They are in leaves; nodes see shifted positions, and bias by the true ones."""
     check(shared_case(query_lens), right=right)
@@ -149,7 +149,7 @@ def test_softcap_and_alibi():
 
 
 @given(forests())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_random_forests(forest):
     *lists, block_size = forest
     # The interpreter takes a second for a few rows.

@@ -1,9 +1,12 @@
 """The command line: flags from the dataclasses, one-line errors with exit code 2, real output."""
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +21,16 @@ def tiny(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def run(*arguments: str, stdin: str | None = None, **keywords: object) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let standard input hold a text."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own, which takes seconds until PyTorch is imported."""
     command = [sys.executable, "-m", "octavo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, **keywords)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -152,13 +162,18 @@ def test_prefix_bench_refuses_before_it_measures(
     assert "pip install 'octavo[plot]'" in fails(capsys, *PREFIX_BENCH, "--plot", "curves.png")
 
 
-def test_environment_and_config_file(tiny: str, tmp_path: Path) -> None:
-    (tmp_path / "octavo.toml").write_text("[inspect]\nnum_blocks = 9\n")
-    environment = {"PATH": "", "OCTAVO_BLOCK_SIZE": "3", "OMP_NUM_THREADS": "1"}
-    done = run("inspect", ".", "--load-format", "dummy", cwd=tmp_path, env=environment)
-    assert "9 blocks x 3 tokens" in done.stdout, done.stderr
-    done = run("inspect", ".", "--load-format", "dummy", "--block-size", "4", cwd=tmp_path, env=environment)
-    assert "9 blocks x 4 tokens" in done.stdout, "a flag outranks the environment"
+def test_environment_and_config_file(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny)
+    for name in [name for name in os.environ if name.startswith("OCTAVO_")]:
+        monkeypatch.delenv(name)
+    Path("octavo.toml").write_text("[inspect]\nnum_blocks = 9\n")
+    monkeypatch.setenv("OCTAVO_BLOCK_SIZE", "3")
+    main(["inspect", ".", "--load-format", "dummy"])
+    assert "9 blocks x 3 tokens" in capsys.readouterr().out
+    main(["inspect", ".", "--load-format", "dummy", "--block-size", "4"])
+    assert "9 blocks x 4 tokens" in capsys.readouterr().out, "a flag outranks the environment"
 
 
 def test_seed_is_the_engines(tiny: str) -> None:
@@ -175,30 +190,30 @@ def test_generate_streams_the_real_model() -> None:
     assert done.stdout.startswith("The capital of France is Paris")
 
 
-def test_generate_reads_standard_input_and_prints_json() -> None:
-    done = run(
-        "generate", "--json", "--logprobs", "1", "--temperature", "0", "--max-tokens", "2", stdin="One\nTwo\n"
-    )
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+def test_generate_reads_standard_input_and_prints_json(
+    typed: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("One\nTwo\n")
+    main(["generate", "--json", "--logprobs", "1", "--temperature", "0", "--max-tokens", "2"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prompt"] for row in rows] == ["One", "Two"]
     assert all(len(row["outputs"][0]["logprobs"]) == 2 for row in rows)
 
 
-def test_chat_answers_messages_with_a_summary_line() -> None:
-    done = run("chat", "What is gravity?", "Why?", "--temperature", "0", "--max-tokens", "8")
-    assert done.returncode == 0, done.stderr
-    assert "> What is gravity?\nGravity is a fundamental concept" in done.stdout
-    summaries = done.stderr.strip().splitlines()
+def test_chat_answers_messages_with_a_summary_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["chat", "What is gravity?", "Why?", "--temperature", "0", "--max-tokens", "8"])
+    answered = capsys.readouterr()
+    assert "> What is gravity?\nGravity is a fundamental concept" in answered.out
+    summaries = answered.err.strip().splitlines()
     assert len(summaries) == 2
     assert "tokens/s" in summaries[0]
     assert "first token after" in summaries[0]
     assert "prefix cache hit 32 of" in summaries[1]
 
 
-def test_interactive_chat() -> None:
-    done = run(
-        "chat", "--temperature", "0", "--max-tokens", "6", stdin="Hi\n/nonsense\n/reset\n\nHi\n/quit\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "unknown command '/nonsense'" in done.stdout
-    assert len(done.stderr.strip().splitlines()) == 2
+def test_interactive_chat(typed: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    typed("Hi\n/nonsense\n/reset\n\nHi\n/quit\n")
+    main(["chat", "--temperature", "0", "--max-tokens", "6"])
+    answered = capsys.readouterr()
+    assert "unknown command '/nonsense'" in answered.out
+    assert len(answered.err.strip().splitlines()) == 2

@@ -28,9 +28,10 @@ def test_the_tokenizer_agrees(exact: LLM, golden: list[dict]) -> None:
         assert exact.engine.tokenizer.encode(row["prompt"]) == row["prompt_ids"]
 
 
-def test_alone(idle_exact: LLM, golden: list[dict]) -> None:
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_alone(idle_exact: LLM, golden: list[dict], first: int) -> None:
     params = replace(GREEDY, max_tokens=NUM_TOKENS)
-    for row in golden:
+    for row in golden[first::2]:
         output = idle_exact.generate(row["prompt_ids"], params)[0]
         assert output.outputs[0].token_ids == row["output_ids"][:NUM_TOKENS], row["prompt"]
 
@@ -41,9 +42,12 @@ def test_all_together_cold_and_warm(idle_exact: LLM, golden: list[dict]) -> None
     for output, row in zip(idle_exact.generate(prompts, GREEDY), golden, strict=True):
         assert output.outputs[0].token_ids == row["output_ids"], row["prompt"]
         assert output.outputs[0].text == row["text"]
-    outputs = idle_exact.generate(prompts, replace(GREEDY, max_tokens=NUM_TOKENS))
+    golden = [row for row in golden if len(row["prompt_ids"]) > 16]
+    outputs = idle_exact.generate(
+        [row["prompt_ids"] for row in golden], replace(GREEDY, max_tokens=NUM_TOKENS)
+    )
     assert [output.outputs[0].token_ids for output in outputs] == expected(golden)
-    hits = [output.num_cached_tokens for output in outputs if len(output.prompt_token_ids) > 16]
+    hits = [output.num_cached_tokens for output in outputs]
     assert hits
     assert all(num_cached > 0 for num_cached in hits), "the second run was meant to be warm"
 
@@ -51,7 +55,7 @@ def test_all_together_cold_and_warm(idle_exact: LLM, golden: list[dict]) -> None
 @pytest.mark.parametrize("impl", ["torch", "reference"])
 def test_every_attention_implementation(golden: list[dict], impl: str, exact: LLM) -> None:
     llm = resized(exact, num_blocks=1024, attention_impl=impl)
-    assert completions(llm, golden[:3]) == expected(golden)[:3]
+    assert completions(llm, golden[:2]) == expected(golden)[:2]
 
 
 SOME = [(1, 512), (64, 7), *(pytest.param(16, budget, marks=pytest.mark.slow) for budget in (7, 512))]
@@ -61,8 +65,8 @@ SOME = [(1, 512), (64, 7), *(pytest.param(16, budget, marks=pytest.mark.slow) fo
 def test_block_sizes_chunks_and_a_pool_that_is_too_small(
     golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
-    """Room for two of the longest of five requests: some are preempted."""
-    golden = golden[::2]
+    """Room for two of the longest of three requests: one is preempted."""
+    golden = golden[1:6:2]
     longest = max(len(row["prompt_ids"]) for row in golden) + NUM_TOKENS
     num_blocks = -(-2 * longest // block_size)
     llm = resized(exact, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget)
@@ -76,7 +80,7 @@ def test_block_sizes_chunks_and_a_pool_that_is_too_small(
 def test_block_sizes_and_chunks_without_caching(
     golden: list[dict], block_size: int, budget: int, exact: LLM
 ) -> None:
-    golden = golden[::2]
+    golden = golden[1::4]
     llm = resized(
         exact,
         num_blocks=4096 // block_size,

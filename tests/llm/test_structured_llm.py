@@ -366,7 +366,7 @@ def test_an_interrupt_at_many_lines(make: Callable[..., LLM], runs_ahead: bool) 
     if runs_ahead:
         llm, _ = ahead(llm)
     total = octavo_lines(run, -1)
-    for stop_at in range(total // 20, total, total // 10):
+    for stop_at in range(total // 12, total, total // 6):
         llm.engine.grammars._kept.clear()
         stream = llm.stream([9, 9], stream_params)
         seen = list(next(stream).token_ids)
