@@ -8,7 +8,7 @@ quotes the best run, with the first one in brackets. The last line is JSON.
 
     python benchmarks/gpu_serving.py [--model 0.6b] [--workloads nano,mid,single,ttft8k] [--sharing both]
                                       [--peer vllm] [--peer-limit 60] [--startup] [--kv-cache-dtype fp8]
-                                      [--runs 3] [--save MACHINE] [--commit ID]
+                                      [--quantization fp8] [--runs 3] [--save MACHINE] [--commit ID]
 """
 
 import argparse
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of weights")
     parser.add_argument(
         "--peer", choices=["hf", "vllm", "none"], default="hf" if find_spec("transformers") else "none"
     )
@@ -50,6 +51,8 @@ def main() -> None:
     report = measure(arguments)
     print_report(report)
     suffix = "" if arguments.kv_cache_dtype == "auto" else f"-{arguments.kv_cache_dtype}"
+    if arguments.quantization != "auto":
+        suffix += f"-weights-{arguments.quantization}"
     publish(f"gpu_serving-{arguments.model}{suffix}", report, arguments)
 
 
@@ -72,9 +75,10 @@ def measure(arguments: argparse.Namespace) -> Figures:
         engines[share_prefixes] = measure_engine(arguments, share_prefixes, workloads)
         free_memory()
     number_bytes = 1 if kv_cache_dtype == "fp8" else 2
+    weight_bytes = 1 if arguments.quantization == "fp8" else 2
     results = {}
     for name, workload in workloads.items():
-        bound = bound_s(size, workload, bandwidth, flops, number_bytes)
+        bound = bound_s(size, workload, bandwidth, flops * 2 / weight_bytes, number_bytes, weight_bytes)
         results[name] = {
             "unit": workload.unit,
             **engines[arguments.sharing != "off"]["results"][name],
@@ -88,6 +92,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
     return {
         "model": size,
         "kv_cache_dtype": kv_cache_dtype,
+        "quantization": arguments.quantization,
         "sharing": arguments.sharing,
         "peer": LABEL if peer else None,
         "vllm_version": None if vllm is None else vllm["version"],
@@ -107,7 +112,8 @@ def measure_engine(
 ) -> Figures:
     """Load one engine and run each workload several times."""
     start = time.perf_counter()
-    llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes)
+    quantization = arguments.quantization
+    llm = load(arguments.model, arguments.kv_cache_dtype, share_prefixes, quantization=quantization)
     ready_s = time.perf_counter() - start
     results = {}
     for name, workload in workloads.items():

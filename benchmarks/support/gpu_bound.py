@@ -10,7 +10,14 @@ from .gpu_workloads import Workload
 SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288), "32b": (5120, 64, 64, 25600)}
 
 
-def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, number_bytes: int) -> float:
+def bound_s(
+    size: str,
+    workload: Workload,
+    bandwidth: float,
+    flops: float,
+    number_bytes: int,
+    weight_bytes: float = 2,
+) -> float:
     """Seconds for a workload whose requests all run at once.
 
     Each decode step reads the weights once, and the keys and values of every live token once, however many
@@ -22,6 +29,7 @@ def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, numbe
         bandwidth: bytes per second.
         flops: operations per second.
         number_bytes: bytes of one number in the KV cache.
+        weight_bytes: bytes of one weight of the layers; the LM head's take 2.
     """
     _, layers, heads, _ = SHAPES[size]
     weights, head = num_weights(size)
@@ -37,7 +45,7 @@ def bound_s(size: str, workload: Workload, bandwidth: float, flops: float, numbe
         live = lives > step
         num_sequences = workload.n * int(live.sum())
         num_tokens = int((end - begin)[live].sum()) + num_sequences * step
-        seconds += step_bytes(size, num_tokens, number_bytes) / bandwidth
+        seconds += step_bytes(size, num_tokens, number_bytes, weight_bytes) / bandwidth
         seconds += 2 * (weights + head) * num_sequences / flops
     return float(seconds)
 
@@ -62,9 +70,10 @@ def num_weights(size: str) -> tuple[int, int]:
     return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
 
 
-def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2) -> int:
+def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2, weight_bytes: float = 2) -> float:
     """Bytes that a decode step must read: all weights, and the keys and values of `num_kv_tokens` tokens."""
-    return 2 * sum(num_weights(size)) + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
+    weights, head = num_weights(size)
+    return weight_bytes * weights + 2 * head + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
 
 
 def step_operations(size: str, num_decoding: int, context: int, prompt: int) -> float:

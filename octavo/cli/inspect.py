@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
-from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
+from octavo.layers.linear.choice import describe_layers
+from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]
@@ -16,10 +17,10 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
-    blocks = bytes_in_blocks(source, config.load_format)
+    stored = stored_matrices(source, config.load_format)
     size = config.tensor_parallel_size
     ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
-    plans = [plan_execution(config, model_config, rank, blocks=blocks) for rank in ranks]
+    plans = [plan_execution(config, model_config, rank, stored=stored) for rank in ranks]
     # What an engine's ranks agree on.
     num_blocks = min(plan.num_blocks for plan in plans)
     from rich.console import Console
@@ -64,12 +65,21 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
     return found
 
 
+def _quantised(plan: ExecutionPlan) -> Rows:
+    """What stays quantised, its bytes, and how it is multiplied."""
+    return [
+        (f"of these, {kind}", f"{gib(num_bytes)}; {describe_layers(kind, plan.device, plan.dtype)}")
+        for kind, num_bytes in plan.quantised_bytes.items()
+    ]
+
+
 def _memory(plan: ExecutionPlan) -> Rows:
     return [
         ("parameters", f"{plan.num_parameters / 1e6:,.1f} M"),
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
         ("free memory", gib(plan.free_bytes)),
         ("weights", gib(plan.weight_bytes)),
+        *_quantised(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

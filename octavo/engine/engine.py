@@ -33,10 +33,10 @@ from octavo.models import (
     Decoder,
     ModelConfig,
     ModelSource,
-    bytes_in_blocks,
     load_tokenizer,
     read_config,
     resolve_model,
+    stored_matrices,
 )
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
@@ -87,8 +87,8 @@ class Engine:
         source = resolve_model(config.model, config.load_format)
         self.config = config
         self.model_config = ModelConfig.from_hf(read_config(source))
-        blocks = bytes_in_blocks(source, config.load_format)
-        self.plan = plan_execution(config, self.model_config, parallel, blocks=blocks)
+        stored = stored_matrices(source, config.load_format)
+        self.plan = plan_execution(config, self.model_config, parallel, stored=stored)
         self.tokenizer = load_tokenizer(source)
         try:
             self.runner = self._load(source, decoder, progress)

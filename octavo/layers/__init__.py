@@ -2,11 +2,11 @@
 
 from octavo.layers.activation import ACTIVATIONS, activate_and_multiply
 from octavo.layers.attention import AttentionLayer
-from octavo.layers.block import make_input, make_output
+from octavo.layers.block import kernels_of, make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.choice import make_invariant_linear, make_linear
+from octavo.layers.linear.choice import make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.norm import HeadRMSNorm, RMSNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_
@@ -28,10 +28,12 @@ __all__ = [
     "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",
+    "kernels_of",
     "make_input",
     "make_invariant_linear",
     "make_linear",
     "make_output",
+    "make_quantised_linear",
     "make_step",
     "rotate_",
     "vocabulary_shard",

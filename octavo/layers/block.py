@@ -12,13 +12,14 @@ input sums it over ranks, adds it to the stream, and norms that: on GPUs often o
 output comes after the sum, so there BlockOutput sums.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo.layers.activation import activate_and_multiply
 from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
+from octavo.layers.linear.fused import FusedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
@@ -137,15 +138,67 @@ class FusedOutput:
         return None
 
 
-def make_input(norm: RMSNorm, projection: Linear, activation: str | None = None) -> PlainInput | FusedInput:
+@dataclass(frozen=True, slots=True)
+class StreamInput:
+    """BlockInput of a linear layer that fuses what it can itself.
+
+    Attributes:
+        plain: norm and activation.
+        linear: its projection.
+    """
+
+    plain: PlainInput
+    linear: FusedLinear
+
+    def __call__(self, hidden: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See BlockInput."""
+        return self.linear.from_stream(hidden, delta, self.plain.norm, self.plain.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """BlockOutput of a linear layer that fuses what it can itself.
+
+    Attributes:
+        plain: norm and ranks.
+        linear: its projection.
+    """
+
+    plain: PlainOutput
+    linear: FusedLinear
+
+    def __call__(self, x: Tensor, hidden: Tensor) -> Tensor | None:
+        """See BlockOutput."""
+        if self.plain.norm is not None or self.plain.parallel.size > 1:
+            return self.plain(x, hidden)
+        self.linear.into_stream(x, hidden)
+        return None
+
+
+def kernels_of(block: BlockInput | BlockOutput) -> Hashable:
+    """Return what decides, beside sizes and dtype, which kernels a block launches.
+
+    That is the class of its linear layer, and the layer's `form`, if it has one.
+    """
+    linear = getattr(block, "linear", None) or getattr(block, "projection", None)
+    return type(linear).__name__, getattr(linear, "form", None)
+
+
+def make_input(
+    norm: RMSNorm, projection: Linear, activation: str | None = None
+) -> PlainInput | FusedInput | StreamInput:
     """Return the fastest BlockInput on the projection's device; arguments as for PlainInput."""
     plain = PlainInput(norm, projection, activation)
+    if isinstance(projection, FusedLinear):
+        return StreamInput(plain, projection)
     return FusedInput(plain, projection) if has_fused_gemms(projection) else plain
 
 
 def make_output(
     projection: Linear, norm: RMSNorm | None, parallel: TensorParallel
-) -> PlainOutput | FusedOutput:
+) -> PlainOutput | FusedOutput | StreamOutput:
     """Return the fastest BlockOutput on the projection's device; arguments as for PlainOutput."""
     plain = PlainOutput(projection, norm, parallel)
+    if isinstance(projection, FusedLinear):
+        return StreamOutput(plain, projection)
     return FusedOutput(plain, projection) if has_fused_gemms(projection) else plain

@@ -6,11 +6,11 @@ from octavo.models.loader import load_decoder
 from octavo.models.parameters import kv_bytes_per_token, num_parameters, parameter_shapes
 from octavo.models.source import (
     ModelSource,
-    bytes_in_blocks,
     load_tokenizer,
     open_weights,
     read_config,
     resolve_model,
+    stored_matrices,
 )
 from octavo.models.weights import WeightSource
 
@@ -19,7 +19,6 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "WeightSource",
-    "bytes_in_blocks",
     "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",
@@ -28,4 +27,5 @@ __all__ = [
     "parameter_shapes",
     "read_config",
     "resolve_model",
+    "stored_matrices",
 ]

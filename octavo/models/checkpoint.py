@@ -1,14 +1,15 @@
 """Checks a checkpoint against the network, and reads its tensors, whole or a rank's part."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.models.weights import BlockSource, WeightSource
+from octavo.layers.linear.float8_weight import quantise
+from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.models.weights import QuantisedSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
 # queries, which are never float8.
@@ -48,7 +49,12 @@ def check_tensors(
 
 
 class Checkpoint:
-    """Reads tensors to a device and counts them."""
+    """Reads tensors to a device and counts them.
+
+    Attributes:
+        dtype: of tensors read, and of activations.
+        device: where they go.
+    """
 
     def __init__(
         self,
@@ -56,7 +62,7 @@ class Checkpoint:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        keeps_blocks: bool,
+        quantised: Container[str] = (),
         num_tensors: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -66,14 +72,13 @@ class Checkpoint:
             weights: the source; closed by its owner.
             dtype: type of tensors read.
             device: where they go.
-            keeps_blocks: matrices that are stored in blocks of small integers are read as such.
+            quantised: names of the matrices that stay quantised; see storage.kept_storage.
             num_tensors: how many will be read in all.
             progress: called with (tensors read, num_tensors) after each.
         """
         self._weights = weights
-        self._blocks = weights if keeps_blocks and isinstance(weights, BlockSource) else None
-        self._in_blocks = frozenset(self._blocks.bytes_in_blocks()) if self._blocks else frozenset()
-        self._dtype = dtype
+        self._quantised = quantised
+        self.dtype = dtype
         self.device = device
         self._num_tensors = num_tensors
         self._num_read = 0
@@ -88,22 +93,24 @@ class Checkpoint:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return a tensor, or only its rows (dimension 0) or columns (dimension 1)."""
-        tensor = self._weights.read(name, rows=rows, columns=columns, dtype=dtype or self._dtype)
+        tensor = self._weights.read(name, rows=rows, columns=columns, dtype=dtype or self.dtype)
         self._count()
         return tensor.to(self.device)
 
-    def keeps_blocks(self, *names: str) -> bool:
-        """Return whether all of some tensors stay in blocks."""
-        return self._in_blocks.issuperset(names)
+    def stays_quantised(self, name: str) -> bool:
+        """Return whether a matrix is to be read by read_quantised."""
+        return name in self._quantised
 
-    def read_blocks(
+    def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> BlockWeight:
-        """Return a matrix, or a part of it, that stays in blocks."""
-        assert self._blocks is not None, f"{name} does not stay in blocks"
-        weight = self._blocks.read_blocks(name, rows=rows, columns=columns)
+    ) -> QuantisedWeight:
+        """Return a matrix, or a part of it, that stays quantised; others become float8."""
+        weights = self._weights
+        if not isinstance(weights, QuantisedSource) or name not in weights.storage():
+            return quantise(self.read(name, rows=rows, columns=columns))
+        weight = weights.read_quantised(name, rows=rows, columns=columns)
         self._count()
-        return weight
+        return weight.to(self.device)
 
     def _count(self) -> None:
         self._num_read += 1
@@ -112,7 +119,7 @@ class Checkpoint:
 
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialised tensor of the device and dtype."""
-        return torch.empty(shape, dtype=self._dtype, device=self.device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 def _is_harmless(name: str) -> bool:

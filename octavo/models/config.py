@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.schemes import read_scheme
 from octavo.models.registry import Family, find_family
 from octavo.models.rope_fields import read_ropes
 
@@ -20,8 +21,6 @@ _ACTIVATIONS = {
 
 # Keys whose features Octavo does not support, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),
     "no_rope_layers": ([],),
@@ -121,7 +120,8 @@ class ModelConfig:
         """
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
-        fields.require_neutral(_NEUTRAL_VALUES | {"quantization_config": _of_the_cache_only(fields)})
+        fields.require_neutral(_NEUTRAL_VALUES)
+        read_scheme(config)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -173,13 +173,6 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
-
-
-def _of_the_cache_only(fields: ConfigFields) -> tuple[object, ...]:
-    """Return the quantization_config if it only concerns the KV cache, whose scales are tensors."""
-    value = fields.mapping("quantization_config")
-    is_cache_only = value.get("quant_method") == "compressed-tensors" and not value.get("config_groups")
-    return (value,) if is_cache_only else ()
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """Checked access to the fields of a config.json."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from octavo.errors import FileFormatError, UnsupportedModelError
 
@@ -25,6 +25,10 @@ class ConfigFields:
         self._fields = fields
         self._defaults = defaults
         self.where = where
+
+    def names(self) -> Iterable[str]:
+        """Return the fields that are present."""
+        return self._fields.keys()
 
     def get(self, name: str, default: object = None) -> object:
         """Return the field as it is if present (even null), else its family's default, else `default`."""

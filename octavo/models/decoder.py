@@ -1,13 +1,22 @@
 """One decoder for all families: what differs between them is data, not code."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.layers import AttentionLayer, AttentionStep, Embedding, FeedForward, LMHead, Rotary, make_step
+from octavo.layers import (
+    AttentionLayer,
+    AttentionStep,
+    Embedding,
+    FeedForward,
+    LMHead,
+    Rotary,
+    kernels_of,
+    make_step,
+)
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -23,6 +32,16 @@ class DecoderLayer:
 
     attention: AttentionLayer
     feed_forward: FeedForward
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """What layers have in common if they launch the same kernels."""
+        options, feed_forward = self.attention.options, self.feed_forward
+        blocks = (self.attention.qkv_proj, self.attention.o_proj, feed_forward.gate_up_proj)
+        return (
+            *(options.window, options.rope, options.softcap),
+            *map(kernels_of, (*blocks, feed_forward.down_proj)),
+        )
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Tensor], step: AttentionStep
@@ -87,7 +106,8 @@ class Decoder:
         heads = (self.num_heads, self.num_kv_heads)
         is_scaled = self.kv_scales is not None
         own = (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled)
-        return (*own, self.parallel.describe())
+        kinds = tuple(dict.fromkeys(layer.kind for layer in self.layers))
+        return (*own, kinds, self.parallel.describe())
 
     def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """Run a step. Call it under torch.inference_mode.

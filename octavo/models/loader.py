@@ -10,7 +10,7 @@ parameters.
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -32,18 +32,20 @@ from octavo.layers import (
     make_invariant_linear,
     make_linear,
     make_output,
+    make_quantised_linear,
     vocabulary_shard,
 )
 from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
-from octavo.layers.linear.choice import keeps_blocks
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks
 from octavo.layers.linear.plain import Linear
+from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
-from octavo.models.weights import WeightSource
+from octavo.models.storage import kept_storage
+from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
 
@@ -71,9 +73,9 @@ def load_decoder(
         max_model_len: longest text of the run, tokens; None: the model's own context. Only the rotary
             frequencies of "dynamic" models depend on it.
         attention_impl: see octavo.attention.available_impls.
-        quantization: "auto": matrices stay in blocks of small integers where the checkpoint has them and the
-            device multiplies them; "none": they do not; "int8": for all linear layers, the LM head included
-            (CPU, float32).
+        quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
+            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
+            linear layers are rounded, the LM head included (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization, one rank).
         progress: called with (tensors read, tensors in all).
@@ -82,18 +84,22 @@ def load_decoder(
         WeightsError: tensors are missing, unexpected or of the wrong shape.
         ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
-    if deterministic and (quantization == "int8" or parallel.size > 1):
+    if deterministic and (quantization in ("int8", "fp8") or parallel.size > 1):
         raise ConfigError(
             f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
             f"{parallel.size} ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
+    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
+    kept = kept_storage(
+        shapes, stored, quantization, device=torch.device(device), dtype=dtype, deterministic=deterministic
+    )
     checkpoint = Checkpoint(
         weights,
         dtype=dtype,
         device=torch.device(device),
-        keeps_blocks=keeps_blocks(quantization, torch.device(device), dtype),
+        quantised=kept,
         num_tensors=len(shapes),
         progress=progress,
     )
@@ -248,19 +254,19 @@ class _Builder:
         if has_bias:
             bias = self._checkpoint.empty(size)
             self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
-        if self._checkpoint.keeps_blocks(*weights):
-            return BlockLinear(tiled(self._read_blocks(weights, rows, num_interleaved)), bias)
+        if self._checkpoint.stays_quantised(weights[0]):
+            return self._quantised_linear(self._read_quantised(weights, rows, num_interleaved), bias)
         weight = self._checkpoint.empty(size, self._config.hidden_size)
         self._fill(weight, weights, rows, num_interleaved)
         return self._linear(weight, bias)
 
-    def _read_blocks(
+    def _read_quantised(
         self, names: Sequence[str], rows: Sequence[slice], num_interleaved: int
-    ) -> Iterator[BlockWeight]:
+    ) -> Iterator[QuantisedWeight]:
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
-            weight = self._checkpoint.read_blocks(name, rows=self._part(part))
+            weight = self._checkpoint.read_quantised(name, rows=self._part(part))
             if index < num_interleaved:
-                order = torch.arange(weight.shape[0])
+                order = torch.arange(weight.shape[0], device=weight.device)
                 weight = weight.take(interleave_halves(order, self._config.head_dim))
             yield weight
 
@@ -278,9 +284,12 @@ class _Builder:
         bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
         bias = bias if self._parallel.rank == 0 else None
         name, part = f"{name}.weight", self._part(columns)
-        if self._checkpoint.keeps_blocks(name):
-            return BlockLinear(tiled([self._checkpoint.read_blocks(name, columns=part)]), bias)
+        if self._checkpoint.stays_quantised(name):
+            return self._quantised_linear([self._checkpoint.read_quantised(name, columns=part)], bias)
         return self._linear(self._checkpoint.read(name, columns=part), bias)
+
+    def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
+        return make_quantised_linear(list(weights), bias, dtype=self._checkpoint.dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:
@@ -296,8 +305,9 @@ class _Builder:
     def _vocabulary_rows(self, name: str) -> tuple[Tensor | TiledBlocks, int]:
         """This rank's rows, padded to the share that every rank has, and the id of the first row."""
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
-        if self._checkpoint.keeps_blocks(name):
-            blocks = self._checkpoint.read_blocks(name, rows=self._part(rows))
+        if self._checkpoint.stays_quantised(name):
+            blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
+            assert isinstance(blocks, BlockWeight), f"{name}: rows of {blocks.kind} cannot be looked up"
             return TiledBlocks(blocks, num_rows=share), rows.start
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:

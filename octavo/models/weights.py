@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.quantised import QuantisedWeight, Storage
 
 
 class WeightSource(Protocol):
@@ -51,20 +51,20 @@ class WeightSource(Protocol):
 
 
 @runtime_checkable
-class BlockSource(Protocol):
-    """A WeightSource that also hands out matrices as they are stored, in blocks of small integers."""
+class QuantisedSource(Protocol):
+    """A WeightSource that also hands out matrices as they are stored, quantised; `read` dequantises them."""
 
-    def bytes_in_blocks(self) -> Mapping[str, float]:
-        """Return the matrices that are stored so, by name, with the bytes that a number takes in each."""
+    def storage(self) -> Mapping[str, Storage]:
+        """Return the matrices that are stored so, by name."""
         ...
 
-    def read_blocks(
+    def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> BlockWeight:
-        """Read one of these matrices, or a part of it; arguments and errors as of WeightSource.read.
+    ) -> QuantisedWeight:
+        """Read one of these matrices, or a part of it, to the CPU; arguments and errors as of `read`.
 
         Raises:
-            ConfigError: the columns cut a block.
+            ConfigError: rows or columns cut what shares a scale, and the format cannot do that.
         """
         ...
 

@@ -16,7 +16,7 @@ from octavo.models.formats.gguf import GGUFFile
 from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
 from octavo.models.formats.gguf_types import GGML_TYPES
 from octavo.models.formats.gguf_weights import GGUFWeights
-from octavo.models.weights import BlockSource
+from octavo.models.weights import QuantisedSource
 
 NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
@@ -73,19 +73,19 @@ def test_parts_are_those_of_decoded_tensors(
     weights: GGUFWeights, name: str, rows: slice | None, columns: slice | None
 ) -> None:
     name = f"model.layers.0.{name}.weight"
-    assert isinstance(weights, BlockSource)
-    assert name in weights.bytes_in_blocks()
+    assert isinstance(weights, QuantisedSource)
+    assert name in weights.storage()
     expected = weights.read(name, rows=rows, columns=columns, dtype=torch.float32)
-    assert torch.equal(weights.read_blocks(name, rows=rows, columns=columns).dequantise(), expected)
+    assert torch.equal(weights.read_quantised(name, rows=rows, columns=columns).dequantise(), expected)
 
 
 def test_a_cut_through_a_block_is_refused(weights: GGUFWeights) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(ConfigError, match=r"ffn_down\.weight can only be cut between its blocks of 256 col"):
-        weights.read_blocks(name, columns=slice(0, 128))
+        weights.read_quantised(name, columns=slice(0, 128))
 
 
 def test_vectors_and_floats_are_not_among_them(weights: GGUFWeights) -> None:
-    names = weights.bytes_in_blocks()
+    names = weights.storage()
     assert len(names) == 3
     assert "model.norm.weight" not in names

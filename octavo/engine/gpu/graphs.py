@@ -103,8 +103,7 @@ class CapturedNetwork:
         """Return a network with one layer of each kind: it launches every kernel that this one does."""
         layers = {}
         for layer in self.decoder.layers:
-            options = layer.attention.options
-            layers.setdefault((options.window, options.rope, options.softcap), layer)
+            layers.setdefault(layer.kind, layer)
         return replace(self, decoder=replace(self.decoder, layers=tuple(layers.values())))
 
     @property

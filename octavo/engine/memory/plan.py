@@ -19,8 +19,9 @@ from octavo.engine.memory.working import (
     rank_share,
 )
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.layers.linear.choice import keeps_blocks
+from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
@@ -43,7 +44,8 @@ class ExecutionPlan:
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
         num_parameters: of the model, all ranks' together.
-        weight_bytes: memory of the loaded weights.
+        weight_bytes: memory of the loaded weights, scales included.
+        quantised_bytes: what of it stays quantised, by kind; see QuantisedWeight.
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
@@ -61,6 +63,7 @@ class ExecutionPlan:
     max_num_batched_tokens: int
     num_parameters: int
     weight_bytes: int
+    quantised_bytes: Mapping[str, int]
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
@@ -99,7 +102,7 @@ def plan_execution(
     model: ModelConfig,
     parallel: TensorParallel = TensorParallel(),
     *,
-    blocks: Mapping[str, float] = MappingProxyType({}),
+    stored: Mapping[str, Storage] = MappingProxyType({}),
 ) -> ExecutionPlan:
     """Decide device, dtype, lengths and the size of the KV cache.
 
@@ -108,13 +111,13 @@ def plan_execution(
         model: the network, whole.
         parallel: the rank to plan for. Where num_blocks is not given, ranks may plan different numbers of
             blocks; an engine takes the least.
-        blocks: tensors that the checkpoint stores in blocks, with bytes a number; see bytes_in_blocks.
+        stored: matrices that the checkpoint stores quantised; see stored_matrices.
 
     Raises:
         ConfigError: an option contradicts the model or the machine.
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
-    plan = _plan_without_cache(config, model, parallel, blocks)
+    plan = _plan_without_cache(config, model, parallel, stored)
     share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
     plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
     num_blocks = config.num_blocks
@@ -126,7 +129,7 @@ def plan_execution(
 
 
 def _plan_without_cache(
-    config: EngineConfig, model: ModelConfig, parallel: TensorParallel, blocks: Mapping[str, float]
+    config: EngineConfig, model: ModelConfig, parallel: TensorParallel, stored: Mapping[str, Storage]
 ) -> ExecutionPlan:
     """Plan everything that does not depend on how much memory is free."""
     share = rank_share(model, parallel)
@@ -135,6 +138,14 @@ def _plan_without_cache(
     kv_dtype = _kv_dtype(config, device, dtype)
     if config.deterministic:
         _check_deterministic(config, device, dtype)
+    kept = kept_storage(
+        parameter_shapes(share),
+        stored,
+        config.quantization,
+        device=device,
+        dtype=dtype,
+        deterministic=config.deterministic,
+    )
     return ExecutionPlan(
         parallel=parallel,
         device=device,
@@ -144,9 +155,8 @@ def _plan_without_cache(
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=_weight_bytes(
-            config, share, dtype, blocks if keeps_blocks(config.quantization, device, dtype) else {}
-        ),
+        weight_bytes=_weight_bytes(config, share, dtype, kept),
+        quantised_bytes=_quantised_bytes(share, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -175,6 +185,11 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    if config.quantization in ("fp8", "int8"):
+        raise ConfigError(
+            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
+            "quantised weights are chosen by the number of rows"
+        )
     impl = choose_impl(config.attention_impl, device.type, dtype)
     if device.type != "cuda" or impl != "triton":
         raise ConfigError(
@@ -192,11 +207,12 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
 
 
 def _weight_bytes(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, blocks: Mapping[str, float]
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Storage]
 ) -> int:
     shapes = parameter_shapes(model)
     if config.quantization != "int8":
-        return int(sum(prod(shape) * blocks.get(name, dtype.itemsize) for name, shape in shapes.items()))
+        plain = Storage("plain", dtype.itemsize)
+        return int(sum(kept.get(name, plain).nbytes(shape) for name, shape in shapes.items()))
     # One byte per number of a GEMM's weight. Embeddings and vectors stay; a tied LM head is a copy.
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
@@ -204,6 +220,14 @@ def _weight_bytes(
         is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
         total += prod(shape) * (1 if is_product else dtype.itemsize)
     return total
+
+
+def _quantised_bytes(model: ModelConfig, kept: Mapping[str, Storage]) -> dict[str, int]:
+    shapes = parameter_shapes(model)
+    totals = dict.fromkeys((storage.kind for storage in kept.values()), 0.0)
+    for name, storage in kept.items():
+        totals[storage.kind] += storage.nbytes(shapes.get(name, (0, 0)))
+    return {kind: int(total) for kind, total in totals.items()}
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -37,7 +37,7 @@ from octavo.engine.ranks.shared_masks import ReceivedMasks
 from octavo.engine.ranks.wires import RecordWire, ReportWire
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
-from octavo.models import ModelConfig, bytes_in_blocks, read_config, resolve_model
+from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
 from octavo.parallel import PeerLostError, TensorParallel, connect
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
     source = resolve_model(config.model, config.load_format)
     model = ModelConfig.from_hf(read_config(source))
     parallel = TensorParallel.not_met(setup.rank, setup.size)
-    plan = plan_execution(config, model, parallel, blocks=bytes_in_blocks(source, config.load_format))
+    plan = plan_execution(config, model, parallel, stored=stored_matrices(source, config.load_format))
     _choose_device(plan)
     reports.send(Planned(plan.num_blocks))
     begin = _receive(records, Begin)

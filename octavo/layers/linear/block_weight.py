@@ -6,7 +6,6 @@ Checkpoints (GGUF) store such blocks, and CPUs multiply them as they are (linear
 reordered and joined without touching a number; columns only between blocks.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -33,6 +32,16 @@ class BlockWeight:
     mins: Tensor | None
 
     @property
+    def kind(self) -> str:
+        """See QuantisedWeight."""
+        return "blocks"
+
+    @property
+    def device(self) -> torch.device:
+        """See QuantisedWeight."""
+        return self.quants.device
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         rows, columns = self.quants.shape
@@ -48,6 +57,19 @@ class BlockWeight:
         mins = None if self.mins is None else self.mins[rows]
         return type(self)(self.bits, self.quants[rows], self.scales[rows], mins)
 
+    def join(self, below: Self) -> Self:
+        """See QuantisedWeight."""
+        mins = None
+        if self.mins is not None and below.mins is not None:
+            mins = torch.cat((self.mins, below.mins))
+        quants, scales = torch.cat((self.quants, below.quants)), torch.cat((self.scales, below.scales))
+        return type(self)(self.bits, quants, scales, mins)
+
+    def to(self, device: torch.device) -> Self:
+        """See QuantisedWeight."""
+        mins = None if self.mins is None else self.mins.to(device)
+        return type(self)(self.bits, self.quants.to(device), self.scales.to(device), mins)
+
     def dequantise(self) -> Tensor:
         """Return the weight [N, K] float32."""
         rows, columns = self.shape
@@ -55,26 +77,3 @@ class BlockWeight:
         if self.mins is not None:
             values += self.mins.float()[..., None]
         return values.view(rows, columns)
-
-
-def join_rows(weights: Iterable[BlockWeight]) -> list[BlockWeight]:
-    """Join neighbours of one form: what is left is the fewest weights that make the same rows."""
-    joined: list[BlockWeight] = []
-    for weight in weights:
-        if joined and joined[-1].form == weight.form:
-            joined[-1] = _join(joined[-1], weight)
-        else:
-            joined.append(weight)
-    return joined
-
-
-def _join(first: BlockWeight, second: BlockWeight) -> BlockWeight:
-    mins = None
-    if first.mins is not None and second.mins is not None:
-        mins = torch.cat((first.mins, second.mins))
-    return BlockWeight(
-        first.bits,
-        torch.cat((first.quants, second.quants)),
-        torch.cat((first.scales, second.scales)),
-        mins,
-    )

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from octavo.layers.cpu.blocks import TILE, Tiles, compile_failure, compiled_blocks
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight, join_rows
+from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.quantised import join_rows
 
+DESCRIPTION = "8-bit activations, by the C kernel"
 _GROUP = 4
 
 
-def unsupported_reason() -> str | None:
-    """Return why weights cannot stay in blocks here, or None if they can."""
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why weights in blocks cannot be multiplied by x of a dtype on a device, or None if they can."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return f"it needs float32 on a CPU, got {dtype} on {device}"
     return compile_failure()
 
 
@@ -102,6 +106,11 @@ class BlockLinear:
             self._kernel.multiply(x, part.tiles, bias, out, column)
             column += part.num_rows
         return out
+
+
+def make_layer(weights: Iterable[BlockWeight], bias: Tensor | None) -> BlockLinear:
+    """Return the layer of weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
+    return BlockLinear(tiled(weights), bias)
 
 
 def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:

@@ -1,9 +1,9 @@
 """The one place that chooses the GEMM for y = x W^T + b.
 
     a layer, when it is made      float32 on a CPU        elsewhere
-      quantization="auto"         blocks, where the       as "none"
-                                  checkpoint has them
-      quantization="none"         packed, or plain        plain
+      a weight that stays         blocks                  -
+      quantised (_LAYERS)
+      other weights               packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
@@ -13,28 +13,55 @@
       others                      plain
 
 Each GEMM's own unsupported_reason says whether it can run. Which one is fastest is decided here, by limits
-measured on an H200. To add a kind of weight, such as fp8, int4 or experts, add a file like int8.py and a line
-to _QUANTIZED. To add a kernel for some numbers of rows, add a name to Gemm and a branch to choose_gemm.
+measured on an H200. To add layers for a kind of quantised weights, see linear.quantised. To add a kernel for
+some numbers of rows, add a name to Gemm and a branch to choose_gemm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import blocks, hopper_tiling, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import (
+    blocks,
+    float8,
+    float8_gpu,
+    hopper_tiling,
+    int8,
+    invariant_tiling,
+    packed,
+    skinny_tiling,
+)
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
+from octavo.layers.linear.quantised import QuantisedWeight
 
 Gemm = Literal["skinny", "hopper", "plain"]
 
 # Quantization -> (unsupported_reason of a weight, the layer).
 _QUANTIZED: Mapping[str, tuple[Callable[[Tensor], str | None], Callable[[Tensor, Tensor | None], Linear]]]
 _QUANTIZED = MappingProxyType({"int8": (int8.unsupported_reason, Int8Linear)})
+
+
+class _Layers(Protocol):
+    """A module of layers that multiply a kind of quantised weights; DESCRIPTION says how, in a few words."""
+
+    @property
+    def DESCRIPTION(self) -> str: ...
+
+    def unsupported_reason(self, device: torch.device, dtype: torch.dtype) -> str | None: ...
+
+    def make_layer(self, weights: Any, bias: Tensor | None) -> Linear: ...
+
+
+# Kind of a QuantisedWeight -> modules, the fastest first.
+_LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
+    {"blocks": (blocks,), "float8": (float8_gpu, float8)}
+)
 
 # Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).
 _SKINNY_MAX_SIZE = 4096
@@ -49,16 +76,51 @@ _LONG = 4096
 _VOCABULARY = 65536
 
 
-def keeps_blocks(quantization: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether weights that a checkpoint stores in blocks of small integers stay so (linear.blocks).
+def multiplies(kind: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether quantised weights of a kind are multiplied as they are.
 
     Args:
-        quantization: as users choose it.
+        kind: see QuantisedWeight.
         device: of the weights.
         dtype: of activations.
     """
-    is_cpu = device.type == "cpu" and dtype == torch.float32
-    return quantization == "auto" and is_cpu and blocks.unsupported_reason() is None
+    return _find_layers(kind, device, dtype) is not None
+
+
+def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Say which layers multiply a kind of weights that stays quantised, and why no faster ones do."""
+    reasons = []
+    for layers in _LAYERS[kind]:
+        reason = layers.unsupported_reason(device, dtype)
+        if reason is None:
+            return "; ".join([layers.DESCRIPTION, *reasons])
+        reasons.append(f"not {layers.DESCRIPTION}: {reason}")
+    raise AssertionError(f"{kind} on {device} with {dtype}: ask multiplies() first")
+
+
+def looks_up(kind: str, device: torch.device) -> bool:
+    """Return whether an embedding can stay quantised: its rows are looked up in what a layer multiplies."""
+    return kind == "blocks" and device.type == "cpu"
+
+
+def make_quantised_linear(
+    weights: Sequence[QuantisedWeight], bias: Tensor | None = None, *, dtype: torch.dtype
+) -> Linear:
+    """Return a callable from [T, K] to [T, sum of N_i] that multiplies weights as they are.
+
+    Args:
+        weights: [N_i, K] each, of one kind that is multiplied; they lie above one another.
+        bias: [sum of N_i], or None.
+        dtype: of activations.
+    """
+    kind, device = weights[0].kind, weights[0].device
+    layers = _find_layers(kind, device, dtype)
+    assert layers is not None, f"{kind} on {device} with {dtype}: ask multiplies() first"
+    return layers.make_layer(weights, bias)
+
+
+def _find_layers(kind: str, device: torch.device, dtype: torch.dtype) -> _Layers | None:
+    return next((each for each in _LAYERS[kind] if each.unsupported_reason(device, dtype) is None), None)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none") -> Linear:
@@ -67,7 +129,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     Args:
         weight: [out, in]; copied if it is packed or quantised, else kept.
         bias: [out], or None.
-        quantization: "auto" or "none", or "int8" for 8-bit weights and activations (CPU, float32).
+        quantization: "int8" for 8-bit weights and activations (CPU, float32); "auto", "none" and "fp8" leave
+            a weight that is made of floats as it is.
 
     Raises:
         ConfigError: the quantization is unknown or cannot run here.
@@ -78,8 +141,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
         if reason is not None:
             raise ConfigError(f'quantization="{quantization}" cannot run: {reason}; use quantization="none"')
         return make(weight, bias)
-    if quantization not in ("auto", "none"):
-        names = ", ".join(f'"{name}"' for name in ("auto", "none", *_QUANTIZED))
+    if quantization not in ("auto", "none", "fp8"):
+        names = ", ".join(f'"{name}"' for name in ("auto", "none", "fp8", *_QUANTIZED))
         raise ConfigError(f"quantization must be one of {names}, got {quantization!r}")
     return (PackedLinear if packed.unsupported_reason(weight) is None else PlainLinear)(weight, bias)
 

@@ -1,26 +1,35 @@
 """Checks of what the GPU's GEMMs read and write; imported only where Triton runs."""
 
+import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.layers.triton.activation import NAMES
 
 
-def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Check x [M, K] with a contiguous last dimension, weight [N, K] of its dtype and bias [N], contiguous.
+def check_operands(
+    x: Tensor, weight: Tensor, bias: Tensor | None, weight_dtype: torch.dtype | None = None
+) -> None:
+    """Check x [M, K] with a contiguous last dimension, weight [N, K] and bias [N], both contiguous.
+
+    Args:
+        x: see above.
+        weight: see above.
+        bias: see above, or None.
+        weight_dtype: what the weight must have; None: that of x.
 
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    x_shape, weight_shape = x.shape, weight.shape
+    x_shape, weight_shape, weight_dtype = x.shape, weight.shape, weight_dtype or x.dtype
     if len(x_shape) != 2 or x.stride(1) != 1:
         raise InvalidArgumentError(
             "x must be [M, K] with a contiguous last dimension, "
             f"got shape {list(x_shape)}, strides {list(x.stride())}"
         )
-    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != x.dtype:
+    if len(weight_shape) != 2 or weight_shape[1] != x_shape[1] or weight.dtype != weight_dtype:
         raise InvalidArgumentError(
-            f"weight must be [N, {x_shape[1]}] {x.dtype}, got {list(weight_shape)} {weight.dtype}"
+            f"weight must be [N, {x_shape[1]}] {weight_dtype}, got {list(weight_shape)} {weight.dtype}"
         )
     if not weight.is_contiguous():
         raise InvalidArgumentError(f"weight must be contiguous, got strides {list(weight.stride())}")

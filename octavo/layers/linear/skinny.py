@@ -18,6 +18,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
 from octavo.layers.linear.operands import check_operands, check_vector, make_result
 from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
 from octavo.layers.triton.activation import activate
@@ -25,7 +26,7 @@ from octavo.layers.triton.activation import activate
 
 def skinny_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Float8Weight,
     bias: Tensor | None = None,
     *,
     norm_weight: Tensor | None = None,
@@ -42,7 +43,8 @@ def skinny_linear(
     Args:
         x: [M, K] bfloat16, float16 or float32, 1 <= M <= MAX_ROWS; rows any stride apart, last dimension
             contiguous.
-        weight: [N, K] contiguous, dtype of x; with an activation [gate | up] along N.
+        weight: [N, K] contiguous, dtype of x or float8; with an activation [gate | up] along N. The tiles of
+            float8 weights are a multiple of 8 columns wide.
         bias: [N] contiguous, or None.
         norm_weight: [K] contiguous, any floating dtype: x / rms(x) * norm_weight takes the place of x; None:
             no norm.
@@ -60,7 +62,10 @@ def skinny_linear(
 
     Source of the norm: Zhang and Sennrich 2019.
     """
-    check_operands(x, weight, bias)
+    scales, height, width = None, 1, weight.shape[1]
+    if isinstance(weight, Float8Weight):
+        weight, scales, height, width = weight.values, weight.scales, weight.height, weight.width
+    check_operands(x, weight, bias, None if scales is None else FLOAT8)
     num_rows = x.shape[0]
     num_weight_rows, size = weight.shape
     if not 1 <= num_rows <= MAX_ROWS:
@@ -75,9 +80,11 @@ def skinny_linear(
         _skinny_linear_kernel,
         (-(-num_weight_rows // tiling.columns),),
         *(x, weight, weight if bias is None else bias, weight if norm_weight is None else norm_weight, out),
+        weight if scales is None else scales,
         *(num_rows, num_weight_rows, x.stride(0), out.stride(0), eps),
         *(size, power_of_two(num_rows), tiling.columns, tiling.depth),
         *(norm_weight is not None, bias is not None, activation, residual is not None),
+        *(scales is not None, height, width),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -95,49 +102,65 @@ def _fold(values, LENGTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
 def _skinny_linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, norm_weight_ptr, out_ptr,
+    x_ptr, weight_ptr, bias_ptr, norm_weight_ptr, out_ptr, scale_ptr,
     num_rows, num_weight_rows, stride_x, stride_out, eps,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr,
+    SCALED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS),).
 
     With an activation, gate and up columns alternate in a program. Each iteration loads the weights of the
-    next one; the first weights are loaded before x may be read.
+    next one; the first weights are loaded before x may be read. Scales of rows are multiplied into the
+    results, those of narrower tiles into the sums of VECTOR products.
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
-    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    # Of float8 a thread loads 8 bytes at once, so that it has the same numbers of x: 16 bytes.
+    VECTOR: tl.constexpr = 8 if SCALED else 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    TILED: tl.constexpr = SCALED and WIDTH < SIZE
     start_next(OVERLAP)
     num_columns = num_weight_rows // HALVES
     index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
     k = tl.arange(0, DEPTH)[None, None, :]
+    weight_k = tl.max_contiguous(tl.arange(0, DEPTH), VECTOR)[None, None, :] if SCALED else k
     # Rows and columns past the end repeat the last one and are not stored.
     x_row = tl.minimum(row, num_rows - 1).to(tl.int64)
     weight_row = tl.minimum(index // HALVES, num_columns - 1) + index % HALVES * num_columns
     x_at = x_ptr + x_row[:, None, None] * stride_x + k
-    weight_at = weight_ptr + weight_row.to(tl.int64)[None, :, None] * SIZE + k
-    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    weight_at = weight_ptr + weight_row.to(tl.int64)[None, :, None] * SIZE + weight_k
+    weight = tl.load(weight_at, mask=weight_k < SIZE, other=0.0)
+    if TILED:
+        scale_k = tl.arange(0, DEPTH // VECTOR)[None, None, :] * VECTOR
+        scale_at = scale_ptr + (weight_row // HEIGHT * ((SIZE + WIDTH - 1) // WIDTH))[None, :, None]
+        scale = tl.load(scale_at + scale_k // WIDTH, mask=scale_k < SIZE, other=0.0)
     wait_for_previous(OVERLAP)
 
     sums = tl.zeros([ROWS, COLUMNS, DEPTH // VECTOR], tl.float32)
     squares = tl.zeros([ROWS, 1, DEPTH // VECTOR], tl.float32)
     for start in range(0, SIZE, DEPTH):
-        next_k = start + DEPTH + k
+        next_k = start + DEPTH + weight_k
         next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
         is_inside = start + k < SIZE
         x = tl.load(x_at + start, mask=is_inside, other=0.0).to(tl.float32)
         if NORM:
             squares += _fold(x * x, VECTOR)
             x *= tl.load(norm_weight_ptr + start + k, mask=is_inside, other=0.0).to(tl.float32)
-        sums += _fold(weight.to(tl.float32) * x, VECTOR)
+        products = _fold(weight.to(tl.float32) * x, VECTOR)
+        if TILED:
+            products *= scale
+            next_scale_k = start + DEPTH + scale_k
+            scale = tl.load(scale_at + next_scale_k // WIDTH, mask=next_scale_k < SIZE, other=0.0)
+        sums += products
         weight = next_weight
 
     out = tl.sum(sums, axis=2)
     if NORM:
         out *= tl.rsqrt(tl.sum(squares, axis=2) / SIZE + eps)
+    if SCALED and not TILED:
+        out *= tl.load(scale_ptr + weight_row // HEIGHT)[None, :]
     if BIAS:
         out += tl.load(bias_ptr + weight_row).to(tl.float32)[None, :]
     column = index

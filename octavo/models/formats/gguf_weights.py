@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
 from octavo.models.formats.gguf_architectures import ROPE_FACTORS, find_architecture, hugging_face_name
 from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
@@ -71,18 +72,18 @@ class GGUFWeights:
             return stored.sub_(self._architecture.norm_offset).to(dtype)
         return _read_part(self._file, info, rows, columns, dtype)
 
-    def bytes_in_blocks(self) -> Mapping[str, float]:
-        """See BlockSource."""
+    def storage(self) -> Mapping[str, Storage]:
+        """See QuantisedSource."""
         return {
-            name: bytes_of_a_number(info.type.name)
+            name: Storage("blocks", bytes_of_a_number(info.type.name))
             for name, info in self._infos.items()
             if len(info.shape) == 2 and has_blocks(info.type.name)
         }
 
-    def read_blocks(
+    def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> BlockWeight:
-        """Read a matrix in its blocks; see BlockSource."""
+        """Read a matrix in its blocks; see QuantisedSource."""
         info = self._info(name)
         first, last = slice_bounds(columns, info.shape[1])
         if first % info.type.block_size or last % info.type.block_size:

@@ -23,11 +23,12 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 class SafetensorsWeights:
     """The tensors of a folder with model.safetensors, or with several such files and their index."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, any_type: bool = False) -> None:
         """Open all files and check them against each other.
 
         Args:
             folder: a model folder in Hugging Face's layout.
+            any_type: tensors may be of any type, and single numbers; False: others than floats are refused.
 
         Raises:
             ModelNotFoundError: the folder has no safetensors files.
@@ -35,6 +36,7 @@ class SafetensorsWeights:
             FileFormatError: a file is damaged, or the index and the shards disagree.
         """
         self._folder = folder
+        self._any_type = any_type
         self._slices: dict[str, Any] = {}
         if is_present(folder / INDEX_NAME):
             for file_name, names in _read_index(folder / INDEX_NAME).items():
@@ -50,22 +52,36 @@ class SafetensorsWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; see WeightSource."""
-        return tuple(self._slice(name).get_shape())
+        return tuple(self._slice(name).get_shape()) or (1,)
+
+    def type_name(self, name: str) -> str:
+        """See StoredTensors."""
+        return self._slice(name).get_dtype()
 
     def read(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
     ) -> Tensor:
         """Read a tensor or a part of it; see WeightSource."""
+        # Always a copy: truncating the file later would crash the process at a mapped tensor.
+        mapped = self._mapped(name, rows, columns)
+        return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def read_stored(self, name: str, *, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See StoredTensors."""
+        return self._mapped(name, rows, columns).clone(memory_format=torch.contiguous_format)
+
+    def _mapped(self, name: str, rows: slice | None, columns: slice | None) -> Tensor:
+        """Return a part of a tensor as a view of the file; a single number as [1]."""
+        if not self._slice(name).get_shape():
+            return self._slice(name)[...].reshape(1)
         shape = self.shape(name)
         part: tuple[slice, ...] = (slice(*slice_bounds(rows, shape[0])),)
         if columns is not None:
             part += (slice(*slice_bounds(columns, shape[1])),)
         try:
-            mapped = self._slice(name)[part]
+            return self._slice(name)[part]
         except SafetensorError as error:
             raise FileFormatError(f"{self._folder}: cannot read {name}: {error}") from error
-        # Always a copy: truncating the file later would crash the process at a mapped tensor.
-        return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
         """Unmap the files."""
@@ -86,7 +102,8 @@ class SafetensorsWeights:
         if expected is not None:
             _check_index(path, expected, slices.keys())
         for name, found in slices.items():
-            _check_tensor(path, name, found.get_dtype(), found.get_shape())
+            if not self._any_type:
+                _check_tensor(path, name, found.get_dtype(), found.get_shape())
         self._slices |= slices
 
 

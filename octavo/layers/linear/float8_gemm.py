@@ -1,0 +1,149 @@
+"""The GEMM of float8 weights on tensor cores, y = epilogue(x W^T); imported only where Triton runs.
+
+    x in bfloat16 or float16     weights become numbers of its dtype on their way to the tensor cores
+    x in float8, a scale a row   both go there as they are
+
+The weight is the left operand: its rows fill the tensor cores' 64 or 128 lanes, and rows of x, as few as 16,
+are columns. So no lane multiplies padding, and a program reads its weights once for all rows of its tile.
+
+    weights [COLUMNS, DEPTH] x rows [DEPTH, ROWS]  ->  sums [COLUMNS, ROWS]
+
+Scales of weight rows are multiplied into the results, those of narrower tiles into the sums of DEPTH
+products. Every DEPTH products are added up in full float32, which float8 tensor cores alone do not do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.float8_tiling import Float8Tiling, choose_tiling
+from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
+from octavo.layers.linear.operands import check_operands, make_result
+from octavo.layers.triton.activation import activate
+
+
+def float8_linear(
+    x: Tensor,
+    weight: Float8Weight,
+    bias: Tensor | None = None,
+    *,
+    row_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: Float8Tiling | None = None,
+) -> Tensor:
+    """Return epilogue(x W^T + bias); sums are float32.
+
+    The previous kernel must not write weight, scales or bias.
+
+    Args:
+        x: [M, K] bfloat16, float16 or float32, or float8 with row_scales; rows any stride apart, last
+            dimension contiguous.
+        weight: [N, K], see float8_tiling.unsupported_reason; with an activation [gate | up] along N.
+        bias, activation, residual: see skinny_linear.
+        row_scales: [M, 1] float32 contiguous, by which rows of x are to be multiplied; needs dtype.
+        dtype: of the result; None: that of x.
+        tiling: None: choose_tiling's.
+
+    Returns:
+        residual, or a new contiguous [M, N] or [M, N / 2].
+
+    Raises:
+        InvalidArgumentError: a shape, dtype or stride does not fit.
+    """
+    check_operands(x, weight.values, bias, FLOAT8)
+    num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
+    if (row_scales is None) != (x.dtype != FLOAT8) or (
+        row_scales is not None and row_scales.numel() != num_rows
+    ):
+        raise InvalidArgumentError("float8 rows, and only these, need row_scales, one each")
+    result = x if row_scales is None else x.new_empty(num_rows, 0, dtype=dtype)
+    out = make_result(result, num_weight_rows, activation, residual)
+    if num_rows == 0:
+        return out
+    if tiling is None:
+        tiling = choose_tiling(num_rows, num_weight_rows, size, is_float8=row_scales is not None)
+    depth = tiling.depth if weight.width == size else min(tiling.depth, weight.width)
+    launch(
+        _float8_linear_kernel,
+        (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows)),
+        *(x, weight.values, weight.scales, x if row_scales is None else row_scales),
+        *(out if bias is None else bias, out),
+        *(num_rows, num_weight_rows, x.stride(0), out.stride(0)),
+        *(size, tiling.rows, tiling.columns, depth, tiling.num_stages, weight.height, weight.width),
+        *(row_scales is not None, bias is not None, activation, residual is not None),
+        num_warps=tiling.num_warps,
+        **overlap_options(x),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_weight_rows"])
+def _float8_linear_kernel(
+    x_ptr, weight_ptr, scale_ptr, row_scale_ptr, bias_ptr, out_ptr,
+    num_rows, num_weight_rows, stride_x, stride_out,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROW_SCALED: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS)).
+
+    With an activation, gate and up columns alternate in a program.
+    """
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    EVEN: tl.constexpr = SIZE % DEPTH == 0
+    TILED: tl.constexpr = WIDTH < SIZE
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // HALVES
+    index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, DEPTH)
+    # Rows and columns past the end repeat the last one and are not stored.
+    x_row = tl.minimum(row, num_rows - 1).to(tl.int64)
+    weight_row = tl.minimum(index // HALVES, num_columns - 1) + index % HALVES * num_columns
+    x_at = x_ptr + x_row[:, None] * stride_x + k[None, :]
+    weight_at = weight_ptr + weight_row.to(tl.int64)[:, None] * SIZE + k[None, :]
+    scale_at = scale_ptr + weight_row // HEIGHT * ((SIZE + WIDTH - 1) // WIDTH)
+    wait_for_previous(OVERLAP)
+
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
+        if EVEN:
+            weight = tl.load(weight_at + start)
+            x = tl.load(x_at + start)
+        else:
+            is_k = (start + k < SIZE)[None, :]
+            weight = tl.load(weight_at + start, mask=is_k, other=0.0)
+            x = tl.load(x_at + start, mask=is_k, other=0.0)
+        if not ROW_SCALED:
+            weight = weight.to(x_ptr.dtype.element_ty)
+        if TILED:
+            products = tl.dot(weight, tl.trans(x), input_precision="ieee")
+            sums += products * tl.load(scale_at + start // WIDTH)[:, None]
+        elif ROW_SCALED:
+            sums += tl.dot(weight, tl.trans(x))
+        else:
+            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+
+    if not TILED:
+        sums *= tl.load(scale_at)[:, None]
+    if ROW_SCALED:
+        sums *= tl.load(row_scale_ptr + x_row)[None, :]
+    if BIAS:
+        sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
+    column = index
+    if ACTIVATION is not None:
+        pairs = tl.permute(tl.reshape(sums, [COLUMNS // 2, 2, ROWS]), [0, 2, 1])
+        gate, up = tl.split(pairs)
+        sums = activate(gate, ACTIVATION) * up
+        column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[:, None] * stride_out + column[None, :]
+    out = tl.trans(sums)
+    if ADD:
+        out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,41 @@
+"""What a block asks of a linear layer that fuses its neighbours: norm, activation and residual sum."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+class Norm(Protocol):
+    """An RMS norm; see octavo.layers.norm.RMSNorm."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor: ...
+
+
+@runtime_checkable
+class FusedLinear(Protocol):
+    """A linear layer that decides for itself, by the rows of x, what its GEMM fuses."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+        ...
+
+    def from_stream(self, hidden: Tensor, delta: Tensor | None, norm: Norm, activation: str | None) -> Tensor:
+        """Add delta, if any, to hidden in place, and return activation(norm(hidden) W^T + b).
+
+        Args:
+            hidden: [T, in] residual stream.
+            delta: [T, in] or None.
+            norm: of the sum.
+            activation: name of a gated activation of the result, or None.
+        """
+        ...
+
+    def into_stream(self, x: Tensor, hidden: Tensor) -> None:
+        """Add x W^T + b, [T, out], to hidden in place."""
+        ...

@@ -1,0 +1,91 @@
+"""Quantised weights: small numbers, and the scales that make weights of them.
+
+    kind      what is stored                                        module
+    blocks    32 integers of 4 or 8 bits share a scale and a min    block_weight
+    float8    float8 (e4m3) numbers; a scale for a row or a tile    float8_weight
+
+A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
+layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
+has `unsupported_reason(device, dtype)` and `make_layer(weights, bias)`; a name in _LAYERS of linear.choice.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class QuantisedWeight(Protocol):
+    """A weight [N, K]. Rows can be cut, reordered and joined without touching a number."""
+
+    @property
+    def kind(self) -> str:
+        """Name by which linear.choice finds layers."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight lives."""
+        ...
+
+    @property
+    def form(self) -> Hashable:
+        """What weights of a kind must have in common to be joined."""
+        ...
+
+    def take(self, rows: Tensor) -> Self:
+        """Return rows [n] int64 in a new order."""
+        ...
+
+    def join(self, below: Self) -> Self:
+        """Return the rows of this weight above those of another one of its form."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Return the weight on a device."""
+        ...
+
+    def dequantise(self) -> Tensor:
+        """Return the weight [N, K] float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How much memory a quantised weight takes; known before it is read.
+
+    Attributes:
+        kind: that of QuantisedWeight.
+        bytes_per_number: bytes of a number, with scales that are shared along a row.
+        bytes_per_row: bytes of scales that each row has besides.
+    """
+
+    kind: str
+    bytes_per_number: float
+    bytes_per_row: float = 0.0
+
+    def nbytes(self, shape: Sequence[int]) -> float:
+        """Return the bytes of a weight [N, K]."""
+        return prod(shape) * self.bytes_per_number + shape[0] * self.bytes_per_row
+
+
+Weight = TypeVar("Weight", bound=QuantisedWeight)
+
+
+def join_rows(weights: Iterable[Weight]) -> list[Weight]:
+    """Join neighbours of one form: what is left is the fewest weights that make the same rows."""
+    joined: list[Weight] = []
+    for weight in weights:
+        if joined and joined[-1].form == weight.form:
+            joined[-1] = joined[-1].join(weight)
+        else:
+            joined.append(weight)
+    return joined

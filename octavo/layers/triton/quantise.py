@@ -1,0 +1,97 @@
+"""Rows rounded to float8 with a scale each, on a GPU; imported only where Triton runs."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import power_of_two
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+
+_MAX_ROW = 65536
+_VALUES_PER_WARP = 512
+# A row of zeros has a scale, too: the smallest normal float32.
+_SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
+_LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
+
+
+def quantise_rows(
+    x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, *, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Round rows of x, or of its norm, to float8; see float8_weight.quantise_rows, the specification.
+
+    Args:
+        x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
+        norm_weight: [K] contiguous: x / rms(x) * norm_weight takes the place of x; None: no norm.
+        eps: added to the mean square.
+        delta: [T, K] like x, which is first added to x in place, or None.
+
+    Returns:
+        Contiguous [T, K] float8 and [T, 1] float32.
+
+    Raises:
+        InvalidArgumentError: a shape or stride does not fit.
+    """
+    num_rows, size = _check(x, norm_weight, delta)
+    out = torch.empty(num_rows, size, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)
+    if num_rows == 0:
+        return out, scales
+    block = power_of_two(size)
+    first = x if delta is None else delta
+    launch(
+        _quantise_kernel,
+        (num_rows,),
+        *(first, x, out if norm_weight is None else norm_weight, out, scales),
+        *(first.stride(0), x.stride(0), size, eps),
+        ADD=delta is not None,
+        NORM=norm_weight is not None,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // _VALUES_PER_WARP)),
+        **overlap_options(x),
+    )
+    return out, scales
+
+
+def _check(x: Tensor, norm_weight: Tensor | None, delta: Tensor | None) -> tuple[int, int]:
+    if x.ndim != 2 or x.stride(1) != 1 or x.shape[1] > _MAX_ROW:
+        raise InvalidArgumentError(
+            f"x must be [T, K] with a contiguous last dimension of at most {_MAX_ROW}, "
+            f"got shape {list(x.shape)}, strides {list(x.stride())}"
+        )
+    if norm_weight is not None and (norm_weight.shape != x.shape[1:] or not norm_weight.is_contiguous()):
+        raise InvalidArgumentError(f"norm_weight must be [{x.shape[1]}], got {list(norm_weight.shape)}")
+    if delta is not None and (delta.shape != x.shape or delta.dtype != x.dtype or delta.stride(1) != 1):
+        raise InvalidArgumentError(
+            f"delta must be like x, {list(x.shape)} {x.dtype}, its last dimension contiguous; "
+            f"got {list(delta.shape)} {delta.dtype}, strides {list(delta.stride())}"
+        )
+    return x.shape[0], x.shape[1]
+
+
+@triton.jit
+def _quantise_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, stride_x, stride_residual, size, eps,
+    ADD: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (T,). Without ADD the residual is not touched."""
+    start_next(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    wait_for_previous(OVERLAP)
+    x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        residual_at = residual_ptr + row * stride_residual + column
+        total = x + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+        stored = total.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_at, stored, mask=inside)
+        x = stored.to(tl.float32)
+    if NORM:
+        inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+        x = x * inverse_rms * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0) / _LARGEST, _SMALLEST)
+    out = tl.minimum(tl.maximum(x / scale, -_LARGEST), _LARGEST)
+    tl.store(out_ptr + row * size + column, out.to(tl.float8e4nv), mask=inside)
+    tl.store(scale_ptr + row, scale)

@@ -1,0 +1,94 @@
+"""Reads the quantization_config of compressed-tensors: groups of layers, and a format for their tensors."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from octavo.errors import UnsupportedModelError, refuse_unknown, suggest
+from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.float8 import Float8Scheme
+from octavo.models.formats.float8_config import check_patterns, read_block, refuse_other_values
+
+_KEYS = frozenset(
+    {
+        *("config_groups", "format", "global_compression_ratio", "ignore", "kv_cache_scheme"),
+        *("quant_method", "quantization_status", "sparsity_config", "transform_config", "version"),
+    }
+)
+_GROUP_KEYS = frozenset({"format", "input_activations", "output_activations", "targets", "weights"})
+_ARGUMENTS = frozenset(
+    {
+        *("actorder", "block_structure", "dynamic", "group_size", "is_mse", "num_bits", "observer"),
+        *("observer_kwargs", "scale_dtype", "strategy", "symmetric", "type", "zp_dtype"),
+    }
+)
+
+
+def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | None":
+    """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
+    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
+    groups = fields.mapping("config_groups")
+    if not groups:
+        return None
+    refuse_other_values(fields, "quantization_status", ("compressed", "frozen", None))
+    for name in ("sparsity_config", "transform_config"):
+        if fields.mapping(name):
+            raise UnsupportedModelError(f"{fields.where}: {name} = {fields.get(name)!r} is not supported")
+    check_patterns(fields, "ignore")
+    if len(groups) > 1:
+        raise UnsupportedModelError(
+            f"{fields.where}: config_groups must have one group, got {len(groups)}: {', '.join(groups)}"
+        )
+    name, group = next(iter(groups.items()))
+    where = f"{fields.where}: config_groups: {name}"
+    if not isinstance(group, Mapping):
+        raise fields.error(f"config_groups: {name}", "an object", group)
+    inner = ConfigFields(group, {"format": fields.get("format")}, where=where)
+    refuse_unknown(UnsupportedModelError, f"{where}: unknown field", group, _GROUP_KEYS)
+    check_patterns(inner, "targets")
+    if inner.get("output_activations") is not None:
+        raise UnsupportedModelError(f"{where}: quantised output_activations are not supported")
+    form = inner.get("format")
+    if not isinstance(form, str) or form not in _FORMATS:
+        raise UnsupportedModelError(
+            f"{where}: format {form!r} is not supported{suggest(str(form), _FORMATS)}; "
+            f"supported: {', '.join(_FORMATS)}"
+        )
+    return _FORMATS[form](inner)
+
+
+def arguments_of(group: ConfigFields, name: str) -> ConfigFields:
+    """Return the arguments of a group's weights or activations.
+
+    Raises:
+        UnsupportedModelError: an argument is unknown.
+        FileFormatError: it is no object.
+    """
+    where = f"{group.where}: {name}"
+    arguments = group.mapping(name)
+    refuse_unknown(UnsupportedModelError, f"{where}: unknown field", arguments, _ARGUMENTS)
+    return ConfigFields(arguments, {"symmetric": True, "dynamic": False}, where=where)
+
+
+def _read_float8(group: ConfigFields) -> Float8Scheme:
+    weights = arguments_of(group, "weights")
+    refuse_other_values(weights, "type", ("float",))
+    refuse_other_values(weights, "num_bits", (8,))
+    refuse_other_values(weights, "strategy", ("tensor", "channel", "block"))
+    refuse_other_values(weights, "symmetric", (True,))
+    refuse_other_values(weights, "dynamic", (False,))
+    inputs = arguments_of(group, "input_activations")
+    is_static = False
+    if group.get("input_activations") is not None:
+        refuse_other_values(inputs, "type", ("float",))
+        refuse_other_values(inputs, "num_bits", (8,))
+        refuse_other_values(inputs, "strategy", ("tensor", "token", "group"))
+        refuse_other_values(inputs, "dynamic", (True, False))
+        is_static = inputs.get("dynamic") is False
+    tile = read_block(weights, "block_structure") if weights.get("strategy") == "block" else None
+    return Float8Scheme("weight_scale", tile, has_input_scales=is_static)
+
+
+# format -> reads a group of layers.
+_FORMATS: Mapping[str, Callable[[ConfigFields], Float8Scheme]] = MappingProxyType(
+    {"float-quantized": _read_float8}
+)

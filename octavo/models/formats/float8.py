@@ -1,0 +1,153 @@
+"""Checkpoints of float8 (e4m3) matrices with scales beside them.
+
+    X.weight              [N, K] F8_E4M3
+    X.weight_scale_inv    [N / 128, K / 128]: weight = number * scale; or
+    X.weight_scale        the same; or [N, 1] or [N], one for each row; or [1]
+    X.input_scale         [1], of activations
+
+A matrix is quantised if its type says so: lists of exceptions in config.json are often longer or shorter.
+Input scales are checked and not used: activations are quantised, if at all, by scales of their own rows,
+which is at least as exact.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
+from octavo.layers.linear.float8_weight import FLOAT8_ROWS, Float8Weight
+from octavo.layers.linear.quantised import Storage
+from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.weights import slice_bounds
+
+_TYPE = "F8_E4M3"
+_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+# Names of the cache's scales that some tools put beside the projection.
+_CACHE_SCALES = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Scheme:
+    """A Scheme of float8 matrices.
+
+    Attributes:
+        scale_name: last part of the name of scales: "weight_scale" or "weight_scale_inv".
+        tile: rows and columns that share a scale; None: a scale for each row, or for the matrix.
+        has_input_scales: activations have scales as well.
+    """
+
+    scale_name: str
+    tile: tuple[int, int] | None
+    has_input_scales: bool
+
+    def open(self, tensors: StoredTensors) -> QuantisedTensors:
+        """See Scheme."""
+        matrices: dict[str, _Matrix] = {}
+        for name in sorted(tensors.names()):
+            kind = tensors.type_name(name)
+            if kind == _TYPE and name.endswith(".weight"):
+                matrices[name] = self._matrix(tensors, name)
+            elif kind not in _PLAIN_TYPES:
+                raise UnsupportedModelError(
+                    f"{name} has the type {kind}, which is not supported; supported in a float8 checkpoint: "
+                    f"{', '.join(sorted(_PLAIN_TYPES))}, and {_TYPE} for weights"
+                )
+        renamed = {
+            name.removesuffix(theirs) + ours: name
+            for name in tensors.names()
+            for theirs, ours in _CACHE_SCALES.items()
+            if name.endswith(f".{theirs}")
+        }
+        return QuantisedTensors(tensors, matrices, renamed)
+
+    def _matrix(self, tensors: StoredTensors, name: str) -> "_Matrix":
+        layer = name.removesuffix("weight")
+        names, shape = tensors.names(), tensors.shape(name)
+        if len(shape) != 2:
+            raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+        scale, input_scale = layer + self.scale_name, f"{layer}input_scale"
+        required = (scale, input_scale) if self.has_input_scales else (scale,)
+        for each in required:
+            if each not in names:
+                raise WeightsError(f"the checkpoint lacks {each}, which belongs to {name}")
+        used = {name, scale}
+        if input_scale in names:
+            _check_shape(tensors, input_scale, (1,))
+            used.add(input_scale)
+        matrix = _Matrix(tensors, name, scale, (shape[0], shape[1]), self._tile(tensors, scale, shape), used)
+        _check_shape(tensors, scale, matrix.num_scales)
+        return matrix
+
+    def _tile(self, tensors: StoredTensors, scale: str, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the rows and columns that share a scale."""
+        if self.tile is not None:
+            return self.tile
+        rows, columns = max(1, shape[0]), max(1, shape[1])
+        found = tensors.shape(scale)
+        return (rows, columns) if found in ((1,), (1, 1)) else (1, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A StoredMatrix of float8 numbers."""
+
+    source: StoredTensors
+    name: str
+    scale_name: str
+    shape: tuple[int, int]
+    tile: tuple[int, int]
+    tensors: Set[str]
+
+    @property
+    def num_scales(self) -> tuple[int, int]:
+        """Scales above one another and side by side."""
+        return -(-self.shape[0] // self.tile[0]), -(-self.shape[1] // self.tile[1])
+
+    @property
+    def storage(self) -> Storage:
+        """See StoredMatrix: scales are float32, one for each row where a tile has all columns."""
+        if self.tile[1] >= self.shape[1]:
+            return FLOAT8_ROWS
+        return Storage("float8", 1 + 4 / (self.tile[0] * self.tile[1]))
+
+    def read(self, rows: slice | None, columns: slice | None) -> Float8Weight:
+        """See StoredMatrix; columns can be cut between tiles, rows anywhere."""
+        (start, stop), (first, last) = (
+            slice_bounds(part, size) for part, size in zip((rows, columns), self.shape, strict=True)
+        )
+        height, width = self.tile
+        if first % width or (last % width and last != self.shape[1]):
+            raise ConfigError(
+                f"{self.name} can only be cut between its scales for {width} columns each, not into columns "
+                f"{first} to {last} of {self.shape[1]}; use fewer ranks"
+            )
+        values = self.source.read_stored(self.name, rows=slice(start, stop), columns=slice(first, last))
+        scales = self._read_scales()[start // height : -(-stop // height), first // width : -(-last // width)]
+        if width >= self.shape[1] or start % height or (stop % height and stop != self.shape[0]):
+            # A scale for each row, and a part of the tiles' rows.
+            scales = scales.repeat_interleave(height, 0)[start % height :][: stop - start]
+            height = 1
+        return Float8Weight(values, scales.contiguous(), height, min(width, last - first))
+
+    def _read_scales(self) -> Tensor:
+        scales = self.source.read_stored(self.scale_name).to(torch.float32).reshape(self.num_scales)
+        if not bool((scales.isfinite() & (scales >= 0)).all()):
+            raise WeightsError(f"{self.scale_name} must hold finite numbers of at least 0")
+        return scales
+
+
+def _check_shape(tensors: StoredTensors, name: str, expected: tuple[int, ...]) -> None:
+    """Check a tensor of scales; dimensions of 1 at the end may be missing."""
+    found, kind = tensors.shape(name), tensors.type_name(name)
+    if kind not in _PLAIN_TYPES:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(_PLAIN_TYPES))}")
+    if _trimmed(found) != _trimmed(expected):
+        raise WeightsError(f"{name} is {list(found)}, expected {list(expected)}")
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape

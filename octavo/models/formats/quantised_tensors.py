@@ -1,0 +1,101 @@
+"""A checkpoint of which some matrices are stored quantised, in several tensors each."""
+
+from collections.abc import Mapping, Set
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.models.weights import WeightSource
+
+
+class StoredTensors(WeightSource, Protocol):
+    """A WeightSource whose tensors may be of any type."""
+
+    def type_name(self, name: str) -> str:
+        """Return a tensor's type as safetensors calls it: "F8_E4M3", "BF16", "I32"."""
+        ...
+
+    def read_stored(self, name: str, *, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """Read a tensor, or a part of it, in its own type; see WeightSource.read. A single number is [1]."""
+        ...
+
+
+class StoredMatrix(Protocol):
+    """One matrix [N, K] of a format."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        ...
+
+    @property
+    def storage(self) -> Storage:
+        """What it takes in memory."""
+        ...
+
+    @property
+    def tensors(self) -> Set[str]:
+        """Names of the tensors that it is stored in."""
+        ...
+
+    def read(self, rows: slice | None, columns: slice | None) -> QuantisedWeight:
+        """Read it, or a part of it; see QuantisedSource.read_quantised."""
+        ...
+
+
+class QuantisedTensors:
+    """A WeightSource and QuantisedSource of both kinds of tensors: quantised matrices, and others."""
+
+    def __init__(
+        self,
+        tensors: StoredTensors,
+        matrices: Mapping[str, StoredMatrix],
+        renamed: Mapping[str, str],
+    ) -> None:
+        """Wrap a checkpoint.
+
+        Args:
+            tensors: the checkpoint; closed by `close`.
+            matrices: those that are quantised, by the name of the weight.
+            renamed: other tensors that have a name of their own in this format: our name -> theirs.
+        """
+        self._tensors = tensors
+        self._matrices = dict(matrices)
+        self._renamed = dict(renamed)
+        used = set(self._renamed.values()).union(*(matrix.tensors for matrix in matrices.values()))
+        self._names = (tensors.names() - used) | matrices.keys() | renamed.keys()
+
+    def names(self) -> Set[str]:
+        """See WeightSource."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See WeightSource."""
+        matrix = self._matrices.get(name)
+        return self._tensors.shape(self._renamed.get(name, name)) if matrix is None else matrix.shape
+
+    def read(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
+    ) -> Tensor:
+        """See WeightSource; a quantised matrix is dequantised."""
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            name = self._renamed.get(name, name)
+            return self._tensors.read(name, rows=rows, columns=columns, dtype=dtype)
+        return matrix.read(rows, columns).dequantise().to(dtype)
+
+    def storage(self) -> Mapping[str, Storage]:
+        """See QuantisedSource."""
+        return {name: matrix.storage for name, matrix in self._matrices.items()}
+
+    def read_quantised(
+        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> QuantisedWeight:
+        """See QuantisedSource."""
+        return self._matrices[name].read(rows, columns)
+
+    def close(self) -> None:
+        """See WeightSource."""
+        self._tensors.close()

@@ -1,0 +1,74 @@
+"""Which matrices stay quantised in memory: decided from names and shapes, before anything is read."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from octavo.errors import ConfigError
+from octavo.layers.linear.choice import looks_up, multiplies
+from octavo.layers.linear.float8_weight import FLOAT8_ROWS
+from octavo.layers.linear.quantised import Storage
+
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+# Projections that are one product.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def kept_storage(
+    names: Iterable[str],
+    stored: Mapping[str, Storage],
+    quantization: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool = False,
+) -> Mapping[str, Storage]:
+    """Return the matrices that stay quantised, by name; the others become numbers of dtype.
+
+    Args:
+        names: of all tensors of the network.
+        stored: how the checkpoint stores matrices; see QuantisedSource.
+        quantization: as users choose it.
+        device: of the weights.
+        dtype: of activations.
+        deterministic: see load_decoder.
+
+    Raises:
+        ConfigError: the checkpoint is quantised otherwise than quantization says.
+    """
+    if quantization == "fp8":
+        made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
+        _check_requantised(stored)
+        stored = made | {name: storage for name, storage in stored.items() if name in made}
+    elif quantization != "auto" or deterministic:
+        return {}
+    kept = {
+        name: storage
+        for name, storage in stored.items()
+        if multiplies(storage.kind, device, dtype)
+        and (name not in _VOCABULARY or looks_up(storage.kind, device))
+    }
+    return {
+        name: storage for name, storage in kept.items() if _kinds(kept, _partners(name)) == {storage.kind}
+    }
+
+
+def _check_requantised(stored: Mapping[str, Storage]) -> None:
+    """Refuse to round twice."""
+    for name, storage in stored.items():
+        if storage.kind != FLOAT8_ROWS.kind:
+            raise ConfigError(
+                f'quantization="fp8" rounds numbers, but the checkpoint stores {name} as {storage.kind}; use '
+                'quantization="auto"'
+            )
+
+
+def _kinds(kept: Mapping[str, Storage], names: Iterable[str]) -> set[str | None]:
+    return {kept[name].kind if name in kept else None for name in names}
+
+
+def _partners(name: str) -> list[str]:
+    """Return the names of all matrices that one product multiplies, this one included."""
+    prefix, _, projection = name.removesuffix(".weight").rpartition(".")
+    group = next((group for group in _FUSED if projection in group), (projection,))
+    return [f"{prefix}.{each}.weight" for each in group] if prefix else [name]

@@ -1,0 +1,188 @@
+"""GEMMs of float8 weights, with all that is fused to them, against the dequantised weight in float64."""
+
+import pytest
+import torch
+from test_triton_linear import ACTIVATIONS, EPS, plain_linear
+from torch import Tensor
+from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear.float8_tiling import Float8Tiling, choose_tiling
+from octavo.layers.linear.float8_weight import Float8Weight, quantise, quantise_rows
+from octavo.layers.linear.skinny_tiling import Tiling
+
+pytestmark = ignores_overflow
+# Height and width of a tile; 0: a scale for each row.
+TILES = [(1, 0), (32, 32), (1, 32), (16, 64)]
+SMALL = Float8Tiling(rows=16, columns=16, depth=32, num_warps=4, num_stages=2)
+
+
+def make_weight(
+    num_rows: int, size: int, tile: tuple[int, int], device: str, seed: int = 1, scale: float = 1.0
+) -> Float8Weight:
+    """A random weight whose scales differ by a factor of up to 4."""
+    height, width = tile[0], tile[1] or size
+    values = random(num_rows, size, device=device, seed=seed) * 100
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.rand(-(-num_rows // height), -(-size // width), generator=generator) * 3 + 1
+    return Float8Weight(values.to(torch.float8_e4m3fn), (scales * scale / 100).to(device), height, width)
+
+
+def check(x: Tensor, weight: Float8Weight, *, few: bool, rows: Tensor | None = None, **options) -> Tensor:
+    """Run a kernel on poisoned memory and hold it to twice the error of torch with dequantised weights.
+
+    few: by the skinny GEMM. rows: float8 rows, of which x are the numbers.
+    """
+    from octavo.layers.linear.float8_gemm import float8_linear
+    from octavo.layers.linear.skinny import skinny_linear
+
+    doubled = {name: each.double() if isinstance(each, Tensor) else each for name, each in options.items()}
+    dense = weight.dequantise()
+    exact = plain_linear(x.double(), dense.double(), **doubled)
+    plain = plain_linear(x, dense.to(x.dtype), **options)
+    with poisoned_memory():
+        if few:
+            got = skinny_linear(x, weight, **options, eps=EPS, tiling=Tiling(4, 64, 1))
+        elif rows is None:
+            got = float8_linear(x, weight, **options, tiling=SMALL)
+        else:
+            values, scales = quantise_rows(rows)
+            got = float8_linear(values, weight, **options, row_scales=scales, dtype=x.dtype, tiling=SMALL)
+    assert_as_good_as_torch(got, plain, exact)
+    return got
+
+
+@everywhere
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("num_rows", "num_columns", "size"), [(1, 37, 45), (3, 48, 200)])
+@pytest.mark.parametrize("few", [True, False])
+def test_product(
+    device: str,
+    dtype: torch.dtype,
+    few: bool,
+    num_rows: int,
+    num_columns: int,
+    size: int,
+    tile: tuple[int, int],
+) -> None:
+    # Strided views: rows of a wider tensor.
+    x = random(num_rows, size + 8, device=device, dtype=dtype)[:, :size]
+    bias = random(num_columns, device=device, dtype=dtype, seed=2)
+    check(x, make_weight(num_columns, size, tile, device), few=few, bias=bias)
+
+
+@everywhere
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_norm_and_gated_activation(
+    device: str, dtype: torch.dtype, activation: str, tile: tuple[int, int]
+) -> None:
+    x = random(2, 90, device=device, dtype=dtype)
+    weight = make_weight(2 * 32, 90, tile, device, scale=1 / 8)
+    norm_weight = random(90, device=device, seed=3)
+    check(x, weight, few=True, norm_weight=norm_weight, activation=activation)
+    check(x, weight, few=False, activation=activation)
+
+
+@everywhere
+@pytest.mark.parametrize("few", [True, False])
+def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool) -> None:
+    x = random(3, 130, device=device, dtype=dtype)
+    wide = random(4, 50, device=device, dtype=dtype, seed=3)
+    before, residual = wide.clone(), wide[:3, :45]
+    got = check(x, make_weight(45, 130, (32, 32), device), few=few, residual=residual)
+    assert got is residual
+    assert torch.equal(wide[:, 45:], before[:, 45:])
+    assert torch.equal(wide[3], before[3])
+
+
+@everywhere
+@pytest.mark.parametrize("tile", TILES[:2])
+@pytest.mark.parametrize("num_rows", [1, 19])
+def test_float8_rows(device: str, dtype: torch.dtype, num_rows: int, tile: tuple[int, int]) -> None:
+    rows = (
+        random(num_rows, 96, device=device, seed=4) * torch.logspace(-3, 2, num_rows, device=device)[:, None]
+    )
+    values, scales = quantise_rows(rows)
+    x = values.float() * scales
+    if dtype != torch.float32:
+        # So that the numbers of x are exact.
+        rows = rows / scales
+        x = values.to(dtype)
+    check(x, make_weight(64, 96, tile, device, scale=1 / 64), few=False, rows=rows, activation="silu")
+
+
+@everywhere
+def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.linear.float8_gemm import float8_linear
+
+    weight, x = make_weight(40, 96, (32, 32), device), random(5, 96, device=device, dtype=dtype)
+    whole = float8_linear(x, weight, tiling=SMALL)
+    others = x.clone()
+    others[1:] = torch.nan
+    assert torch.equal(float8_linear(others, weight, tiling=SMALL)[0], whole[0])
+
+
+@everywhere
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("has_delta", [False, True])
+def test_quantised_rows(device: str, dtype: torch.dtype, has_norm: bool, has_delta: bool) -> None:
+    from octavo.layers.triton.quantise import quantise_rows as triton_quantise_rows
+
+    x = random(5, 75, device=device, dtype=dtype)[:, :70] * torch.logspace(-2, 2, 5, device=device)[:, None]
+    x = x.to(dtype)
+    x[3] = 0
+    delta = random(5, 70, device=device, dtype=dtype, seed=1) if has_delta else None
+    weight = random(70, device=device, seed=2) if has_norm else None
+    total = x.clone() if delta is None else x + delta
+    values, scales = triton_quantise_rows(x, weight, EPS, delta=delta)
+    assert torch.equal(x, total)
+    exact = total.float()
+    if weight is not None:
+        exact = exact * torch.rsqrt(exact.square().mean(-1, True) + EPS) * weight
+    expected, expected_scales = quantise_rows(exact)
+    torch.testing.assert_close(scales, expected_scales, rtol=1e-5, atol=0)
+    got, wanted = values.float(), expected.float()
+    # A number in the middle of two of float8 may become either.
+    torch.testing.assert_close(got, wanted, rtol=0.13, atol=0.002)
+    assert (got != wanted).float().mean() < 0.02
+
+
+@everywhere
+def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.linear.float8_gemm import float8_linear
+    from octavo.layers.linear.skinny import skinny_linear
+
+    x, weight = random(2, 64, device=device, dtype=dtype), make_weight(32, 64, (1, 0), device)
+    with pytest.raises(InvalidArgumentError, match="need row_scales"):
+        float8_linear(x, weight, row_scales=torch.ones(2, 1, device=device))
+    with pytest.raises(InvalidArgumentError, match="need row_scales"):
+        float8_linear(quantise_rows(x)[0], weight)
+    for product in (float8_linear, skinny_linear):
+        with pytest.raises(InvalidArgumentError, match="weight must be"):
+            product(x[:, :32], weight)
+        with pytest.raises(InvalidArgumentError, match="residual must be"):
+            product(x, weight, residual=x)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 256, 8192])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (64, 48), (24576, 4096)])
+@pytest.mark.parametrize("is_float8", [True, False])
+def test_tilings_can_be_compiled(num_rows: int, shape: tuple[int, int], is_float8: bool) -> None:
+    tiling = choose_tiling(num_rows, *shape, is_float8=is_float8)
+    sizes = (tiling.rows, tiling.columns, tiling.depth, tiling.num_warps)
+    assert all(n & (n - 1) == 0 for n in sizes)
+    assert min(tiling.rows, tiling.columns) >= 16
+    assert tiling.depth >= 32
+    per_stage = tiling.depth * (tiling.columns + tiling.rows * (1 if is_float8 else 2))
+    assert per_stage * tiling.num_stages <= 200 * 1024
+
+
+def test_rounding_a_weight_is_as_exact_as_float8() -> None:
+    weight = torch.randn(700, 40) * torch.logspace(-4, 3, 700)[:, None]
+    weight[5] = 0
+    rounded = quantise(weight)
+    assert rounded.scales.shape == (700, 1)
+    largest = weight.abs().amax(-1, True)
+    # Half a step of 3 bits of mantissa, or of the smallest numbers.
+    assert ((rounded.dequantise() - weight).abs() <= weight.abs() / 16 + largest / 448 * 2**-10 + 1e-30).all()

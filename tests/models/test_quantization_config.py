@@ -1,0 +1,136 @@
+"""quantization_config of config.json: what is refused, by name, and what is read."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import TINY_LLAMA
+
+from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.models import ModelConfig, read_config, resolve_model
+from octavo.models.formats.schemes import read_scheme
+
+Fields = dict[str, Any]
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS, "output_activations": None}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": GROUP},
+    "ignore": ["lm_head", "re:.*gate$"],
+    "quantization_status": "compressed",
+    "kv_cache_scheme": None,
+}
+
+
+def compressed(**group: Any) -> Fields:
+    return COMPRESSED | {"config_groups": {"group_0": GROUP | group}}
+
+
+# What is wrong, and what the message names.
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    ("fp8", FileFormatError, "quantization_config must be an object, got 'fp8'"),
+    ([FP8], FileFormatError, "must be an object"),
+    ({"bits": 4}, UnsupportedModelError, "quant_method None is not supported"),
+    ({"quant_method": "fp9"}, UnsupportedModelError, "'fp9' is not supported; did you mean 'fp8'?"),
+    ({"quant_method": 8}, UnsupportedModelError, "quant_method 8"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, UnsupportedModelError, "'bitsandbytes'"),
+    ({"quant_method": "hqq"}, UnsupportedModelError, "supported: fp8"),
+    (FP8 | {"fmt": "e5m2"}, UnsupportedModelError, "fmt = 'e5m2' is not supported; supported: 'e4m3'"),
+    (FP8 | {"activation_scheme": "none"}, UnsupportedModelError, "activation_scheme = 'none'"),
+    (FP8 | {"activation_scheme": 3}, UnsupportedModelError, "activation_scheme = 3"),
+    (FP8 | {"scale_fmt": "e8m0"}, UnsupportedModelError, "scale_fmt = 'e8m0'"),
+    (FP8 | {"weight_block_size": [128]}, FileFormatError, "two positive integers"),
+    (FP8 | {"weight_block_size": [128, 0]}, FileFormatError, "weight_block_size"),
+    (FP8 | {"weight_block_size": [128, "128"]}, FileFormatError, "weight_block_size"),
+    (FP8 | {"weight_block_size": [True, True]}, FileFormatError, "weight_block_size"),
+    (FP8 | {"weight_block_size": [2**40, 1]}, FileFormatError, "weight_block_size"),
+    (FP8 | {"weight_block_size": 128}, FileFormatError, "weight_block_size"),
+    (FP8 | {"modules_to_not_convert": "lm_head"}, FileFormatError, "modules_to_not_convert must be a list"),
+    (FP8 | {"ignored_layers": [3]}, FileFormatError, "ignored_layers must be a list"),
+    (FP8 | {"ignored_layers": ["re:("]}, FileFormatError, "'re:(' is no pattern"),
+    (FP8 | {"weight_blok_size": 3}, UnsupportedModelError, "unknown field 'weight_blok_size'; did you mean"),
+    (MODELOPT | {"quant_algo": "NVFP4"}, UnsupportedModelError, "quant_algo = 'NVFP4'"),
+    (MODELOPT | {"quant_algo": None}, UnsupportedModelError, "quant_algo = None"),
+    (MODELOPT | {"exclude_modules": {}}, FileFormatError, "exclude_modules"),
+    (MODELOPT | {"group_size": 16}, UnsupportedModelError, "unknown field 'group_size'"),
+    (COMPRESSED | {"format": "marlin-24"}, UnsupportedModelError, "format 'marlin-24' is not supported"),
+    (COMPRESSED | {"format": None}, UnsupportedModelError, "format None"),
+    (COMPRESSED | {"config_groups": [1]}, FileFormatError, "config_groups must be an object"),
+    (COMPRESSED | {"config_groups": {"a": GROUP, "b": GROUP}}, UnsupportedModelError, "got 2: a, b"),
+    (COMPRESSED | {"config_groups": {"a": 3}}, FileFormatError, "config_groups: a must be an object"),
+    (COMPRESSED | {"ignore": ["re:["]}, FileFormatError, "'re:[' is no pattern"),
+    (COMPRESSED | {"quantization_status": "initialized"}, UnsupportedModelError, "'initialized'"),
+    (COMPRESSED | {"sparsity_config": {"format": "2:4"}}, UnsupportedModelError, "sparsity_config"),
+    (COMPRESSED | {"transform_config": {"r": 1}}, UnsupportedModelError, "transform_config"),
+    (COMPRESSED | {"formats": 3}, UnsupportedModelError, "unknown field 'formats'; did you mean 'format'"),
+    (compressed(weights=WEIGHTS | {"num_bits": 4}), UnsupportedModelError, "num_bits = 4"),
+    (compressed(weights=WEIGHTS | {"type": "int"}), UnsupportedModelError, "type = 'int'"),
+    (compressed(weights=WEIGHTS | {"strategy": "group"}), UnsupportedModelError, "strategy = 'group'"),
+    (compressed(weights=WEIGHTS | {"symmetric": False}), UnsupportedModelError, "symmetric = False"),
+    (compressed(weights=WEIGHTS | {"dynamic": True}), UnsupportedModelError, "weights: dynamic = True"),
+    (compressed(weights=WEIGHTS | {"strategy": "block"}), FileFormatError, "block_structure must be two"),
+    (compressed(weights=WEIGHTS | {"bits": 8}), UnsupportedModelError, "unknown field 'bits'"),
+    (compressed(weights=None), UnsupportedModelError, "weights: type = None"),
+    (compressed(weights="all"), FileFormatError, "weights must be an object"),
+    (
+        compressed(input_activations=INPUTS | {"type": "int"}),
+        UnsupportedModelError,
+        "input_activations: type",
+    ),
+    (compressed(input_activations=INPUTS | {"dynamic": "local"}), UnsupportedModelError, "dynamic = 'local'"),
+    (compressed(output_activations=INPUTS), UnsupportedModelError, "output_activations"),
+    (compressed(targets="Linear"), FileFormatError, "targets must be a list"),
+]
+
+
+@pytest.mark.parametrize(("value", "error", "named"), REFUSED)
+def test_what_is_malformed_or_unknown_is_refused_by_name(
+    value: Any, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=re.escape(named)) as caught:
+        ModelConfig.from_hf(TINY_LLAMA | {"quantization_config": value})
+    assert "config.json: quantization_config" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        FP8,
+        FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"], "scale_fmt": "ue8m0"},
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        MODELOPT,
+        MODELOPT | {"producer": {"name": "modelopt"}, "kv_cache_quant_algo": None, "config_groups": {}},
+        COMPRESSED,
+        compressed(format="float-quantized", input_activations=None),
+        compressed(weights=WEIGHTS | {"strategy": "block", "block_structure": [128, 128]}),
+        compressed(input_activations=INPUTS | {"dynamic": False, "strategy": "tensor"}),
+    ],
+)
+def test_what_is_supported_changes_nothing_else(value: Fields) -> None:
+    assert ModelConfig.from_hf(TINY_LLAMA | {"quantization_config": value}) == ModelConfig.from_hf(TINY_LLAMA)
+    assert read_scheme({"quantization_config": value}) is not None
+
+
+def test_the_older_name_of_the_field_is_known() -> None:
+    assert read_scheme({"compression_config": COMPRESSED}) is not None
+
+
+def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    beside = tmp_path / "hf_quant_config.json"
+    fields = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": fields}))
+    source = resolve_model(str(tmp_path))
+    assert read_scheme(read_config(source)) is not None
+    beside.write_text(json.dumps({"quantization": "FP8"}))
+    with pytest.raises(
+        FileFormatError, match=r"hf_quant_config\.json: expected quantization to be an object"
+    ):
+        read_config(source)
