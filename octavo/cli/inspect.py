@@ -67,10 +67,14 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
 
 def _quantised(plan: ExecutionPlan) -> Rows:
     """What stays quantised, its bytes, and how it is multiplied."""
-    return [
+    rows = [
         (f"of these, {kind}", f"{gib(num_bytes)}; {describe_layers(kind, plan.device, plan.dtype)}")
         for kind, num_bytes in plan.quantised_bytes.items()
     ]
+    if plan.num_dequantised:
+        name = str(plan.dtype).removeprefix("torch.")
+        rows.append(("dequantised while loading", f"{plan.num_dequantised} matrices become {name}"))
+    return rows
 
 
 def _memory(plan: ExecutionPlan) -> Rows:

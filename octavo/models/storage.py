@@ -1,6 +1,7 @@
 """Which matrices stay quantised in memory: decided from names and shapes, before anything is read."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -49,8 +50,16 @@ def kept_storage(
         and (name not in _VOCABULARY or looks_up(storage.kind, device))
     }
     return {
-        name: storage for name, storage in kept.items() if _kinds(kept, _partners(name)) == {storage.kind}
+        name: _on(device, storage)
+        for name, storage in kept.items()
+        if _kinds(kept, _partners(name)) == {storage.kind}
     }
+
+
+def _on(device: torch.device, storage: Storage) -> Storage:
+    if device.type != "cuda" or storage.bytes_on_gpu is None:
+        return storage
+    return replace(storage, bytes_per_number=storage.bytes_on_gpu)
 
 
 def _check_requantised(stored: Mapping[str, Storage]) -> None:

@@ -41,7 +41,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ({"quant_method": "fp9"}, UnsupportedModelError, "'fp9' is not supported; did you mean 'fp8'?"),
     ({"quant_method": 8}, UnsupportedModelError, "quant_method 8"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, UnsupportedModelError, "'bitsandbytes'"),
-    ({"quant_method": "hqq"}, UnsupportedModelError, "supported: fp8"),
+    ({"quant_method": "hqq"}, UnsupportedModelError, "supported: awq"),
     (FP8 | {"fmt": "e5m2"}, UnsupportedModelError, "fmt = 'e5m2' is not supported; supported: 'e4m3'"),
     (FP8 | {"activation_scheme": "none"}, UnsupportedModelError, "activation_scheme = 'none'"),
     (FP8 | {"activation_scheme": 3}, UnsupportedModelError, "activation_scheme = 3"),

@@ -17,6 +17,7 @@ from octavo.engine.memory.working import (
     gpu_working_bytes,
     host_bytes,
     rank_share,
+    unpacked_working_bytes,
 )
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.layers.linear.quantised import Storage
@@ -46,6 +47,7 @@ class ExecutionPlan:
         num_parameters: of the model, all ranks' together.
         weight_bytes: memory of the loaded weights, scales included.
         quantised_bytes: what of it stays quantised, by kind; see QuantisedWeight.
+        num_dequantised: matrices that the checkpoint stores quantised, and that become numbers of dtype.
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
@@ -64,6 +66,7 @@ class ExecutionPlan:
     num_parameters: int
     weight_bytes: int
     quantised_bytes: Mapping[str, int]
+    num_dequantised: int
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
@@ -157,6 +160,7 @@ def _plan_without_cache(
         num_parameters=num_parameters(model),
         weight_bytes=_weight_bytes(config, share, dtype, kept),
         quantised_bytes=_quantised_bytes(share, kept),
+        num_dequantised=len(stored.keys() - kept.keys()),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -243,14 +247,19 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
     """Return the most memory that steps need beside weights and KV cache."""
     max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
-        return (RANKS_BYTES if plan.parallel.size > 1 else 0) + gpu_working_bytes(
-            model,
-            itemsize=plan.dtype.itemsize,
-            max_num_tokens=max_num_tokens,
-            max_num_seqs=max_num_seqs,
-            max_blocks=plan.max_blocks,
-            share_prefixes=config.share_prefixes,
-            deterministic=config.deterministic,
+        unpacked_bytes = unpacked_working_bytes(model, plan.dtype.itemsize)
+        return (
+            (RANKS_BYTES if plan.parallel.size > 1 else 0)
+            + (unpacked_bytes if "blocks" in plan.quantised_bytes else 0)
+            + gpu_working_bytes(
+                model,
+                itemsize=plan.dtype.itemsize,
+                max_num_tokens=max_num_tokens,
+                max_num_seqs=max_num_seqs,
+                max_blocks=plan.max_blocks,
+                share_prefixes=config.share_prefixes,
+                deterministic=config.deterministic,
+            )
         )
     # Nothing is allocated before a step needs it, so a budget beyond all tokens that fit costs nothing.
     num_blocks = config.num_blocks or _num_blocks(config, plan)

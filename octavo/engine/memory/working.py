@@ -58,6 +58,17 @@ def host_bytes(*, max_num_seqs: int, max_blocks: int, num_blocks: int, caches_pr
     return tables + num_blocks * (_CACHED_BLOCK_BYTES if caches_prefixes else _BLOCK_BYTES)
 
 
+def unpacked_working_bytes(model: ModelConfig, itemsize: int) -> int:
+    """Return the bytes of the largest product's weight: packed weights become floats for many rows.
+
+    Args:
+        model: the network.
+        itemsize: bytes of a float.
+    """
+    qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return itemsize * model.hidden_size * max(qkv, 2 * model.intermediate_size)
+
+
 def cpu_working_bytes(model: ModelConfig, *, itemsize: int, max_num_tokens: int, max_num_seqs: int) -> int:
     """Return the most that steps on a CPU hold at one time, in bytes: activations and logits.
 

@@ -35,15 +35,18 @@ class TiledBlocks:
         num_rows: N, without the padding to whole tiles.
         num_columns: K.
         bits: of a number.
+        order: [K] int64, the column of x that each column meets; None: the same.
         quants, scales, mins: see above.
         tiles: the same for the kernel.
     """
 
     def __init__(self, weight: BlockWeight, *, num_rows: int | None = None) -> None:
         """Copy a weight; num_rows: N, more than the weight has, whose rows then are 0. Default: as many."""
+        weight = weight.in_blocks()
         self.num_columns = weight.shape[1]
         self.num_rows = num_rows or weight.shape[0]
         self.bits = weight.bits
+        self.order = weight.order
         padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
         quants = _padded(weight.quants, padding)
         grouped = quants.view(-1, TILE, self.num_columns // BLOCK, BLOCK // _GROUP, _GROUP)
@@ -102,8 +105,9 @@ class BlockLinear:
         out = torch.empty(x.shape[0], self._num_rows)
         column = 0
         for part in self._parts:
+            rows = x if part.order is None else x.index_select(1, part.order)
             bias = 0 if self._bias is None else self._bias.data_ptr() + column * self._bias.element_size()
-            self._kernel.multiply(x, part.tiles, bias, out, column)
+            self._kernel.multiply(rows, part.tiles, bias, out, column)
             column += part.num_rows
         return out
 

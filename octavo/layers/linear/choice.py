@@ -35,6 +35,7 @@ from octavo.layers.linear import (
     packed,
     skinny_tiling,
 )
+from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
@@ -60,7 +61,12 @@ class _Layers(Protocol):
 
 # Kind of a QuantisedWeight -> modules, the fastest first.
 _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
-    {"blocks": (blocks,), "float8": (float8_gpu, float8)}
+    {
+        "blocks": (blocks, grouped),
+        # Groups of columns that are no multiple of 32: nothing multiplies them.
+        "odd blocks": (),
+        "float8": (float8_gpu, float8),
+    }
 )
 
 # Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).

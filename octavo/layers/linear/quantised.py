@@ -1,7 +1,7 @@
 """Quantised weights: small numbers, and the scales that make weights of them.
 
     kind      what is stored                                        module
-    blocks    32 integers of 4 or 8 bits share a scale and a min    block_weight
+    blocks    integers of 4 or 8 bits share a scale and a min       block_weight
     float8    float8 (e4m3) numbers; a scale for a row or a tile    float8_weight
 
 A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
@@ -66,11 +66,13 @@ class Storage:
         kind: that of QuantisedWeight.
         bytes_per_number: bytes of a number, with scales that are shared along a row.
         bytes_per_row: bytes of scales that each row has besides.
+        bytes_on_gpu: bytes_per_number on a GPU, where that is another number.
     """
 
     kind: str
     bytes_per_number: float
     bytes_per_row: float = 0.0
+    bytes_on_gpu: float | None = None
 
     def nbytes(self, shape: Sequence[int]) -> float:
         """Return the bytes of a weight [N, K]."""

@@ -7,6 +7,7 @@ from octavo.errors import UnsupportedModelError, refuse_unknown, suggest
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8 import Float8Scheme
 from octavo.models.formats.float8_config import check_patterns, read_block, refuse_other_values
+from octavo.models.formats.pack_quantized import PackQuantizedScheme
 
 _KEYS = frozenset(
     {
@@ -23,7 +24,7 @@ _ARGUMENTS = frozenset(
 )
 
 
-def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | None":
+def read_compressed_tensors(fields: ConfigFields) -> "Float8Scheme | PackQuantizedScheme | None":
     """Return the scheme, or None where only the KV cache is quantised; see schemes.read_scheme."""
     refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
     groups = fields.mapping("config_groups")
@@ -88,7 +89,27 @@ def _read_float8(group: ConfigFields) -> Float8Scheme:
     return Float8Scheme("weight_scale", tile, has_input_scales=is_static)
 
 
+def _read_pack_quantized(group: ConfigFields) -> PackQuantizedScheme:
+    if group.get("input_activations") is not None:
+        raise UnsupportedModelError(f"{group.where}: quantised input_activations are not supported")
+    weights = arguments_of(group, "weights")
+    refuse_other_values(weights, "type", ("int",))
+    refuse_other_values(weights, "num_bits", (4, 8))
+    refuse_other_values(weights, "strategy", ("channel", "group"))
+    refuse_other_values(weights, "symmetric", (True, False))
+    refuse_other_values(weights, "dynamic", (False,))
+    refuse_other_values(weights, "actorder", (None, False, True, "static", "weight", "dynamic", "group"))
+    by_group = weights.get("strategy") == "group"
+    return PackQuantizedScheme(
+        weights.integer("num_bits"),
+        weights.integer("group_size", maximum=2**20) if by_group else -1,
+        is_symmetric=weights.boolean("symmetric"),
+        # With "static" and "weight", groups are those of the columns' places.
+        is_ordered=by_group and weights.get("actorder") in (True, "dynamic", "group"),
+    )
+
+
 # format -> reads a group of layers.
-_FORMATS: Mapping[str, Callable[[ConfigFields], Float8Scheme]] = MappingProxyType(
-    {"float-quantized": _read_float8}
+_FORMATS: Mapping[str, Callable[[ConfigFields], Float8Scheme | PackQuantizedScheme]] = MappingProxyType(
+    {"float-quantized": _read_float8, "pack-quantized": _read_pack_quantized}
 )

@@ -30,8 +30,11 @@ def has_blocks(type_name: str) -> bool:
     return type_name in _TYPES
 
 
-def bytes_of_a_number(type_name: str) -> float:
-    """Return the bytes that a number of a type takes in a BlockWeight that is tiled, scales included."""
+def bytes_of_a_number(type_name: str, *, on_gpu: bool = False) -> float:
+    """Return the bytes that a number of a type takes in memory, scales included."""
+    if on_gpu:
+        # A scale and a minimum, in float16.
+        return _TYPES[type_name][0] / 8 + 4 / (BLOCK // 2 if type_name == "Q6_K" else BLOCK)
     num_scales = 1 if type_name in ("Q5_0", "Q8_0") else 2
     scale_bytes = 4 if type_name.endswith("K") else 2
     return _TYPES[type_name][0] / 8 + num_scales * scale_bytes / BLOCK

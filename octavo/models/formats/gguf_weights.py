@@ -75,7 +75,11 @@ class GGUFWeights:
     def storage(self) -> Mapping[str, Storage]:
         """See QuantisedSource."""
         return {
-            name: Storage("blocks", bytes_of_a_number(info.type.name))
+            name: Storage(
+                "blocks",
+                bytes_of_a_number(info.type.name),
+                bytes_on_gpu=bytes_of_a_number(info.type.name, on_gpu=True),
+            )
             for name, info in self._infos.items()
             if len(info.shape) == 2 and has_blocks(info.type.name)
         }

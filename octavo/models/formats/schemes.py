@@ -10,8 +10,10 @@ from typing import Protocol
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.awq import read_awq
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
 from octavo.models.formats.float8_config import read_fp8, read_modelopt
+from octavo.models.formats.gptq import read_gptq
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 
 _WHERE = "config.json: quantization_config"
@@ -35,7 +37,13 @@ class Scheme(Protocol):
 
 # quant_method -> reads the fields; None: no matrix is quantised.
 _METHODS: Mapping[str, Callable[[ConfigFields], Scheme | None]] = MappingProxyType(
-    {"fp8": read_fp8, "compressed-tensors": read_compressed_tensors, "modelopt": read_modelopt}
+    {
+        "awq": read_awq,
+        "compressed-tensors": read_compressed_tensors,
+        "fp8": read_fp8,
+        "gptq": read_gptq,
+        "modelopt": read_modelopt,
+    }
 )
 
 

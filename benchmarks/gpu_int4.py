@@ -1,0 +1,245 @@
+"""Products with weights in 4 and 8 bits on one GPU, beside bfloat16: those of a decoder layer.
+
+    python benchmarks/gpu_int4.py [--models 8b] [--rows 1 2 4 ...] [--kinds bf16 int4] [--save MACHINE]
+    python benchmarks/gpu_int4.py --sweep [--models ...] [--rows ...]
+
+A CUDA graph makes one call per copy of the weights, and its time is divided by the number of copies. The
+copies together are several times the L2 cache, so that weights come from memory, as in a decoder. The bound
+is what is read and written once, over 4.8 TB/s, an H200's memory rate. Prints a table, then one line of JSON.
+--sweep times other tilings of int4 products and prints the fastest few.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+
+import torch
+from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from support.common import make_parser, publish, table
+from torch import Tensor
+
+from octavo.layers import RMSNorm
+from octavo.layers.block import make_input, make_output
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.choice import make_quantised_linear
+from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, SomeTiling
+from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.layers.linear.plain import Linear, PlainLinear
+from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.parallel import TensorParallel
+
+BYTES_PER_SECOND = 4.8e12
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+# Bytes of weights in one graph: several times an L2 cache of 60 MB.
+_ROTATED_BYTES = 400e6
+_MAX_COPIES = 56
+_EPS = 1e-6
+# Processes that compile kernels side by side.
+_COMPILERS = 14
+
+
+def random_blocks(num_rows: int, size: int, bits: int, group: int, *, mins: bool) -> BlockWeight:
+    """Return a weight in blocks on the GPU."""
+    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    quants = torch.randint(low, high, (num_rows, size), dtype=dtype, device="cuda")
+    scales = torch.rand(num_rows, size // group, dtype=torch.float16, device="cuda") * 0.002
+    return BlockWeight(bits, quants, scales, -8 * scales if mins else None)
+
+
+def block_layer(bits: int, group: int, mins: bool, num_rows: int, size: int) -> Linear:
+    """Return a layer that multiplies blocks."""
+    weights: list[QuantisedWeight] = [random_blocks(num_rows, size, bits, group, mins=mins)]
+    return make_quantised_linear(weights, dtype=torch.bfloat16)
+
+
+def plain_layer(num_rows: int, size: int) -> Linear:
+    """Return the layer of an unquantised weight."""
+    return PlainLinear(random_numbers(num_rows, size), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of weights.
+
+    Attributes:
+        make: (N, K) -> a layer with a random weight.
+        bytes_per_number: of the weight, scales included.
+    """
+
+    make: Callable[[int, int], Linear]
+    bytes_per_number: float
+
+
+KINDS: Mapping[str, Kind] = {
+    "bf16": Kind(plain_layer, 2),
+    "int4": Kind(partial(block_layer, 4, 128, True), 0.5 + 4 / 128),
+    "int4-32": Kind(partial(block_layer, 4, 32, True), 0.5 + 4 / 32),
+    "int8-32": Kind(partial(block_layer, 8, 32, False), 1 + 4 / 32),
+    "int8-16": Kind(partial(block_layer, 8, 16, False), 1 + 4 / 16),
+}
+
+
+def bound_us(shape: Shape, kind: Kind, num_rows: int) -> float:
+    """Microseconds to read weights and rows and to write results once."""
+    weight_bytes = shape.num_weight_rows * shape.size * kind.bytes_per_number
+    row_bytes = 2 * (shape.size + shape.num_columns * (2 if shape.adds else 1))
+    return (weight_bytes + num_rows * row_bytes) / BYTES_PER_SECOND * 1e6
+
+
+def time_of(shape: Shape, kind: Kind, num_rows: int) -> float:
+    """Microseconds of a product with all that a decoder layer fuses with it."""
+    copies = max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / (bound_us(shape, kind, 0) * 4.8e6))))
+    layers = [kind.make(shape.num_weight_rows, shape.size) for _ in range(copies)]
+    x = random_numbers(num_rows, shape.size)
+    if shape.adds:
+        outputs = [make_output(layer, None, TensorParallel()) for layer in layers]
+        stream = random_numbers(num_rows, shape.num_columns)
+
+        def into(index: int) -> None:
+            delta = outputs[index](x, stream)
+            if delta is not None:
+                stream.add_(delta)
+
+        return microseconds(into, list(range(copies)))
+    norm = RMSNorm(random_numbers(shape.size), _EPS)
+    inputs = [make_input(norm, layer, shape.activation) for layer in layers]
+    return microseconds(lambda index: inputs[index](x, None), list(range(copies)))
+
+
+def compare(model: str, num_rows: int, kinds: list[str]) -> list[dict[str, object]]:
+    """Time all kinds at a model's shapes, and their sum."""
+    results: list[dict[str, object]] = []
+    totals = dict.fromkeys(kinds, (0.0, 0.0))
+    for shape in MODELS[model]:
+        if shape.name == "lm_head":
+            continue
+        for name in kinds:
+            bound, us = bound_us(shape, KINDS[name], num_rows), time_of(shape, KINDS[name], num_rows)
+            totals[name] = totals[name][0] + bound, totals[name][1] + us
+            results.append(entry(model, shape.name, num_rows, name, bound, us))
+    return results + [entry(model, "layer", num_rows, name, *total) for name, total in totals.items()]
+
+
+def entry(model: str, shape: str, num_rows: int, kind: str, bound: float, us: float) -> dict[str, object]:
+    """Return one line of the table."""
+    return {
+        "model": model,
+        "rows": num_rows,
+        "shape": shape,
+        "kind": kind,
+        "bound_us": round(bound, 2),
+        "us": round(us, 2),
+        "of_bound": round(bound / us, 3),
+    }
+
+
+def tilings(num_rows: int) -> list[FewTiling | SomeTiling]:
+    """Return tilings to be compared."""
+    if num_rows <= FEW_MAX_ROWS:
+        sizes = [
+            (16, 4, 3),
+            (16, 8, 3),
+            (16, 8, 2),
+            (16, 16, 2),
+            (32, 2, 4),
+            (32, 4, 2),
+            (32, 4, 3),
+            (32, 4, 4),
+        ]
+        return [FewTiling(*size) for size in (*sizes, (32, 8, 2), (32, 8, 3), (64, 2, 3), (64, 4, 3))]
+    rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
+    forms = [(64, 4, 2, 1), (64, 4, 2, 2), (64, 4, 2, 4), (64, 4, 2, 8), (64, 4, 3, 2)]
+    forms += [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 2, 4), (128, 4, 2, 2)]
+    return [SomeTiling(rows, *form) for form in forms]
+
+
+def call(
+    x: Tensor, residual: Tensor | None, norm: Tensor | None, shape: Shape, tiling: FewTiling | SomeTiling
+) -> Callable[[GroupedWeight], Tensor]:
+    """Return the product of x by a tiling, with what is fused."""
+    if isinstance(tiling, FewTiling):
+        from octavo.layers.linear.grouped.few import few_linear
+
+        return lambda weight: few_linear(
+            x, weight, norm_weight=norm, activation=shape.activation, residual=residual, tiling=tiling
+        )
+    from octavo.layers.linear.grouped.some import some_linear
+
+    return lambda weight: some_linear(
+        x, weight, activation=shape.activation, residual=residual, tiling=tiling
+    )
+
+
+def time_tilings(shape: Shape, num_rows: int, *, compiles_only: bool = False) -> dict[str, float]:
+    """Return microseconds by tiling; those that do not fit are missing."""
+    if compiles_only:
+        shape = replace(shape, num_weight_rows=256)
+    nbytes = bound_us(shape, KINDS["int4"], 0) * 4.8e6
+    copies = 1 if compiles_only else max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / nbytes)))
+    weights = [
+        GroupedWeight.pack(random_blocks(shape.num_weight_rows, shape.size, 4, 128, mins=True))
+        for _ in range(copies)
+    ]
+    x = random_numbers(num_rows, shape.size)
+    residual = random_numbers(num_rows, shape.num_columns) if shape.adds else None
+    times: dict[str, float] = {}
+    for tiling in tilings(num_rows):
+        norms = [random_numbers(shape.size)] if shape.has_norm and num_rows == 1 else [None]
+        for norm in norms:
+            run = call(x, residual, norm, shape, tiling)
+            name = f"{type(tiling).__name__}{astuple(tiling)}{' norm' if norm is not None else ''}"
+            try:
+                run(weights[0])
+                times[name] = 0.0 if compiles_only else microseconds(run, weights, 5)
+            except Exception as error:
+                # Too much shared memory, or too many registers.
+                print(f"{shape.name} {name}: {type(error).__name__} {str(error)[:100]}")
+    return times
+
+
+def sweep(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
+    """Compile everything in parallel, then time it alone on the GPU, and print the best."""
+    shapes = [(m, shape) for m in models for shape in MODELS[m] if shape.name != "lm_head"]
+    with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(time_tilings, shape, rows, compiles_only=True)
+            for (_, shape), rows in product(shapes, all_rows)
+        ]
+        for job in jobs:
+            job.result()
+    results: list[dict[str, object]] = []
+    for (model, shape), rows in product(shapes, all_rows):
+        times = time_tilings(shape, rows)
+        best = sorted(times.items(), key=lambda item: item[1])[:5]
+        print(f"{model} {shape.name} rows {rows}: bound {bound_us(shape, KINDS['int4'], rows):.2f} us")
+        for name, us in best:
+            print(f"    {us:7.2f}  {name}")
+        results.append({"model": model, "shape": shape.name, "rows": rows, "us": dict(best)})
+    return results
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=["8b"])
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=["bf16", "int4"])
+    parser.add_argument("--sweep", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.sweep:
+        results = sweep(arguments.models, arguments.rows)
+    else:
+        results = [
+            result
+            for model in arguments.models
+            for num_rows in arguments.rows
+            for result in compare(model, num_rows, arguments.kinds)
+        ]
+        print(table(list(results[0]), [list(result.values()) for result in results]))
+    publish("gpu_int4", {"results": results}, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Linear layers on GPUs whose weight stays packed in groups of 4 or 8 bits.
+
+    rows of x        GEMM
+    1 to 16          few: streams words through tensor cores; fuses norm, activation and residual sum
+    17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
+    more             the whole weight becomes floats, then cuBLAS
+
+linear.choice decides by rows. Weights that cannot be one (of other bits, groups or orders of columns) are
+multiplied one after the other.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.gpu.device import triton_unsupported_reason
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
+from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.layers.linear.quantised import join_rows
+
+DESCRIPTION = "packed in groups, by GPU kernels"
+
+
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why packed weights cannot be multiplied by x of a dtype on a device, or None if they can."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return f"it needs float16 or bfloat16 on an NVIDIA GPU with Triton, got {dtype} on {device}"
+    return triton_unsupported_reason(device.type)
+
+
+def make_layer(weights: Iterable[BlockWeight], bias: Tensor | None) -> "GroupedLinear":
+    """Return the layer of weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
+    return GroupedLinear([GroupedWeight.pack(weight) for weight in join_rows(weights)], bias)
+
+
+class GroupedLinear:
+    """A FusedLinear, y = x W^T + b."""
+
+    def __init__(self, parts: Sequence[GroupedWeight], bias: Tensor | None) -> None:
+        """Keep weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
+        self._parts = parts
+        sizes = [part.shape[0] for part in parts]
+        self._biases = [None] * len(parts) if bias is None else bias.split(sizes)
+
+    @property
+    def form(self) -> Hashable:
+        """What kernels are compiled for, beside sizes."""
+        return tuple((part.bits, part.group, part.shape, part.order is None) for part in self._parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N]."""
+        products = [_product(x, part, bias) for part, bias in zip(self._parts, self._biases, strict=True)]
+        return products[0] if len(products) == 1 else torch.cat(products, 1)
+
+    def from_stream(self, hidden: Tensor, delta: Tensor | None, norm: Norm, activation: str | None) -> Tensor:
+        """See FusedLinear."""
+        if len(self._parts) > 1:
+            out = self(norm(hidden, delta))
+            return _activated(out, activation)
+        (part,), (bias,) = self._parts, self._biases
+        if hidden.shape[0] == 1 and delta is None and part.order is None:
+            from octavo.layers.linear.grouped.few import few_linear
+
+            return few_linear(
+                hidden, part, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation
+            )
+        return _product(norm(hidden, delta), part, bias, activation=activation)
+
+    def into_stream(self, x: Tensor, hidden: Tensor) -> None:
+        """See FusedLinear."""
+        if len(self._parts) > 1:
+            hidden.add_(self(x))
+        else:
+            _product(x, self._parts[0], self._biases[0], residual=hidden)
+
+
+def _product(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return x W^T + bias, then activated, or added to the residual in place."""
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    gemm = choose_grouped_gemm(x.shape[0])
+    if gemm == "few":
+        from octavo.layers.linear.grouped.few import few_linear
+
+        return few_linear(x, weight, bias, activation=activation, residual=residual)
+    if gemm == "some":
+        from octavo.layers.linear.grouped.some import some_linear
+
+        return some_linear(x, weight, bias, activation=activation, residual=residual)
+    from octavo.layers.linear.grouped.dequantise import dequantise
+
+    out = linear(x, dequantise(weight, x), bias)
+    if residual is not None:
+        return residual.add_(out)
+    return _activated(out, activation)
+
+
+def _activated(out: Tensor, activation: str | None) -> Tensor:
+    if activation is None:
+        return out
+    from octavo.layers.triton.activation import gated_activation
+
+    return gated_activation(out, activation)

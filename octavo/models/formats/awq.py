@@ -1,0 +1,151 @@
+"""Checkpoints of AutoAWQ in its gemm layout.
+
+X.qweight    [K, N / 8] int32      bits 4 i of a word are column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]
+X.qzeros     [K / group, N / 8]    likewise
+X.scales     [K / group, N]        weight = scale * (q - zero)
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.quantised import Storage
+from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.float8_config import check_patterns, refuse_other_values
+from octavo.models.formats.integers import (
+    FLOATS,
+    WORD,
+    Groups,
+    check_tensor,
+    check_the_rest,
+    check_words,
+    groups_of,
+    make_blocks,
+    storage_of,
+    unpack,
+)
+from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.weights import slice_bounds
+
+_BITS = 4
+_PER_WORD = 8
+# Column i of a word's 8 is at this place in it.
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+_KEYS = frozenset(
+    {
+        *(
+            "backend",
+            "bits",
+            "do_fuse",
+            "exllama_config",
+            "fuse_max_seq_len",
+            "group_size",
+            "modules_to_fuse",
+        ),
+        *("modules_to_not_convert", "pre_quantized", "quant_method", "version", "zero_point"),
+    }
+)
+
+
+def read_awq(fields: ConfigFields) -> "AWQScheme":
+    """Read quant_method "awq"; see schemes.read_scheme."""
+    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
+    refuse_other_values(fields, "bits", (_BITS,))
+    refuse_other_values(fields, "version", ("gemm", "GEMM", None))
+    refuse_other_values(fields, "zero_point", (True, None))
+    check_patterns(fields, "modules_to_not_convert")
+    return AWQScheme(read_group_size(fields))
+
+
+def read_group_size(fields: ConfigFields) -> int:
+    """Return group_size: columns, or -1 for all.
+
+    Raises:
+        FileFormatError: it is missing, or something else.
+    """
+    value = fields.get("group_size")
+    return -1 if type(value) is int and value == -1 else fields.integer("group_size", maximum=2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class AWQScheme:
+    """A Scheme of packed columns.
+
+    Attributes:
+        group_size: columns that share a scale; -1: all.
+    """
+
+    group_size: int
+
+    def open(self, tensors: StoredTensors) -> QuantisedTensors:
+        """See Scheme."""
+        layers = [name.removesuffix("qweight") for name in sorted(tensors.names()) if _is_matrix(name)]
+        matrices = {f"{layer}weight": self._matrix(tensors, layer) for layer in layers}
+        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
+        return QuantisedTensors(tensors, matrices, {})
+
+    def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
+        name = f"{layer}qweight"
+        size, num_words = check_words(tensors, name)
+        groups = groups_of(name, size, self.group_size)
+        check_tensor(tensors, f"{layer}qzeros", name, (groups.number, num_words), {WORD})
+        check_tensor(tensors, f"{layer}scales", name, (groups.number, num_words * _PER_WORD), FLOATS)
+        if f"{layer}weight" in tensors.names():
+            raise WeightsError(f"the checkpoint has both {name} and {layer}weight")
+        return _Matrix(tensors, layer, groups, num_words * _PER_WORD)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(".qweight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A StoredMatrix."""
+
+    source: StoredTensors
+    layer: str
+    groups: Groups
+    num_rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See StoredMatrix."""
+        return self.num_rows, self.groups.size
+
+    @property
+    def storage(self) -> Storage:
+        """See StoredMatrix."""
+        return storage_of(_BITS, self.groups, self.num_rows, is_symmetric=False, scale_type="F16")
+
+    @property
+    def tensors(self) -> Set[str]:
+        """See StoredMatrix."""
+        return {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
+
+    def read(self, rows: slice | None, columns: slice | None) -> BlockWeight:
+        """See StoredMatrix."""
+        columns, groups = self.groups.cut(columns)
+        rows = slice(*slice_bounds(rows, self.num_rows))
+        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows)
+        return make_blocks(
+            self._unpacked("qweight", columns, rows).T,
+            scales.T,
+            self._unpacked("qzeros", groups, rows).T,
+            _BITS,
+            None,
+            f"{self.layer}scales",
+        )
+
+    def _unpacked(self, part: str, rows: slice, columns: slice) -> Tensor:
+        """Read rows and unpacked columns of words, [rows, columns] uint8."""
+        first = columns.start // _PER_WORD
+        words = slice(first, -(-columns.stop // _PER_WORD))
+        stored = self.source.read_stored(f"{self.layer}{part}", rows=rows, columns=words)
+        places = unpack(stored, _BITS).view(-1, _PER_WORD)[:, torch.tensor(_PLACES)]
+        start = columns.start - first * _PER_WORD
+        return places.view(len(stored), -1)[:, start : start + columns.stop - columns.start]

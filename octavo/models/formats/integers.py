@@ -1,0 +1,215 @@
+"""What formats of packed integers share: unpacking them, and making weights in blocks of them.
+
+weight = scale * (q - zero)        q: 4 or 8 bits unsigned; a group of columns shares scale and zero
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
+from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.grouped.weight import group_of
+from octavo.layers.linear.quantised import Storage
+from octavo.models.formats.quantised_tensors import StoredTensors
+from octavo.models.weights import slice_bounds
+
+WORD = "I32"
+FLOATS = frozenset({"F16", "BF16", "F32"})
+_BYTES_OF_AN_INDEX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How columns share scales.
+
+    Attributes:
+        name: of the matrix, for messages.
+        size: K.
+        group: columns that share a scale; divides K.
+        is_ordered: groups may hold columns from anywhere.
+    """
+
+    name: str
+    size: int
+    group: int
+    is_ordered: bool = False
+
+    @property
+    def number(self) -> int:
+        """Groups of a row."""
+        return self.size // self.group
+
+    def cut(self, columns: slice | None) -> tuple[slice, slice]:
+        """Return some columns, and their groups.
+
+        Raises:
+            ConfigError: the columns cut a group, or groups hold columns from anywhere.
+        """
+        first, last = slice_bounds(columns, self.size)
+        is_whole = (first, last) == (0, self.size)
+        if self.is_ordered and not is_whole:
+            raise ConfigError(
+                f"{self.name} has its columns in an order of their own (act-order, g_idx), so it cannot be "
+                "cut into columns; use one rank"
+            )
+        if self.number == 1:
+            return slice(first, last), slice(0, 1)
+        if not is_whole and (first % self.group or last % self.group):
+            raise ConfigError(
+                f"{self.name} can only be cut between its groups of {self.group} columns, not into columns "
+                f"{first} to {last} of {self.size}; use fewer ranks"
+            )
+        return slice(first, last), slice(first // self.group, -(-last // self.group))
+
+
+def groups_of(name: str, size: int, group_size: int, *, is_ordered: bool = False) -> Groups:
+    """Return the groups of a matrix of K columns; group_size -1: one for all columns.
+
+    Raises:
+        WeightsError: the group size does not divide K.
+    """
+    group = size if group_size == -1 else group_size
+    if size < 1 or size % group:
+        raise WeightsError(f"{name} has {size} columns, which groups of {group} do not divide")
+    return Groups(name, size, group, is_ordered)
+
+
+def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, scale_type: str) -> Storage:
+    """Return what a matrix takes in memory.
+
+    Args:
+        bits: of an integer.
+        groups: of its columns.
+        num_rows: N.
+        is_symmetric: all zeros are in the middle, so that float16 holds minimums if it holds scales.
+        scale_type: of scales, such as "F16".
+    """
+    on_gpu = group_of(bits, groups.group)
+    if groups.group % BLOCK or on_gpu is None:
+        return Storage("odd blocks", 4)
+    order = _BYTES_OF_AN_INDEX / num_rows if groups.is_ordered else 0.0
+    scale_bytes = 2 if is_symmetric and scale_type == "F16" else 4
+    num_scales = 1 if is_symmetric and bits == 8 else 2
+    return Storage(
+        "blocks",
+        bits / 8 + num_scales * scale_bytes / BLOCK + order,
+        bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
+    )
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """[R, C] int32, contiguous, to [R, C * 32 / bits] uint8: the lowest bits of a word come first."""
+    packed = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return packed
+    return torch.stack((packed & 15, packed >> 4), dim=2).view(words.shape[0], -1)
+
+
+def unpack_down(words: Tensor, bits: int) -> Tensor:
+    """[R, C] int32 to [R * 32 / bits, C] uint8: the lowest bits of a word are its first row."""
+    rows, columns = words.shape
+    values = unpack(words, bits).view(rows, columns, 32 // bits)
+    return values.transpose(1, 2).reshape(-1, columns)
+
+
+def make_blocks(
+    quants: Tensor, scales: Tensor, zeros: Tensor | int, bits: int, order: Tensor | None, name: str
+) -> BlockWeight:
+    """Return a weight in blocks.
+
+    Args:
+        quants: [N, K] uint8.
+        scales: [N, G] of any float dtype.
+        zeros: [N, G] uint8, or one for all.
+        bits: of an integer.
+        order: see BlockWeight.
+        name: of the scales, for messages.
+
+    Raises:
+        WeightsError: scales are not finite.
+    """
+    if not bool(scales.isfinite().all()):
+        raise WeightsError(f"{name} must hold finite numbers")
+    scales = scales.float().contiguous()
+    zeros = zeros.float() if isinstance(zeros, Tensor) else torch.tensor(float(zeros))
+    if bits == 8:
+        # q - 128 has a sign.
+        quants, zeros = (quants ^ 128).view(torch.int8), zeros - 128
+    mins = scales * -zeros
+    if torch.equal(scales.half().float(), scales) and torch.equal(mins.half().float(), mins):
+        scales, mins = scales.half(), mins.half()
+    return BlockWeight(bits, quants.contiguous(), scales, mins if bool(mins.any()) else None, order)
+
+
+def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:
+    """Return the order that sorts columns by their groups, None if they are sorted.
+
+    Args:
+        indices: [K], each column's group.
+        groups: of the columns.
+        name: of the indices, for messages.
+
+    Raises:
+        WeightsError: an index is out of range, or groups are of different sizes.
+    """
+    if bool(((indices < 0) | (indices >= groups.number)).any()):
+        raise WeightsError(f"{name} must hold groups in [0, {groups.number}), got {_extremes(indices)}")
+    counts = indices.long().bincount(minlength=groups.number)
+    if bool((counts != groups.group).any()):
+        raise WeightsError(f"{name} must name each group {groups.group} times, got {_extremes(counts)} times")
+    order = indices.argsort(stable=True)
+    return None if torch.equal(order, torch.arange(groups.size)) else order
+
+
+def _extremes(values: Tensor) -> str:
+    return f"{values.min().item()} to {values.max().item()}"
+
+
+def check_tensor(
+    tensors: StoredTensors, name: str, belongs_to: str, shape: tuple[int, ...], types: Set[str]
+) -> None:
+    """Check a tensor's presence, shape and type.
+
+    Raises:
+        WeightsError: it is missing, or of another shape.
+        UnsupportedModelError: it is of another type.
+    """
+    if name not in tensors.names():
+        raise WeightsError(f"the checkpoint lacks {name}, which belongs to {belongs_to}")
+    found, kind = tensors.shape(name), tensors.type_name(name)
+    if found != shape:
+        raise WeightsError(f"{name} is {list(found)}, expected {list(shape)}")
+    if kind not in types:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {', '.join(sorted(types))}")
+
+
+def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
+    """Return the shape of a matrix of words.
+
+    Raises:
+        WeightsError: it is no matrix.
+        UnsupportedModelError: it is of another type than int32.
+    """
+    shape, kind = tensors.shape(name), tensors.type_name(name)
+    if len(shape) != 2:
+        raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
+    if kind != WORD:
+        raise UnsupportedModelError(f"{name} has the type {kind}; expected {WORD}")
+    return shape[0], shape[1]
+
+
+def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:
+    """Refuse tensors of types that only quantised matrices have, but that belong to none.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    for name in sorted(tensors.names() - used):
+        if tensors.type_name(name) not in FLOATS:
+            raise UnsupportedModelError(
+                f"{name} has the type {tensors.type_name(name)} and belongs to no quantised matrix; expected "
+                f"{', '.join(sorted(FLOATS))}"
+            )

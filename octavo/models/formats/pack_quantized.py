@@ -1,0 +1,150 @@
+"""Checkpoints of compressed-tensors in its format pack-quantized.
+
+    X.weight_packed        [N, K / 8] int32        bits 4 i of a word are column 8 c + i; q + 8, unsigned
+    X.weight_scale         [N, K / group]          weight = scale * (q - zero)
+    X.weight_zero_point    [N / 8, K / group]      bits 4 i of a word are row 8 r + i; zero + 8; missing: 0
+    X.weight_shape         [2]                     N, K
+    X.weight_g_idx         [K]                     each column's group; missing: in order
+
+With 8 bits a word holds 4 numbers, and 128 takes the place of 8.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.errors import WeightsError
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.quantised import Storage
+from octavo.models.formats.integers import (
+    FLOATS,
+    WORD,
+    Groups,
+    check_tensor,
+    check_the_rest,
+    check_words,
+    groups_of,
+    make_blocks,
+    order_of,
+    storage_of,
+    unpack,
+    unpack_down,
+)
+from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.weights import slice_bounds
+
+_WORD_BITS = 32
+_INTEGERS = frozenset({WORD, "I64"})
+_SUFFIX = "weight_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantizedScheme:
+    """A Scheme of packed columns.
+
+    Attributes:
+        bits: 4 or 8.
+        group_size: columns that share a scale; -1: all.
+        is_symmetric: there are no zeros.
+        is_ordered: columns may be in any group.
+    """
+
+    bits: int
+    group_size: int
+    is_symmetric: bool
+    is_ordered: bool
+
+    def open(self, tensors: StoredTensors) -> QuantisedTensors:
+        """See Scheme."""
+        names = sorted(tensors.names())
+        layers = [name.removesuffix(_SUFFIX) for name in names if name.endswith(f".{_SUFFIX}")]
+        matrices = {f"{layer}weight": self._matrix(tensors, layer) for layer in layers}
+        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
+        return QuantisedTensors(tensors, matrices, {})
+
+    def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
+        name, per_word = layer + _SUFFIX, _WORD_BITS // self.bits
+        num_rows, num_words = check_words(tensors, name)
+        check_tensor(tensors, f"{layer}weight_shape", name, (2,), _INTEGERS)
+        shape = tensors.read_stored(f"{layer}weight_shape").tolist()
+        if shape[0] != num_rows or -(-shape[1] // per_word) != num_words:
+            raise WeightsError(f"{name} is {[num_rows, num_words]} words, but weight_shape says {shape}")
+        groups = groups_of(name, shape[1], self.group_size, is_ordered=self.is_ordered)
+        check_tensor(tensors, f"{layer}weight_scale", name, (num_rows, groups.number), FLOATS)
+        if not self.is_symmetric:
+            words = -(-num_rows // per_word)
+            check_tensor(tensors, f"{layer}weight_zero_point", name, (words, groups.number), {WORD})
+        if self.is_ordered:
+            check_tensor(tensors, f"{layer}weight_g_idx", name, (groups.size,), _INTEGERS)
+        return _Matrix(tensors, layer, groups, num_rows, self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A StoredMatrix."""
+
+    source: StoredTensors
+    layer: str
+    groups: Groups
+    num_rows: int
+    scheme: PackQuantizedScheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See StoredMatrix."""
+        return self.num_rows, self.groups.size
+
+    @property
+    def storage(self) -> Storage:
+        """See StoredMatrix."""
+        return storage_of(
+            self.scheme.bits,
+            self.groups,
+            self.num_rows,
+            is_symmetric=self.scheme.is_symmetric,
+            scale_type=self.source.type_name(f"{self.layer}weight_scale"),
+        )
+
+    @property
+    def tensors(self) -> Set[str]:
+        """See StoredMatrix."""
+        names = {f"{self.layer}{part}" for part in (_SUFFIX, "weight_scale", "weight_shape")}
+        if not self.scheme.is_symmetric:
+            names.add(f"{self.layer}weight_zero_point")
+        if self.scheme.is_ordered:
+            names.add(f"{self.layer}weight_g_idx")
+        return names
+
+    def read(self, rows: slice | None, columns: slice | None) -> BlockWeight:
+        """See StoredMatrix."""
+        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
+        order = self._order()
+        columns, groups = self.groups.cut(columns)
+        rows = slice(*slice_bounds(rows, self.num_rows))
+        first, last = columns.start // per_word, -(-columns.stop // per_word)
+        words = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=slice(first, last))
+        start = columns.start - first * per_word
+        quants = unpack(words, bits)[:, start : start + columns.stop - columns.start]
+        return make_blocks(
+            quants if order is None else quants[:, order],
+            self.source.read_stored(f"{self.layer}weight_scale", rows=rows, columns=groups),
+            1 << bits - 1 if self.scheme.is_symmetric else self._zeros(rows, groups),
+            bits,
+            order,
+            f"{self.layer}weight_scale",
+        )
+
+    def _order(self) -> Tensor | None:
+        if not self.scheme.is_ordered:
+            return None
+        name = f"{self.layer}weight_g_idx"
+        return order_of(self.source.read_stored(name), self.groups, name)
+
+    def _zeros(self, rows: slice, groups: slice) -> Tensor:
+        """Read zeros, [rows, groups] uint8."""
+        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
+        first = rows.start // per_word
+        words = slice(first, -(-rows.stop // per_word))
+        stored = self.source.read_stored(f"{self.layer}weight_zero_point", rows=words, columns=groups)
+        return unpack_down(stored, bits)[rows.start - first * per_word :][: rows.stop - rows.start]

@@ -1,0 +1,77 @@
+"""What the tests of packed weights share: random weights, and the specification in plain PyTorch."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+from triton_layer_cases import plain_norm, random
+
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.grouped.weight import GroupedWeight
+
+EPS = 1e-6
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
+
+
+def random_blocks(
+    rows: int, columns: int, *, bits: int = 4, group: int = 32, mins: bool = True, seed: int = 0
+) -> BlockWeight:
+    """A weight whose products with rows of random numbers are about as large as the rows."""
+    generator = torch.Generator().manual_seed(seed)
+    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    quants = torch.randint(low, high, (rows, columns), generator=generator, dtype=dtype)
+    shape = (rows, columns // group)
+    scales = (torch.rand(shape, generator=generator) + 0.1) / (2**bits * columns**0.5)
+    centre = -8 * scales if bits == 4 else 0 * scales
+    offsets = centre + 0.1 * scales * torch.randn(shape, generator=generator) if mins else centre
+    return BlockWeight(bits, quants, scales.half(), offsets.half() if bits == 4 or mins else None)
+
+
+def packed(weight: BlockWeight, device: str) -> GroupedWeight:
+    """The weight on a device, packed."""
+    return GroupedWeight.pack(weight.to(torch.device(device)))
+
+
+def plain_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The specification, each step in the dtype of x."""
+    if norm_weight is not None:
+        x = plain_norm(x, norm_weight, EPS)
+    out = x @ weight.to(x.dtype).T
+    if bias is not None:
+        out = out + bias.to(x.dtype)
+    if activation is not None:
+        gate, up = out.chunk(2, -1)
+        out = ACTIVATIONS[activation](gate) * up
+    return out if residual is None else residual + out
+
+
+def both_ways(x: Tensor, weight: GroupedWeight, **options) -> tuple[Tensor, Tensor]:
+    """The specification in the dtype of x, and in float64."""
+    floats = weight.dequantise()
+    doubled = {
+        name: value.double() if isinstance(value, Tensor) else value for name, value in options.items()
+    }
+    plain = plain_linear(x, floats, **options)
+    return plain, plain_linear(x.double(), floats.double(), **doubled)
+
+
+def options_of(
+    names: list[str], num_rows: int, num_weight_rows: int, size: int, device: str, dtype: torch.dtype
+) -> dict[str, object]:
+    """Random operands for what is fused, by name."""
+    options: dict[str, object] = {}
+    if "bias" in names:
+        options["bias"] = random(num_weight_rows, device=device, dtype=dtype, seed=2)
+    if "norm" in names:
+        options["norm_weight"] = random(size, device=device, dtype=dtype, seed=3)
+    if "residual" in names:
+        options["residual"] = random(num_rows, num_weight_rows, device=device, dtype=dtype, seed=4)
+    for name in set(names) & ACTIVATIONS.keys():
+        options["activation"] = name
+    return options

@@ -1,0 +1,136 @@
+"""Products with packed weights on an NVIDIA GPU: shapes of decoders, all epilogues, all numbers of rows."""
+
+import pytest
+import torch
+from grouped_cases import EPS, both_ways, options_of, packed, random_blocks
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
+
+from octavo.gpu import launch as triton_launch
+from octavo.layers import RMSNorm
+from octavo.layers.block import make_input, make_output
+from octavo.layers.linear.choice import make_quantised_linear
+from octavo.layers.linear.grouped.tiling import FewTiling, SomeTiling
+from octavo.parallel import TensorParallel
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
+DTYPES = [torch.bfloat16, torch.float16]
+FORMS = [(4, 32), (4, 64), (4, 128), (4, 4096), (8, 16), (8, 32)]
+FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "bias"]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 16])
+def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
+    from octavo.layers.linear.grouped.few import few_linear
+
+    weight = packed(random_blocks(6144, 4096, bits=bits, group=group), "cuda")
+    x = random(num_rows, 4096, device="cuda", dtype=dtype)
+    with poisoned_memory():
+        got = few_linear(x, weight)
+    assert_as_good_as_torch(got, *both_ways(x, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("names", [*FUSED, ["norm"], ["norm", "silu"], ["norm", "bias", "gelu_tanh"]])
+@pytest.mark.parametrize("shape", [(576, 576), (1030, 320), (4096, 12288)])
+@pytest.mark.parametrize("num_rows", [1, 5, 13])
+def test_what_few_rows_fuse(
+    dtype: torch.dtype, names: list[str], shape: tuple[int, int], num_rows: int
+) -> None:
+    from octavo.layers.linear.grouped.few import few_linear
+
+    if num_rows > 1:
+        names = [name for name in names if name != "norm"]
+    weight = packed(random_blocks(*shape, group=32), "cuda")
+    x = random(num_rows, shape[1], device="cuda", dtype=dtype)
+    options = options_of(names, num_rows, *shape, "cuda", dtype)
+    plain, exact = both_ways(x, weight, **options)
+    with poisoned_memory():
+        got = few_linear(x, weight, **options, eps=EPS)
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64])
+@pytest.mark.parametrize("num_warps", [2, 4, 8])
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_few_rows_in_any_tiling(
+    columns: int, num_warps: int, num_stages: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.layers.linear.grouped.few import few_linear
+
+    monkeypatch.setattr(triton_launch, "OVERLAP", overlaps)
+    weight = packed(random_blocks(2 * 1000, 2560, group=128), "cuda")
+    x = random(1, 2560, device="cuda", dtype=torch.bfloat16)
+    options = options_of(["norm", "silu"], 1, 2000, 2560, "cuda", torch.bfloat16)
+    got = few_linear(x, weight, **options, eps=EPS, tiling=FewTiling(columns, num_warps, num_stages))
+    assert_as_good_as_torch(got, *both_ways(x, weight, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+@pytest.mark.parametrize("num_rows", [1, 17, 64, 100, 256, 300])
+def test_some_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
+    from octavo.layers.linear.grouped.some import some_linear
+
+    weight = packed(random_blocks(1536, 4096, bits=bits, group=group), "cuda")
+    x = random(num_rows, 4096, device="cuda", dtype=dtype)
+    with poisoned_memory():
+        got = some_linear(x, weight)
+    assert_as_good_as_torch(got, *both_ways(x, weight))
+
+
+@pytest.mark.parametrize("names", FUSED)
+@pytest.mark.parametrize("tiling", [None, SomeTiling(16, 64, 4, 4), SomeTiling(64, 128, 8, 3)])
+def test_what_some_rows_fuse(names: list[str], tiling: SomeTiling | None) -> None:
+    from octavo.layers.linear.grouped.some import some_linear
+
+    weight = packed(random_blocks(1030, 320, group=64), "cuda")
+    x = random(37, 320, device="cuda", dtype=torch.bfloat16)
+    options = options_of(names, 37, 1030, 320, "cuda", torch.bfloat16)
+    plain, exact = both_ways(x, weight, **options)
+    with poisoned_memory():
+        got = some_linear(x, weight, **options, tiling=tiling)
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_dequantised(dtype: torch.dtype, bits: int, group: int) -> None:
+    from octavo.layers.linear.grouped.dequantise import dequantise
+
+    weight = packed(random_blocks(1000, 4096, bits=bits, group=group), "cuda")
+    with poisoned_memory():
+        got = dequantise(weight, torch.empty(0, device="cuda", dtype=dtype))
+    torch.testing.assert_close(got, weight.dequantise().to(dtype))
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 16, 17, 128, 256, 257, 1024])
+@pytest.mark.parametrize("kind", ["one", "two forms", "ordered"])
+def test_layers_of_a_block(num_rows: int, kind: str) -> None:
+    """What a decoder calls: norm, gate and up, activation; then down, added to the stream."""
+    weights = [random_blocks(1536, 1024, group=128, seed=seed) for seed in (5, 6)]
+    down = random_blocks(1024, 1536, group=32, seed=7)
+    order = torch.randperm(1024)
+    if kind == "two forms":
+        weights[1] = random_blocks(1536, 1024, bits=8, group=16, seed=6)
+    if kind == "ordered":
+        weights = [type(each)(each.bits, each.quants, each.scales, each.mins, order) for each in weights]
+    floats = [each.dequantise().cuda() for each in (*weights, down)]
+    norm = RMSNorm(random(1024, device="cuda", dtype=torch.bfloat16, seed=8), EPS)
+    on_gpu = [[each.to(torch.device("cuda")) for each in group] for group in (weights, [down])]
+    gate_up, out = (make_quantised_linear(group, dtype=torch.bfloat16) for group in on_gpu)
+    into = make_input(norm, gate_up, "silu")
+    back = make_output(out, None, TensorParallel())
+    hidden = random(num_rows, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def plain(hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        x = hidden * torch.rsqrt(hidden.square().mean(-1, True) + EPS) * norm.weight.to(hidden.dtype)
+        gate, up = (x @ gate_up.to(x.dtype).T).chunk(2, -1)
+        return hidden + torch.nn.functional.silu(gate) * up @ down.to(x.dtype).T
+
+    same = plain(hidden, torch.cat(floats[:2]), floats[2])
+    exact = plain(hidden.double(), torch.cat(floats[:2]).double(), floats[2].double())
+    delta = back(into(hidden, None), hidden)
+    assert_as_good_as_torch(hidden if delta is None else hidden + delta, same, exact)

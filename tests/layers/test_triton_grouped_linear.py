@@ -1,0 +1,154 @@
+"""Products with packed weights against plain torch; weights that are packed mean what they did."""
+
+import pytest
+import torch
+from grouped_cases import both_ways, options_of, packed, random_blocks
+from triton_layer_cases import (
+    INTERPRETED,
+    PLACES,
+    assert_as_good_as_torch,
+    ignores_overflow,
+    poisoned_memory,
+    random,
+)
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear.grouped.tiling import SomeTiling, choose_grouped_gemm, choose_some_tiling
+from octavo.layers.linear.grouped.weight import GroupedWeight, group_of
+
+pytestmark = ignores_overflow
+FORMS = [(4, 32), (4, 64), (4, 128), (4, 96), (8, 16), (8, 32), (8, 384)]
+# Activations are of 16 bits.
+places = pytest.mark.parametrize(
+    ("device", "dtype"), [place for place in PLACES if place.values[1] != torch.float32]
+)
+TILING = SomeTiling(16, 16, 1, 2)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.parametrize(("bits", "group"), [*FORMS, (4, 384)])
+@pytest.mark.parametrize("size", [384, 768])
+@pytest.mark.parametrize("mins", [False, True])
+def test_packing_changes_no_weight(bits: int, group: int, size: int, mins: bool) -> None:
+    weight = random_blocks(37, size, bits=bits, group=group, mins=mins)
+    got = packed(weight, "cpu")
+    assert got.shape == weight.shape
+    torch.testing.assert_close(got.dequantise(), weight.dequantise(), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_scales_beyond_float16_keep_their_digits(scale: float) -> None:
+    weight = random_blocks(8, 256)
+    assert weight.mins is not None
+    scales, mins = weight.scales.float() * scale, weight.mins.float() * scale
+    huge = type(weight)(4, weight.quants, scales, mins)
+    largest = huge.dequantise().abs().max().item()
+    torch.testing.assert_close(
+        packed(huge, "cpu").dequantise(), huge.dequantise(), rtol=0, atol=largest * 1e-3
+    )
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+def test_groups_that_cannot_be_packed() -> None:
+    assert [group_of(4, group) for group in (32, 96, 128, 4096, 16, 48)] == [32, 32, 128, 256, None, None]
+    assert [group_of(8, group) for group in (16, 48, 128, 4096, 8)] == [16, 16, 128, 128, None]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+def test_numbers_of_rows_choose_the_product() -> None:
+    assert [choose_grouped_gemm(rows) for rows in (1, 16)] == ["few", "few"]
+    assert choose_grouped_gemm(17) == "some"
+    assert choose_grouped_gemm(8192) == "plain"
+    for rows, weight_rows in ((1, 64), (17, 4096), (300, 24576)):
+        tiling = choose_some_tiling(rows, weight_rows)
+        assert all(value & value - 1 == 0 for value in (tiling.rows, tiling.columns, tiling.num_splits))
+
+
+@places
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_product(device: str, dtype: torch.dtype, bits: int, group: int) -> None:
+    weight = packed(random_blocks(37, 384, bits=bits, group=group), device)
+    # Rows of a wider tensor.
+    x = random(5, 387, device=device, dtype=dtype)[:, :384]
+    from octavo.layers.linear.grouped.some import some_linear
+
+    with poisoned_memory():
+        got = some_linear(x, weight, tiling=TILING)
+    assert_as_good_as_torch(got, *both_ways(x, weight))
+
+
+@places
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("names", [["gelu", "bias"], ["residual", "bias"]])
+def test_what_is_fused(device: str, dtype: torch.dtype, names: list[str], num_splits: int) -> None:
+    from octavo.layers.linear.grouped.some import some_linear
+
+    weight = packed(random_blocks(42, 576, group=64), device)
+    x = random(18, 576, device=device, dtype=dtype)
+    options = options_of(names, 18, 42, 576, device, dtype)
+    plain, exact = both_ways(x, weight, **options)
+    with poisoned_memory():
+        got = some_linear(x, weight, **options, tiling=SomeTiling(16, 32, 1, 2, num_splits))
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@places
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_dequantised(device: str, dtype: torch.dtype, bits: int, group: int) -> None:
+    from octavo.layers.linear.grouped.dequantise import dequantise
+
+    weight = packed(random_blocks(37, 384, bits=bits, group=group), device)
+    with poisoned_memory():
+        got = dequantise(weight, torch.empty(0, device=device, dtype=dtype))
+    torch.testing.assert_close(got, weight.dequantise().to(dtype))
+
+
+@places
+def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.linear.grouped.some import some_linear
+
+    weight = packed(random_blocks(32, 64), device)
+    x = random(3, 64, device=device, dtype=dtype)
+    with pytest.raises(InvalidArgumentError, match=r"x must be \[M, 64\]"):
+        some_linear(x[:, :32], weight)
+    with pytest.raises(InvalidArgumentError, match="x must be float16 or bfloat16"):
+        some_linear(x.float(), weight)
+    with pytest.raises(InvalidArgumentError, match=r"bias must be contiguous \[32\]"):
+        some_linear(x, weight, x[0])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it compiles")
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_kernel_of_few_rows_compiles_without_a_gpu(rows: int) -> None:
+    """No operand of its tensor cores passes shared memory but words and pairs, which are copied there."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import compile as compile_kernel
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from octavo.layers.linear.grouped.few_kernel import Shape, few_linear_kernel
+
+    shape = Shape(4, 128, 512, rows, 32, 2, 2, False, False, "silu", False, True)
+    names = [parameter.name for parameter in few_linear_kernel.params]
+    kinds = dict.fromkeys(names, "i32") | dict.fromkeys(("factor", "eps"), "fp32")
+    kinds |= {
+        name: "*i32" if name in ("words_ptr", "pairs_ptr") else "*bf16" for name in names if "ptr" in name
+    }
+    kinds["shape"] = "constexpr"
+    source = GluonASTSource(
+        few_linear_kernel,
+        signature=kinds,
+        constexprs={(names.index("shape"),): Shape(*map(gl.constexpr, shape))},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in names if "ptr" in name},
+    )
+    assembly = compile_kernel(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2}).asm["ptx"]
+    assert "mma.sync" in assembly
+    assert "cp.async" in assembly
+
+
+def test_it_is_a_weight_of_its_own() -> None:
+    """Words take half a byte a number; scales and minimums four bytes a group."""
+    weight = packed(random_blocks(64, 512, group=128), "cpu")
+    assert isinstance(weight, GroupedWeight)
+    assert weight.nbytes == 64 * 512 * (0.5 + 4 / 128)

@@ -1,0 +1,163 @@
+"""Models of AWQ, GPTQ and compressed-tensors checkpoints, against the network that their numbers mean."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integer_checkpoints import CONFIG, FIELDS, awq_fields, compressed_fields, gptq_fields, make, write
+from torch import Tensor
+
+from octavo import LLM
+from octavo.config import EngineConfig
+from octavo.engine.memory import plan_execution
+from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
+from octavo.models import ModelConfig, open_weights, read_config, resolve_model, stored_matrices
+from octavo.models.weights import QuantisedSource
+
+PREFIX, CONTINUATIONS = [1, 5, 7, 9], [[3, 8, 60, 2, 44], [90, 0, 12, 31, 5]]
+LAYER = "model.layers.1.mlp.down_proj"
+
+
+def logprobs(model: str, **options: Any) -> Tensor:
+    llm = LLM(model, device="cpu", num_blocks=64, block_size=4, **options)
+    return torch.tensor([each.token_logprobs for each in llm.score(PREFIX, CONTINUATIONS)])
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_model_is_what_its_numbers_mean(tmp_path: Path, name: str) -> None:
+    stored, meant = make(FIELDS[name])
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": FIELDS[name]})
+    expected = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
+    # Products with packed weights round activations to 8 bits.
+    error = (logprobs(model) - expected).abs().max().item()
+    assert error < (1e-5 if name == "gptq-odd" else 0.15)
+    assert (error > 1e-5) == (name != "gptq-odd")
+
+
+@pytest.mark.parametrize("name", ["awq-32", "gptq-v2", "gptq-8-asymmetric", "compressed-asymmetric"])
+def test_parts_are_those_of_the_whole(tmp_path: Path, name: str) -> None:
+    """What a rank reads: rows anywhere, columns between groups."""
+    stored, meant = make(FIELDS[name])
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": FIELDS[name]})
+    weights = open_weights(resolve_model(model))
+    assert isinstance(weights, QuantisedSource)
+    for rows, columns in ((slice(5, 77), slice(64, 192)), (slice(64, 128), None), (None, slice(128, 256))):
+        got = weights.read_quantised(f"{LAYER}.weight", rows=rows, columns=columns).dequantise()
+        exact = meant[f"{LAYER}.weight"][rows or slice(None), columns or slice(None)]
+        torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("awq-64", "between its groups of 64 columns, not into columns 0 to 32"),
+        ("gptq-ordered", "use one rank"),
+    ],
+)
+def test_columns_that_cannot_be_cut_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    stored, _ = make(FIELDS[name])
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": FIELDS[name]})
+    weights = open_weights(resolve_model(model))
+    assert isinstance(weights, QuantisedSource)
+    with pytest.raises(ConfigError, match=message):
+        weights.read_quantised(f"{LAYER}.weight", columns=slice(0, 32))
+
+
+@pytest.mark.parametrize("name", ["awq-128", "gptq-32", "gptq-ordered", "compressed-8", "gptq-odd"])
+def test_the_plan_knows_the_bytes(tmp_path: Path, name: str) -> None:
+    """Planned before anything is read: what the loaded layers hold."""
+    stored, _ = make(FIELDS[name])
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": FIELDS[name]})
+    source = resolve_model(model)
+    matrices = stored_matrices(source)
+    plan = plan_execution(
+        EngineConfig(model=model, device="cpu"), ModelConfig.from_hf(read_config(source)), stored=matrices
+    )
+    weights = open_weights(source)
+    assert isinstance(weights, QuantisedSource)
+    num_bytes = 0.0
+    for matrix in matrices:
+        blocks = weights.read_quantised(matrix).in_blocks()
+        if name == "gptq-odd":
+            num_bytes += 4 * blocks.quants.numel()
+            continue
+        parts = [each for each in (blocks.scales, blocks.mins, blocks.order) if each is not None]
+        num_bytes += blocks.quants.numel() * blocks.bits / 8 + sum(each.nbytes for each in parts)
+    others = sum(4 * values.numel() for each, values in stored.items() if each in weights.names())
+    assert plan.weight_bytes == pytest.approx(num_bytes + others, abs=1)
+
+
+def _without(part: str) -> dict[str, Tensor | None]:
+    return {part: None}
+
+
+# Fields, what differs in the file under the layer's name, the error, and what it names.
+DAMAGED: list[tuple[dict[str, Any], dict[str, Tensor | None], type[Exception], str]] = [
+    (awq_fields(32), _without("qzeros"), WeightsError, f"lacks {LAYER}.qzeros, which belongs to"),
+    (awq_fields(32), _without("scales"), WeightsError, f"lacks {LAYER}.scales"),
+    (awq_fields(32), _without("qweight"), UnsupportedModelError, f"{LAYER}.qzeros has the type I32"),
+    (awq_fields(32), {"scales": torch.ones(2, 128)}, WeightsError, "scales is [2, 128], expected [8, 128]"),
+    (awq_fields(32), {"scales": torch.full((8, 128), torch.inf)}, WeightsError, "must hold finite numbers"),
+    (awq_fields(32), {"qweight": torch.ones(256, 16)}, UnsupportedModelError, "qweight has the type F32"),
+    (awq_fields(32), {"qweight": torch.ones(5, dtype=torch.int32)}, WeightsError, "expected 2 dimensions"),
+    (awq_fields(32), {"weight": torch.ones(128, 256)}, WeightsError, f"both {LAYER}.qweight and"),
+    (awq_fields(96), {}, WeightsError, "columns, which groups of 96 do not divide"),
+    (gptq_fields(32), _without("qzeros"), WeightsError, f"lacks {LAYER}.qzeros"),
+    (gptq_fields(32, desc_act=True), _without("g_idx"), WeightsError, f"lacks {LAYER}.g_idx"),
+    (gptq_fields(32), {"g_idx": torch.arange(256).int()}, WeightsError, "groups in [0, 8), got 0 to 255"),
+    (gptq_fields(32), {"g_idx": -torch.ones(256).int()}, WeightsError, f"{LAYER}.g_idx must hold groups"),
+    (gptq_fields(32), {"g_idx": torch.zeros(256).int()}, WeightsError, "each group 32 times, got 0 to 256"),
+    (gptq_fields(32), {"g_idx": torch.arange(256).int() % 8}, WeightsError, "says desc_act = false"),
+    (gptq_fields(32), {"g_idx": torch.zeros(8).int()}, WeightsError, "g_idx is [8], expected [256]"),
+    (
+        gptq_fields(32),
+        {"qweight": torch.zeros(32, 64, dtype=torch.int32)},
+        WeightsError,
+        "qzeros is [8, 16], expected [8, 8]",
+    ),
+    (compressed_fields(32), _without("weight_shape"), WeightsError, f"lacks {LAYER}.weight_shape"),
+    (compressed_fields(32), {"weight_shape": torch.tensor([7, 9])}, WeightsError, "weight_shape says [7, 9]"),
+    (compressed_fields(32), _without("weight_scale"), WeightsError, f"lacks {LAYER}.weight_scale"),
+    (
+        compressed_fields(32, symmetric=False),
+        _without("weight_zero_point"),
+        WeightsError,
+        f"lacks {LAYER}.weight_zero_point",
+    ),
+    (
+        compressed_fields(32),
+        {"weight_zero_point": torch.zeros(16, 8, dtype=torch.int32)},
+        UnsupportedModelError,
+        f"{LAYER}.weight_zero_point has the type I32 and belongs to no",
+    ),
+    (
+        compressed_fields(32, actorder="group"),
+        {"weight_g_idx": torch.full((256,), 8, dtype=torch.int32)},
+        WeightsError,
+        "weight_g_idx must hold groups in [0, 8), got 8 to 8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "changed", "error", "named"), DAMAGED)
+def test_damaged_tensors_are_refused_by_name(
+    tmp_path: Path,
+    fields: dict[str, Any],
+    changed: dict[str, Tensor | None],
+    error: type[Exception],
+    named: str,
+) -> None:
+    written = fields
+    if fields == awq_fields(96):
+        written = awq_fields(32)
+    stored, _ = make(written)
+    for part, values in changed.items():
+        stored.pop(f"{LAYER}.{part}", None)
+        if values is not None:
+            stored[f"{LAYER}.{part}"] = values
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": fields})
+    with pytest.raises(error, match=re.escape(named)):
+        logprobs(model)
