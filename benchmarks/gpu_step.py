@@ -47,7 +47,7 @@ def main() -> None:
     results = []
     for batch, prompt in product(*(map(int, x.split(",")) for x in (arguments.batches, arguments.prompts))):
         result, kernels = measure(llm, batch, arguments.context, prompt)
-        seconds = step_bytes(arguments.model, arguments.context * batch) / bandwidth
+        seconds = step_bytes(arguments.model, arguments.context * batch, num_tokens=batch) / bandwidth
         if prompt:
             seconds = max(seconds, step_operations(arguments.model, batch, arguments.context, prompt) / flops)
         results.append({**result, "bound_us": seconds * 1e6})

@@ -6,8 +6,16 @@ import numpy as np
 
 from .gpu_workloads import Workload
 
-# Qwen3: hidden size, layers, attention heads, intermediate size; all have 8 kv heads of 128.
-SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288), "32b": (5120, 64, 64, 25600)}
+# Qwen3: hidden size, layers, attention heads, size of a feed-forward or an expert; heads have 128 dimensions.
+SHAPES = {
+    "0.6b": (1024, 28, 16, 3072),
+    "8b": (4096, 36, 32, 12288),
+    "32b": (5120, 64, 64, 25600),
+    "30b-a3b": (2048, 48, 32, 768),
+}
+KV_HEADS = {"0.6b": 8, "8b": 8, "32b": 8, "30b-a3b": 4}
+# Experts of a layer, and of a token; others have one feed-forward.
+EXPERTS = {"30b-a3b": (128, 8)}
 
 
 def bound_s(
@@ -20,8 +28,9 @@ def bound_s(
 ) -> float:
     """Seconds for a workload whose requests all run at once.
 
-    Each decode step reads the weights once, and the keys and values of every live token once, however many
-    sequences share it. Each distinct prefix is prefilled once. Operations run at the peak.
+    Each decode step reads the weights once, of experts those that so many tokens touch on average, and the
+    keys and values of every live token once, however many sequences share it. Each distinct prefix is
+    prefilled once. Operations run at the peak.
 
     Args:
         size: of the model, a key of SHAPES.
@@ -45,7 +54,7 @@ def bound_s(
         live = lives > step
         num_sequences = workload.n * int(live.sum())
         num_tokens = int((end - begin)[live].sum()) + num_sequences * step
-        seconds += step_bytes(size, num_tokens, number_bytes, weight_bytes) / bandwidth
+        seconds += step_bytes(size, num_tokens, number_bytes, weight_bytes, num_sequences) / bandwidth
         seconds += 2 * (weights + head) * num_sequences / flops
     return float(seconds)
 
@@ -64,16 +73,26 @@ def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
     return begins
 
 
-def num_weights(size: str) -> tuple[int, int]:
-    """Number of weights in all layers' GEMMs, and in the LM head."""
+def num_weights(size: str, num_tokens: int = 1) -> tuple[int, int]:
+    """Number of weights in all layers' GEMMs, and in the LM head.
+
+    Of experts those that tokens touch on average, if each chooses at random; for one token, those it uses.
+    """
     hidden, layers, heads, inner = SHAPES[size]
-    return layers * (hidden * (heads * 2 + 16) * 128 + 3 * hidden * inner), 151936 * hidden
+    number, chosen = EXPERTS.get(size, (1, 1))
+    touched = number * (1 - (1 - chosen / number) ** num_tokens)
+    attention = hidden * (heads + KV_HEADS[size]) * 2 * 128
+    router = hidden * number if size in EXPERTS else 0
+    return layers * (attention + router + round(touched * 3 * hidden * inner)), 151936 * hidden
 
 
-def step_bytes(size: str, num_kv_tokens: int, number_bytes: int = 2, weight_bytes: float = 2) -> float:
-    """Bytes that a decode step must read: all weights, and the keys and values of `num_kv_tokens` tokens."""
-    weights, head = num_weights(size)
-    return weight_bytes * weights + 2 * head + num_kv_tokens * SHAPES[size][1] * 2 * 8 * 128 * number_bytes
+def step_bytes(
+    size: str, num_kv_tokens: int, number_bytes: int = 2, weight_bytes: float = 2, num_tokens: int = 1
+) -> float:
+    """Bytes that a decode step of `num_tokens` must read: weights, and keys and values of `num_kv_tokens`."""
+    weights, head = num_weights(size, num_tokens)
+    kv_bytes = num_kv_tokens * SHAPES[size][1] * 2 * KV_HEADS[size] * 128 * number_bytes
+    return weight_bytes * weights + 2 * head + kv_bytes
 
 
 def step_operations(size: str, num_decoding: int, context: int, prompt: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from .gpu_bound import SHAPES
+from .gpu_bound import EXPERTS, KV_HEADS, SHAPES
 
 # For tests of the scripts, on a CPU.
 _TINY = {
@@ -29,12 +29,21 @@ def model_config(size: str) -> dict[str, Any]:
     if size == "tiny":
         return _TINY
     hidden, layers, heads, inner = SHAPES[size]
-    return dict(  # noqa: C408
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
+    fields = dict(  # noqa: C408
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128,
+        num_key_value_heads=KV_HEADS[size],
         hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000, max_position_embeddings=40960,
         attention_bias=False, vocab_size=151936, eos_token_id=151645, torch_dtype="bfloat16",
         use_sliding_window=False, sliding_window=None, tie_word_embeddings=size == "0.6b", hidden_size=hidden,
         num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+    )  # fmt: skip
+    if size not in EXPERTS:
+        return fields
+    number, chosen = EXPERTS[size]
+    return fields | dict(  # noqa: C408
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=number,
+        num_experts_per_tok=chosen, moe_intermediate_size=inner, norm_topk_prob=True, decoder_sparse_step=1,
+        mlp_only_layers=[],
     )  # fmt: skip
 
 

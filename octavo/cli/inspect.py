@@ -5,7 +5,8 @@ from dataclasses import replace
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.layers.linear.choice import describe_layers
-from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
+from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
+from octavo.models.experts import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]
@@ -42,17 +43,30 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
 
 def _architecture(model: ModelConfig) -> Rows:
     windows = sorted({window for window in model.layer_windows if window is not None})
+    dense = [("feed-forward size", str(model.intermediate_size))]
     return [
         ("architecture", model.architecture),
         ("layers", str(model.num_layers)),
         ("hidden size", str(model.hidden_size)),
         ("attention heads / kv heads x dim", f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}"),
-        ("feed-forward size", str(model.intermediate_size)),
+        *(dense if model.experts is None else _experts(model, model.experts)),
         ("vocabulary", str(model.vocab_size)),
         ("context", f"{model.max_position_embeddings} tokens"),
         ("sliding windows", ", ".join(map(str, windows)) or "none"),
         ("tied embeddings", "yes" if model.tie_word_embeddings else "no"),
     ]
+
+
+def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
+    num_layers = sum(experts.layers)
+    rows = [
+        ("experts", f"{experts.number} of size {experts.size} in {num_layers} layers"),
+        ("experts of a token", str(experts.num_chosen)),
+        ("active parameters of a token", f"{num_active_parameters(model) / 1e6:,.1f} M"),
+    ]
+    if num_layers < model.num_layers:
+        rows.append(("feed-forward size of the other layers", str(model.intermediate_size)))
+    return rows
 
 
 def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:

@@ -7,7 +7,7 @@ from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.choice import make_invariant_linear, make_linear, make_quantised_linear
-from octavo.layers.norm import HeadRMSNorm, RMSNorm
+from octavo.layers.norm import HeadRMSNorm, RMSNorm, WideQKNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_
 from octavo.layers.steps.choice import make_step
@@ -25,6 +25,7 @@ __all__ = [
     "RMSNorm",
     "RopeConfig",
     "Rotary",
+    "WideQKNorm",
     "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",

@@ -1,10 +1,11 @@
 """The gated feed-forward block."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.layers.block import BlockInput, BlockOutput
+from octavo.layers.block import BlockInput, BlockOutput, kernels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class FeedForward:
 
     gate_up_proj: BlockInput
     down_proj: BlockOutput
+
+    @property
+    def kind(self) -> Hashable:
+        """What blocks have in common if they launch the same kernels."""
+        return kernels_of(self.gate_up_proj), kernels_of(self.down_proj)
 
     def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""

@@ -34,13 +34,13 @@ class RMSNorm:
 
         With several ranks delta is this rank's part, and its memory is used for the sum of all parts.
         """
-        if delta is not None and self._parallel.size > 1:
-            memory = self._parallel.memory_for(delta) if has_triton(delta) else None
+        if delta is not None and has_triton(delta):
+            memory = self._parallel.memory_for(delta)
             if memory is not None:
                 from octavo.layers.triton.sum_norm import sum_rms_norm
 
                 return sum_rms_norm(x, delta, self.weight, self.eps, memory)
-            delta = self._parallel.all_reduce(delta)
+        delta = self.whole(delta)
         if has_triton(x):
             from octavo.layers.triton.norm import rms_norm as triton_rms_norm
 
@@ -52,6 +52,10 @@ class RMSNorm:
             x.add_(delta)
         weight = self.weight
         return rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps).to(x.dtype)
+
+    def whole(self, delta: Tensor | None) -> Tensor | None:
+        """Return a delta as it is to be added: with several ranks the sum of all parts, in its memory."""
+        return None if delta is None else self._parallel.all_reduce(delta)
 
 
 class HeadRMSNorm:
@@ -75,6 +79,42 @@ class HeadRMSNorm:
         else:
             exact = heads.float()
             heads.copy_(exact.div_(_lengths(exact, self._floor)).mul_(self._folded))
+
+
+class WideQKNorm:
+    """RMSNorm of a token's queries over all heads, and of its keys likewise, in place."""
+
+    def __init__(
+        self, weights: tuple[Tensor, Tensor], sizes: tuple[int, int], eps: float, parallel: TensorParallel
+    ) -> None:
+        """Keep the weights.
+
+        Args:
+            weights: of this rank's query heads and key heads, [H D] and [KH D].
+            sizes: numbers of a query and of a key over all ranks.
+            eps: added to the mean squares.
+            parallel: this rank.
+        """
+        self._norms = tuple(RMSNorm(weight, eps) for weight in weights)
+        self._sizes = sizes
+        self._parallel = parallel
+
+    def apply_(self, qkv: Tensor) -> None:
+        """Normalise the first columns of [T, (H + 2 KH) D] in place."""
+        widths = [norm.weight.shape[0] for norm in self._norms]
+        parts = [qkv[:, : widths[0]], qkv[:, widths[0] : sum(widths)]]
+        if self._parallel.size == 1:
+            for part, norm in zip(parts, self._norms, strict=True):
+                part.copy_(norm(part))
+            return
+        squares = self._parallel.all_reduce(torch.stack([part.float().square().sum(-1) for part in parts], 1))
+        for part, norm, width, size, total in zip(
+            parts, self._norms, widths, self._sizes, squares.unbind(1), strict=True
+        ):
+            # Several ranks may hold the same key heads, which they all added.
+            copies = width * self._parallel.size / size
+            scale = torch.rsqrt(total / (size * copies) + norm.eps)
+            part.copy_(part.float() * scale[:, None] * norm.weight)
 
 
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,12 @@
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_decoder
-from octavo.models.parameters import kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models.parameters import (
+    kv_bytes_per_token,
+    num_active_parameters,
+    num_parameters,
+    parameter_shapes,
+)
 from octavo.models.source import (
     ModelSource,
     load_tokenizer,
@@ -22,6 +27,7 @@ __all__ = [
     "kv_bytes_per_token",
     "load_decoder",
     "load_tokenizer",
+    "num_active_parameters",
     "num_parameters",
     "open_weights",
     "parameter_shapes",

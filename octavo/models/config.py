@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
+from octavo.models.experts import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.registry import Family, find_family
 from octavo.models.rope_fields import read_ropes
@@ -27,6 +28,8 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
+    "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
     "attention_multiplier": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
@@ -51,7 +54,7 @@ class ModelConfig:
         architecture: name in config.json, such as "LlamaForCausalLM".
         vocab_size: rows of the embedding.
         hidden_size: width of the residual stream.
-        intermediate_size: width of the feed-forward block.
+        intermediate_size: width of the feed-forward block, in layers without experts.
         num_layers: decoder layers.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
@@ -64,6 +67,7 @@ class ModelConfig:
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
         has_qk_norm: query and key heads are normalised before the rotation.
+        has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         embedding_multiplier: factor of embeddings.
         attention_scale: factor of q.k.
@@ -72,6 +76,7 @@ class ModelConfig:
         layer_windows: per layer, how many last keys a token sees, itself included; None: all.
         ropes: the rotary frequencies in use.
         layer_ropes: per layer, index into ropes.
+        experts: the mixtures of experts, or None.
         tie_word_embeddings: the LM head is the embedding.
         bos_token_id: begin-of-text id, or None.
         eos_token_ids: ids that end a text.
@@ -94,6 +99,7 @@ class ModelConfig:
     has_output_bias: bool
     has_mlp_bias: bool
     has_qk_norm: bool
+    has_wide_qk_norm: bool
     has_post_norms: bool
     embedding_multiplier: float
     attention_scale: float
@@ -102,6 +108,7 @@ class ModelConfig:
     layer_windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig, ...]
     layer_ropes: tuple[int, ...]
+    experts: ExpertsConfig | None
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
@@ -120,7 +127,7 @@ class ModelConfig:
         """
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
-        fields.require_neutral(_NEUTRAL_VALUES)
+        _require_neutral(fields, family)
         read_scheme(config)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
@@ -147,6 +154,7 @@ class ModelConfig:
             has_output_bias=attention_bias,
             has_mlp_bias=family.has_mlp_bias_option and fields.boolean("mlp_bias"),
             has_qk_norm=family.has_qk_norm,
+            has_wide_qk_norm=family.has_wide_qk_norm,
             has_post_norms=family.has_post_norms,
             embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
             attention_scale=_attention_scale(fields, family, head_dim),
@@ -157,6 +165,7 @@ class ModelConfig:
             layer_windows=_windows(fields, layer_types),
             ropes=used_ropes,
             layer_ropes=tuple(used_ropes.index(ropes[layer_type]) for layer_type in layer_types),
+            experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
             tie_word_embeddings=fields.boolean("tie_word_embeddings"),
             bos_token_id=_token_id(fields, "bos_token_id"),
             eos_token_ids=_eos_token_ids(fields),
@@ -173,6 +182,13 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise FileFormatError(f"config.json: head_dim must be even, got {self.head_dim}")
+
+
+def _require_neutral(fields: ConfigFields, family: Family) -> None:
+    neutral = _NEUTRAL_VALUES
+    if family.experts is not None:
+        neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
+    fields.require_neutral(neutral)
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -212,6 +228,8 @@ def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
         return fields.boolean("use_sliding_window") and index >= fields.integer(
             "max_window_layers", minimum=0
         )
+    if family.window_rule == "when_used":
+        return fields.boolean("use_sliding_window")
     if family.window_rule == "never":
         raise UnsupportedModelError(
             f"{fields.where}: {family.architecture} with a sliding_window is not supported"

@@ -17,6 +17,7 @@ from octavo.layers import (
     kernels_of,
     make_step,
 )
+from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -27,20 +28,20 @@ class DecoderLayer:
 
     Attributes:
         attention: the attention block.
-        feed_forward: the feed-forward block.
+        feed_forward: the feed-forward block, or experts in its place.
     """
 
     attention: AttentionLayer
-    feed_forward: FeedForward
+    feed_forward: FeedForward | ExpertFeedForward
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """What layers have in common if they launch the same kernels."""
-        options, feed_forward = self.attention.options, self.feed_forward
-        blocks = (self.attention.qkv_proj, self.attention.o_proj, feed_forward.gate_up_proj)
+        options = self.attention.options
         return (
             *(options.window, options.rope, options.softcap),
-            *map(kernels_of, (*blocks, feed_forward.down_proj)),
+            *map(kernels_of, (self.attention.qkv_proj, self.attention.o_proj)),
+            self.feed_forward.kind,
         )
 
     def __call__(

@@ -26,6 +26,7 @@ from octavo.layers import (
     LMHead,
     RMSNorm,
     Rotary,
+    WideQKNorm,
     interleave_halves,
     inverse_frequencies,
     make_input,
@@ -39,9 +40,16 @@ from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.blocks import BlockLinear, TiledBlocks
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.moe.choice import stacks_experts
+from octavo.layers.moe.experts import ListedExperts
+from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.moe.router import Router
+from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
+from octavo.models.expert_loading import read_stacked
+from octavo.models.expert_names import with_expert_names
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
 from octavo.models.storage import kept_storage
@@ -90,6 +98,7 @@ def load_decoder(
             f"{parallel.size} ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
+    weights = with_expert_names(weights, config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     kept = kept_storage(
@@ -186,7 +195,9 @@ class _Builder:
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""
         prefix = f"model.layers.{index}"
-        layer = DecoderLayer(self._attention(prefix, index), self._feed_forward(prefix))
+        has_experts = self._config.experts is not None and self._config.experts.layers[index]
+        attention = self._attention(prefix, index)
+        layer = DecoderLayer(attention, (self._experts if has_experts else self._feed_forward)(prefix))
         if self._checkpoint.device.type == "cpu":
             return_freed_memory()
         return layer
@@ -203,6 +214,7 @@ class _Builder:
         return AttentionLayer(
             qkv_proj=make_input(norm, qkv),
             o_proj=make_output(output, post_norm, self._parallel),
+            wide_norm=self._wide_qk_norm(block) if config.has_wide_qk_norm else None,
             options=LayerOptions(
                 layer=index,
                 rope=config.layer_ropes[index],
@@ -228,6 +240,31 @@ class _Builder:
             make_input(norm, gate_up, config.activation), make_output(down, post_norm, self._parallel)
         )
 
+    def _experts(self, prefix: str) -> ExpertFeedForward:
+        config, experts = self._config, self._config.experts
+        assert experts is not None, "a network without experts"
+        inner = shard_range(experts.size, self._parallel, what="columns of an expert")
+        rows = slice(inner.start, inner.stop)
+        norm = self._norm(f"{prefix}.post_attention_layernorm")
+        router = Router(
+            self._checkpoint.read(f"{prefix}.mlp.gate.weight"),
+            experts.num_chosen,
+            experts.renormalises,
+            self._deterministic,
+        )
+        names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
+        if stacks_experts(router.weight):
+            weights = read_stacked(self._checkpoint, names, self._part(rows), len(inner), config.hidden_size)
+            mixture = StackedExperts(*weights, config.activation, self._deterministic)
+        else:
+            inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
+            mixture = ListedExperts(
+                [self._fused(pair, [rows, rows], has_bias=False, num_interleaved=0) for pair in inputs],
+                [self._row_parallel(f"{name}.down_proj", rows, has_bias=False) for name in names],
+                config.activation,
+            )
+        return ExpertFeedForward(norm, router, mixture, self._parallel)
+
     def _qkv(self, prefix: str) -> Linear:
         q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
         names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
@@ -240,6 +277,20 @@ class _Builder:
         )
         weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
         return HeadRMSNorm(weight, self._config.rms_norm_eps)
+
+    def _wide_qk_norm(self, prefix: str) -> WideQKNorm:
+        q, k = (
+            interleave_halves(self._norm_weight(f"{prefix}.{name}"), self._config.head_dim)[part]
+            for name, part in (
+                ("q_norm", self._head_rows(self.heads.query)),
+                ("k_norm", self._head_rows(self.heads.kv)),
+            )
+        )
+        sizes = (
+            self._config.num_heads * self._config.head_dim,
+            self._config.num_kv_heads * self._config.head_dim,
+        )
+        return WideQKNorm((q, k), sizes, self._config.rms_norm_eps, self._parallel)
 
     def _fused(
         self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int

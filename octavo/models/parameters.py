@@ -11,7 +11,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size)
     }
     for index in range(config.num_layers):
-        layer = _attention_shapes(config) | _feed_forward_shapes(config) | _norm_shapes(config)
+        layer = _attention_shapes(config) | _block_shapes(config, index) | _norm_shapes(config)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
     if not config.tie_word_embeddings:
@@ -22,6 +22,15 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def num_parameters(config: ModelConfig) -> int:
     """Return the number of weights; a tied LM head counts once."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Return the number of weights that a token is multiplied with, the embedding's table counted whole."""
+    experts = config.experts
+    if experts is None:
+        return num_parameters(config)
+    unused = (experts.number - experts.num_chosen) * sum(experts.layers)
+    return num_parameters(config) - unused * 3 * experts.size * config.hidden_size
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
@@ -37,15 +46,30 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= _linear_shapes("self_attn.o_proj", config.hidden_size, q_size, config.has_output_bias)
     if config.has_qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.has_wide_qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (q_size,), "self_attn.k_norm.weight": (kv_size,)}
     return shapes
 
 
-def _feed_forward_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
+def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """A layer's feed-forward, or its router and experts."""
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
+    shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, has_bias=False)
+    for index in range(experts.number):
+        shapes |= _feed_forward_shapes(f"mlp.experts.{index}", config, experts.size, has_bias=False)
+    return shapes
+
+
+def _feed_forward_shapes(
+    name: str, config: ModelConfig, inner: int, has_bias: bool
+) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
     return {
-        **_linear_shapes("mlp.gate_proj", inner, hidden, bias),
-        **_linear_shapes("mlp.up_proj", inner, hidden, bias),
-        **_linear_shapes("mlp.down_proj", hidden, inner, bias),
+        **_linear_shapes(f"{name}.gate_proj", inner, hidden, has_bias),
+        **_linear_shapes(f"{name}.up_proj", inner, hidden, has_bias),
+        **_linear_shapes(f"{name}.down_proj", hidden, inner, has_bias),
     }
 
 

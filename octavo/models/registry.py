@@ -12,9 +12,42 @@ from typing import Literal
 from octavo.errors import UnsupportedModelError, suggest
 
 # How a family decides which layers slide when its config has no layer_types.
-WindowRule = Literal["never", "always", "after_max_window_layers", "all_but_every_nth"]
+WindowRule = Literal["never", "always", "when_used", "after_max_window_layers", "all_but_every_nth"]
 # Which of the q, k, v and output projections have a bias.
 BiasRule = Literal["never", "qkv", "by_config"]
+# Architectures in which every token goes to some expert besides those that a router chooses.
+_WITH_SHARED_EXPERTS = frozenset(
+    {
+        "DeepseekForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Llama4ForCausalLM",
+        "Llama4ForConditionalGeneration",
+        "Qwen2MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertFamily:
+    """The mixtures of experts of an architecture.
+
+    Attributes:
+        number_key: key of the number of experts of a layer.
+        size_key: key of the width of an expert's feed-forward.
+        renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
+        has_dense_layers: config.json may give layers a feed-forward instead (decoder_sparse_step,
+            mlp_only_layers).
+    """
+
+    number_key: str = "num_experts"
+    size_key: str = "intermediate_size"
+    renormalises: bool | None = None
+    has_dense_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +61,7 @@ class Family:
         attention_bias: which attention projections have a bias.
         has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
         has_qk_norm: queries and keys are normalised per head.
+        has_wide_qk_norm: queries are normalised over all heads, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
         scales_embeddings: embeddings are multiplied by sqrt(hidden size).
@@ -36,6 +70,7 @@ class Family:
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
+        experts: its mixtures of experts, or None.
         defaults: values of keys that its config.json may leave out.
     """
 
@@ -45,6 +80,7 @@ class Family:
     attention_bias: BiasRule = "by_config"
     has_mlp_bias_option: bool = False
     has_qk_norm: bool = False
+    has_wide_qk_norm: bool = False
     has_post_norms: bool = False
     norm_weight_offset: float = 0.0
     scales_embeddings: bool = False
@@ -53,6 +89,7 @@ class Family:
     has_attention_softcap: bool = False
     has_final_softcap: bool = False
     has_local_rope: bool = False
+    experts: ExpertFamily | None = None
     defaults: Mapping[str, object]
 
 
@@ -103,6 +140,35 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 window_rule="after_max_window_layers",
                 has_qk_norm=True,
                 defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+            ),
+            Family(
+                architecture="Qwen3MoeForCausalLM",
+                model_type="qwen3_moe",
+                window_rule="when_used",
+                has_qk_norm=True,
+                experts=ExpertFamily(size_key="moe_intermediate_size", has_dense_layers=True),
+                defaults={"sliding_window": 4096, "max_position_embeddings": 32768},
+            ),
+            Family(
+                architecture="MixtralForCausalLM",
+                model_type="mixtral",
+                window_rule="always",
+                attention_bias="never",
+                experts=ExpertFamily(number_key="num_local_experts", renormalises=True),
+                defaults={
+                    "num_key_value_heads": 8,
+                    "max_position_embeddings": 131072,
+                    "rope_theta": 1_000_000.0,
+                    "bos_token_id": 1,
+                    "eos_token_id": 2,
+                },
+            ),
+            Family(
+                architecture="OlmoeForCausalLM",
+                model_type="olmoe",
+                has_wide_qk_norm=True,
+                experts=ExpertFamily(),
+                defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
             ),
             Family(
                 architecture="Gemma2ForCausalLM",
@@ -164,6 +230,11 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
     families = {name_of(family): family for family in FAMILIES.values()}
     if isinstance(value, str) and value in families:
         return families[value]
+    if value in _WITH_SHARED_EXPERTS:
+        raise UnsupportedModelError(
+            f"{what} {value!r} is not supported: experts that all tokens share are not; "
+            f"supported: {', '.join(families)}"
+        )
     raise UnsupportedModelError(
         f"{what} {value!r} is not supported{suggest(str(value), families)}; supported: {', '.join(families)}"
     )

@@ -9,6 +9,7 @@ from octavo.errors import ConfigError
 from octavo.layers.linear.choice import looks_up, multiplies
 from octavo.layers.linear.float8_weight import FLOAT8_ROWS
 from octavo.layers.linear.quantised import Storage
+from octavo.layers.moe.weight import stacks_kind
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Projections that are one product.
@@ -46,7 +47,7 @@ def kept_storage(
     kept = {
         name: storage
         for name, storage in stored.items()
-        if multiplies(storage.kind, device, dtype)
+        if _multiplies(name, storage.kind, device, dtype)
         and (name not in _VOCABULARY or looks_up(storage.kind, device))
     }
     return {
@@ -54,6 +55,13 @@ def kept_storage(
         for name, storage in kept.items()
         if _kinds(kept, _partners(name)) == {storage.kind}
     }
+
+
+def _multiplies(name: str, kind: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """A GPU's experts are stacked, and have kernels of their own."""
+    if ".experts." in name and device.type == "cuda":
+        return stacks_kind(kind, device)
+    return multiplies(kind, device, dtype)
 
 
 def _on(device: torch.device, storage: Storage) -> Storage:

@@ -164,7 +164,7 @@ def test_tensors_lie_where_the_file_says(tmp_path):
         assert file.raw("first").tobytes() == first.tobytes()
         assert file.raw("second").tobytes() == second.tobytes()
         buffer = np.empty(8, np.uint8)
-        file.read_into("second", 4, buffer)
+        file.read_into(file.tensors["second"], 4, buffer)
         assert buffer.view("<f4").tolist() == [1, 2]
         with pytest.raises(WeightsError, match="did you mean 'second'"):
             file.raw("secnd")

@@ -133,7 +133,7 @@ def test_llama_norms_and_mlp_are_taken_as_they_are(model):
 @pytest.mark.parametrize(
     "name",
     [
-        "blk.0.ffn_gate_exps.weight",
+        "blk.0.ffn_gate_shexp.weight",
         "blk.0.attn_qkv.weight",
         "blk.00.attn_q.weight",
         "v.patch_embd.weight",
@@ -248,7 +248,7 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("architecture", "key", "value"),
         [
-            ("llama", "expert_count", 8),
+            ("qwen3", "expert_count", 8),
             ("llama", "attention__sliding_window", 4096),
             ("llama", "attention__causal", False),
             ("llama", "logit_scale", 0.5),

@@ -199,8 +199,8 @@ def test_explicit_frequency_factors() -> None:
 
 
 def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"MixtralForCausalLM.*did you mean.*LlamaForCausalLM"):
-        read(LLAMA | {"architectures": ["MixtralForCausalLM"]})
+    with pytest.raises(UnsupportedModelError, match=r"LamaForCausalLM.*did you mean.*LlamaForCausalLM"):
+        read(LLAMA | {"architectures": ["LamaForCausalLM"]})
     for nameless in ({}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}, {"model_type": 3}):
         with pytest.raises(UnsupportedModelError, match="supported: llama"):
             read(nameless)

@@ -221,7 +221,7 @@ def _weight_bytes(
     head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0 if "lm_head.weight" in shapes else prod(head)
     for name, shape in shapes.items():
-        is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
+        is_product = len(shape) == 2 and not name.endswith(("embed_tokens.weight", "mlp.gate.weight"))
         total += prod(shape) * (1 if is_product else dtype.itemsize)
     return total
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.models import ModelConfig
+from octavo.models.experts import ExpertsConfig
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
@@ -34,11 +35,20 @@ def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
     if parallel.size == 1:
         return model
     heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
+    experts = model.experts
+    if experts is not None:
+        experts = replace(experts, size=len(shard_range(experts.size, parallel, what="columns of an expert")))
+    has_dense_layers = experts is None or not all(experts.layers)
     return replace(
         model,
+        experts=experts,
         num_heads=len(heads.query),
         num_kv_heads=len(heads.kv),
-        intermediate_size=len(shard_range(model.intermediate_size, parallel, what="feed-forward columns")),
+        intermediate_size=(
+            len(shard_range(model.intermediate_size, parallel, what="feed-forward columns"))
+            if has_dense_layers
+            else model.intermediate_size
+        ),
         # Rows of embedding and LM head, padded to the same number on every rank.
         vocab_size=-(-model.vocab_size // parallel.size),
     )
@@ -143,7 +153,15 @@ def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
     attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
     # [gate | up], and the activation of it.
     feed_forward = itemsize * 3 * model.intermediate_size
+    if model.experts is not None:
+        feed_forward = max(feed_forward, _expert_bytes_per_token(model, model.experts, itemsize))
     # Cosines and sines for each rope.
     rotations = len(model.ropes) * model.head_dim * _FLOAT32
     # The residual stream, and a block's output before it is added, or the normalised stream.
     return 2 * itemsize * model.hidden_size + rotations + max(attention, feed_forward)
+
+
+def _expert_bytes_per_token(model: ModelConfig, experts: ExpertsConfig, itemsize: int) -> int:
+    """Logits of the router; the rows of a token's experts, their [gate | up] and the results; the sum."""
+    row_bytes = itemsize * (2 * experts.size + experts.size + model.hidden_size)
+    return _FLOAT32 * (experts.number + model.hidden_size) + experts.num_chosen * (row_bytes + 4 * _INT32)

@@ -55,7 +55,7 @@ class Float8GpuLinear:
             return self._product(norm(hidden, delta), activation, None)
         from octavo.layers.triton.quantise import quantise_rows
 
-        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=delta)
+        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta))
         if path == "float8":
             return self._rows_product(rows, scales, hidden.dtype, activation, None)
         out = self._torch_product(rows, scales, hidden.dtype)

@@ -95,26 +95,26 @@ class GGUFFile:
             metadata, tensors = _parse(file, path.name)
             return cls(path, metadata, tensors, _identity(file))
 
-    def read_into(self, name: str, start: int, buffer: np.ndarray) -> None:
+    def read_into(self, info: GGUFTensorInfo, start: int, buffer: np.ndarray) -> None:
         """Fill a buffer with bytes of a tensor.
 
         Args:
-            name: of the tensor, as in the file.
+            info: of the tensor, or of a part of one that is a tensor by itself.
             start: first byte within the tensor.
             buffer: [n] uint8 contiguous, overwritten; start + n is at most the tensor's size.
 
         Raises:
             FileFormatError: the file has changed since its header was read.
         """
-        info, file = self._info(name), self._opened()
-        assert 0 <= start <= start + buffer.nbytes <= info.nbytes, f"{name}: bytes beyond the tensor"
+        file = self._opened()
+        assert 0 <= start <= start + buffer.nbytes <= info.nbytes, f"{info.name}: bytes beyond the tensor"
         file.seek(info.offset + start)
         view = buffer.data
         while view:
             num_read = file.readinto(view)
             if not num_read:
                 raise FileFormatError(
-                    f"{self.path.name}: {name} is cut short: the file changed while it was in use"
+                    f"{self.path.name}: {info.name} is cut short: the file changed while it was in use"
                 )
             view = view[num_read:]
 
@@ -124,8 +124,9 @@ class GGUFFile:
         Raises:
             WeightsError: there is no such tensor.
         """
-        buffer = np.empty(self._info(name).nbytes, np.uint8)
-        self.read_into(name, 0, buffer)
+        info = self._info(name)
+        buffer = np.empty(info.nbytes, np.uint8)
+        self.read_into(info, 0, buffer)
         return buffer
 
     def close(self) -> None:

@@ -10,6 +10,9 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 # Divisors of the rotary frequencies; they become part of the config.
 ROPE_FACTORS = "rope_freqs.weight"
 
+# Stands for ".experts.<number>." in the name of a tensor that stacks a projection of all experts.
+EXPERTS = ".experts.*."
+
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,4})\.)?([a-z_]+)\.(weight|bias)")
 _OUTER_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 _LAYER_NAMES = {
@@ -25,12 +28,35 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERT_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp{EXPERTS}gate_proj",
+    "ffn_up_exps": f"mlp{EXPERTS}up_proj",
+    "ffn_down_exps": f"mlp{EXPERTS}down_proj",
+}
 # With norms before and after each block, the norm before the feed-forward has another name.
 _FOUR_NORM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GGUFExperts:
+    """An architecture's mixtures of experts.
+
+    Attributes:
+        hf_name: "architectures" of the equivalent config.json.
+        model_type: its "model_type".
+        size_key: its key of the width of an expert.
+        config: fields of the config.json that the file does not tell.
+    """
+
+    hf_name: str
+    model_type: str
+    size_key: str = "intermediate_size"
+    config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +74,7 @@ class GGUFArchitecture:
         sliding_window: window in tokens if the file names none; None: no window.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
+        experts: how a file with experts is read; None: it has none.
     """
 
     name: str
@@ -59,17 +86,43 @@ class GGUFArchitecture:
     own_keys: frozenset[str] = frozenset()
     sliding_window: int | None = None
     wide_layers: int | None = None
+    experts: GGUFExperts | None = None
 
 
+_NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
     {
         architecture.name: architecture
         for architecture in (
-            # Mistral models are converted as llama.
+            # Mistral models are converted as llama, and Mixtral models as llama with experts.
             GGUFArchitecture(
-                name="llama", hf_name="LlamaForCausalLM", model_type="llama", interleaves_heads=True
+                name="llama",
+                hf_name="LlamaForCausalLM",
+                model_type="llama",
+                interleaves_heads=True,
+                layer_names=_NAMES_WITH_EXPERTS,
+                experts=GGUFExperts(hf_name="MixtralForCausalLM", model_type="mixtral"),
+            ),
+            GGUFArchitecture(
+                name="qwen3moe",
+                hf_name="Qwen3MoeForCausalLM",
+                model_type="qwen3_moe",
+                layer_names=_NAMES_WITH_EXPERTS,
+                experts=GGUFExperts(
+                    hf_name="Qwen3MoeForCausalLM",
+                    model_type="qwen3_moe",
+                    size_key="moe_intermediate_size",
+                    config=MappingProxyType({"norm_topk_prob": True}),
+                ),
+            ),
+            GGUFArchitecture(
+                name="olmoe",
+                hf_name="OlmoeForCausalLM",
+                model_type="olmoe",
+                layer_names=_NAMES_WITH_EXPERTS,
+                experts=GGUFExperts(hf_name="OlmoeForCausalLM", model_type="olmoe"),
             ),
             GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
             GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
@@ -132,5 +185,5 @@ def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> 
             return f"lm_head.{kind}"
     raise UnsupportedModelError(
         f"{where}: tensor {name!r} has no place in a {architecture.name} model of Octavo; "
-        "mixtures of experts and other extensions are not supported"
+        "experts in one tensor each, shared experts and other extensions are not supported"
     )

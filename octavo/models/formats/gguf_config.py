@@ -17,6 +17,9 @@ _READ_KEYS = frozenset(
         "context_length",
         "embedding_length",
         "feed_forward_length",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
         "attention.head_count",
         "attention.head_count_kv",
         "attention.key_length",
@@ -34,8 +37,7 @@ _READ_KEYS = frozenset(
 _IGNORED_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys of which only these values are supported.
 _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
     "pooling_type": (0,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -88,7 +90,8 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "hidden_act": "silu",
         **_token_ids(fields),
     }
-    return config | _attention_scale(fields, config) | _softcaps(fields) | _windows(fields)
+    config |= _attention_scale(fields, config) | _softcaps(fields) | _windows(fields)
+    return config | _experts(fields)
 
 
 class ArchitectureFields(ConfigFields):
@@ -218,6 +221,23 @@ def _attention_scale(fields: ArchitectureFields, config: Mapping[str, object]) -
     is_wide = fields.integer("block_count") == wide_layers
     hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     return {"query_pre_attn_scalar": hidden_size // num_heads if is_wide else config["head_dim"]}
+
+
+def _experts(fields: ArchitectureFields) -> dict[str, object]:
+    """Return the fields of a mixture of experts; none where the file has no experts."""
+    number = fields.integer("expert_count", 0, minimum=0)
+    experts = fields.architecture.experts
+    if experts is None or number == 0:
+        fields.require_neutral({"expert_count": (0,), "expert_used_count": (0,)})
+        return {}
+    return {
+        **experts.config,
+        "architectures": [experts.hf_name],
+        "model_type": experts.model_type,
+        "num_experts": number,
+        "num_experts_per_tok": fields.integer("expert_used_count"),
+        experts.size_key: fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length")),
+    }
 
 
 def _softcaps(fields: ArchitectureFields) -> dict[str, object]:

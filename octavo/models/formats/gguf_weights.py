@@ -1,6 +1,7 @@
 """GGUF tensors with Hugging Face's names, row order and conventions: dequantised, or in their blocks."""
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,12 @@ from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
-from octavo.models.formats.gguf_architectures import ROPE_FACTORS, find_architecture, hugging_face_name
+from octavo.models.formats.gguf_architectures import (
+    EXPERTS,
+    ROPE_FACTORS,
+    find_architecture,
+    hugging_face_name,
+)
 from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
 from octavo.models.formats.gguf_config import ArchitectureFields
 from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
@@ -45,7 +51,7 @@ class GGUFWeights:
         for info in file.tensors.values():
             if info.name != ROPE_FACTORS:
                 self._check(info)
-                self._infos[hugging_face_name(info.name, self._architecture, where)] = info
+                self._infos |= self._named(info)
         self._num_heads = self._head_counts()
 
     def names(self) -> Set[str]:
@@ -111,12 +117,25 @@ class GGUFWeights:
         self._file.close()
 
     def _check(self, info: GGUFTensorInfo) -> None:
-        require_decodable(info.type.name, f"{self._file.path.name}: {info.name}")
-        if len(info.shape) > 2:
-            raise WeightsError(
-                f"{self._file.path.name}: expected {info.name} to have at most 2 dimensions, "
-                f"got {list(info.shape)}"
+        where = self._file.path.name
+        require_decodable(info.type.name, f"{where}: {info.name}")
+        is_stack = EXPERTS in hugging_face_name(info.name, self._architecture, where)
+        if len(info.shape) not in ((3,) if is_stack else (1, 2)):
+            expected = "3 dimensions" if is_stack else "at most 2 dimensions"
+            raise WeightsError(f"{where}: expected {info.name} to have {expected}, got {list(info.shape)}")
+
+    def _named(self, info: GGUFTensorInfo) -> dict[str, GGUFTensorInfo]:
+        """Return a tensor by its name, or each of the matrices in a stack of experts by theirs."""
+        name = hugging_face_name(info.name, self._architecture, self._file.path.name)
+        if EXPERTS not in name:
+            return {name: info}
+        nbytes = info.nbytes // info.shape[0]
+        return {
+            name.replace(EXPERTS, f".experts.{expert}."): replace(
+                info, shape=info.shape[1:], offset=info.offset + expert * nbytes, nbytes=nbytes
             )
+            for expert in range(info.shape[0])
+        }
 
     def _info(self, name: str) -> GGUFTensorInfo:
         if name not in self._infos:
@@ -177,7 +196,7 @@ def _read_blocks(file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: sli
     kind, (num_rows, num_columns) = info.type, info.shape
     row_bytes = info.nbytes // num_rows
     stored = np.empty((rows.stop - rows.start, num_columns // kind.block_size, kind.block_bytes), np.uint8)
-    file.read_into(info.name, rows.start * row_bytes, stored.reshape(-1))
+    file.read_into(info, rows.start * row_bytes, stored.reshape(-1))
     part = slice(columns.start // kind.block_size, columns.stop // kind.block_size)
     return blocks_of(kind.name, stored[:, part])
 
@@ -214,7 +233,7 @@ def _read_matrix(
     decoded = np.empty((chunk_rows, last_block - first_block, kind.block_size), np.float32)
     for row in range(rows[0], rows[1], max(1, chunk_rows)):
         num_rows = min(chunk_rows, rows[1] - row)
-        file.read_into(info.name, row * row_bytes, stored[:num_rows].reshape(-1))
+        file.read_into(info, row * row_bytes, stored[:num_rows].reshape(-1))
         blocks = stored[:num_rows, first_block:last_block].reshape(-1, kind.block_bytes)
         decode_blocks(kind.name, blocks, decoded[:num_rows].reshape(-1, kind.block_size))
         values = torch.from_numpy(decoded[:num_rows].reshape(num_rows, -1))

@@ -1,0 +1,68 @@
+"""Experts as pairs of linear layers: runs on any device, and specifies the GPU's kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.layers.activation import activate_and_multiply
+from octavo.layers.linear.plain import Linear
+from octavo.layers.moe.router import Choice
+
+
+class Experts(Protocol):
+    """The feed-forwards of one layer."""
+
+    def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Run each token's experts, and sum their results in the order of the choice, in float32.
+
+        Args:
+            x: [T, hidden], normed.
+            choice: each token's experts.
+            residual: [T, hidden], to which the sums are added in place, or None.
+
+        Returns:
+            residual, or a new [T, hidden], dtype of x.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedExperts:
+    """Experts one after the other: each multiplies the rows that chose it, and experts without rows nothing.
+
+    Attributes:
+        gate_up: for each expert, to [rows, 2 n] = [gate | up].
+        down: for each expert, from [rows, n].
+        activation: name of the gated activation.
+    """
+
+    gate_up: Sequence[Linear]
+    down: Sequence[Linear]
+    activation: str
+
+    def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """See Experts."""
+        num_tokens, num_chosen = choice.experts.shape
+        chosen = choice.experts.flatten()
+        # Pair p is token p // k with its expert number p % k.
+        pairs_by_expert = chosen.argsort(stable=True)
+        counts = torch.bincount(chosen, minlength=len(self.down)).tolist()
+        rows = x.new_empty(num_tokens * num_chosen, x.shape[1])
+        for expert, pairs in enumerate(pairs_by_expert.split(counts)):
+            if len(pairs):
+                gate_up = self.gate_up[expert](x[pairs // num_chosen])
+                rows[pairs] = self.down[expert](activate_and_multiply(gate_up, self.activation))
+        return combine(rows.view(num_tokens, num_chosen, x.shape[1]), choice.weights, residual)
+
+
+def combine(rows: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Return the sums of rows [T, k, hidden] times weights [T, k], one after the other; see Experts."""
+    total = torch.zeros(rows.shape[0], rows.shape[2], device=rows.device)
+    for row, weight in zip(rows.unbind(1), weights.unbind(1), strict=True):
+        total += row.float() * weight[:, None]
+    if residual is None:
+        return total.to(rows.dtype)
+    return residual.copy_(total + residual)

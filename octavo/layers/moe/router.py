@@ -1,0 +1,61 @@
+"""The router: which experts a token goes to, and how much each of them counts."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.gpu.device import has_triton
+
+
+class Choice(NamedTuple):
+    """The experts of a step's tokens; the order of a token's experts is the order of its sum.
+
+    Attributes:
+        experts: [T, k] int32, each token's experts, the most probable one first.
+        weights: [T, k] float32, factors of their results.
+    """
+
+    experts: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Softmax over all experts' logits, then the k most probable experts.
+
+    Logits and probabilities are float32. Of experts with equal logits, those of lower index come first.
+
+    Attributes:
+        weight: [E, hidden].
+        num_chosen: k.
+        renormalises: a token's k weights are divided by their sum.
+        deterministic: no bit of a token's choice depends on the rest of the batch.
+    """
+
+    weight: Tensor
+    num_chosen: int
+    renormalises: bool
+    deterministic: bool = False
+
+    def __call__(self, x: Tensor) -> Choice:
+        """Choose the experts of x [T, hidden]."""
+        if has_triton(x):
+            from octavo.layers.moe.triton.router import choose_experts, router_logits
+
+            logits = router_logits(x, self.weight, deterministic=self.deterministic)
+            return Choice(*choose_experts(logits, self.num_chosen, renormalises=self.renormalises))
+        logits = linear(x.float(), self.weight.float())
+        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises)
+
+
+def choose_by_logits(logits: Tensor, num_chosen: int, *, renormalises: bool) -> Choice:
+    """Choose the experts of logits [T, E] float32: the specification of the GPU's kernel."""
+    # A stable sort keeps equal logits in the order of their experts.
+    values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    chosen = values[:, :num_chosen]
+    total = (chosen if renormalises else logits).logsumexp(-1, keepdim=True)
+    weights = (chosen - total).exp()
+    return Choice(order[:, :num_chosen].to(torch.int32), weights)

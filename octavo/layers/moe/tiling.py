@@ -1,0 +1,82 @@
+"""How the products of experts are tiled. Importing this imports no Triton."""
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.gpu.device import nvidia_generation
+from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.weight import ExpertWeight
+
+# Of products of 1 to 4 tokens, each pair by itself.
+GATE_UP_TILING = Tiling(columns=4, depth=1024, num_warps=2)
+DOWN_TILING = Tiling(columns=4, depth=1024, num_warps=2)
+
+# Rows of a tile that never change, for deterministic steps.
+_ONE_FOR_ALL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTiling:
+    """Tile of one program.
+
+    Attributes:
+        rows: of x, a power of two, at least 16.
+        columns: of the result, a power of two, at least 64 for tensor cores; with an activation as many of
+            gate as of up.
+        depth: of K per iteration, a power of two, at least 16.
+        num_warps: warps per program.
+        num_stages: depth of the software pipeline.
+        tma: whether weights are fetched by TMA, which leaves registers to the sums: more stages, and several
+            programs at a time on one SM.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    tma: bool
+
+
+def choose_grouped_tiling(
+    rows_per_expert: float, weight: ExpertWeight, *, is_gated: bool, deterministic: bool
+) -> GroupedTiling:
+    """Return the tiling of a product.
+
+    Args:
+        rows_per_expert: on average, with all experts in use.
+        weight: [E, N, K] of the experts.
+        is_gated: an activation halves the columns.
+        deterministic: one tiling for any number of rows, so that no row's bits depend on it.
+    """
+    values = weight.values
+    if values.dtype == torch.float32:
+        return GroupedTiling(16, 32, 16, 4, 2, tma=False)
+    # TMA reads rows that begin at multiples of 16 bytes.
+    tma = nvidia_generation(values.device) >= 9 and values.shape[2] * values.itemsize % 16 == 0
+    columns = 64 if is_gated or not tma else 128
+    # TMA's tiles are best 128 bytes wide, and no tile has more than one scale for a row.
+    depth = 128 if values.itemsize == 1 else 64
+    if deterministic:
+        return GroupedTiling(_ONE_FOR_ALL, 64, depth, 4, 4, tma)
+    for rows in (16, 32, 64):
+        if rows_per_expert <= 0.75 * rows:
+            return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
+    # Three stages leave room for two programs on an SM.
+    return GroupedTiling(128, columns, depth, 8, 3, tma)
+
+
+def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
+    """Return how many programs share an expert's tiles of rows, for each tile of columns.
+
+    Twice the average number of tiles: programs without a tile end at once, and experts with more give each
+    program several.
+
+    Args:
+        num_tokens: T, which no expert has more rows than.
+        rows_per_expert: on average.
+        rows: of a tile.
+    """
+    average = -(-rows_per_expert // rows)
+    return int(min(-(-num_tokens // rows), 1 if average <= 1 else 2 * average))

@@ -1,0 +1,1 @@
+"""Mixtures of experts as Triton kernels; imported only where Triton runs."""

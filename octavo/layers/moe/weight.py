@@ -1,0 +1,45 @@
+"""A projection of all experts of a layer in one tensor, perhaps of float8 numbers with scales."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.gpu.device import nvidia_generation
+
+# Kernels multiply so many columns at a time, which share a row's scale.
+SCALED_COLUMNS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeight:
+    """Weights [E, N, K]: values, or values times scales.
+
+    Attributes:
+        values: [E, N, K] contiguous, of the dtype of activations, or float8_e4m3fn.
+        scales: [E, K / width, N] float32 contiguous, or None.
+        width: numbers of a row that share a scale; K, or a multiple of SCALED_COLUMNS.
+    """
+
+    values: Tensor
+    scales: Tensor | None = None
+    width: int = 0
+
+    @property
+    def form(self) -> Hashable:
+        """What decides, beside sizes, which kernels multiply it."""
+        return self.values.dtype, self.width
+
+    def dequantise(self) -> Tensor:
+        """Return the weights [E, N, K] float32."""
+        values = self.values.float()
+        if self.scales is None:
+            return values
+        scales = self.scales.transpose(1, 2).repeat_interleave(self.width, 2)
+        return values * scales[..., : values.shape[2]]
+
+
+def stacks_kind(kind: str, device: torch.device) -> bool:
+    """Return whether a GPU's kernels multiply stacked experts of a kind of quantised weight as they are."""
+    return kind == "float8" and nvidia_generation(device) >= 9

@@ -1,0 +1,66 @@
+"""What a network's experts are: read from config.json, named in checkpoints."""
+
+from dataclasses import dataclass
+
+from octavo.errors import FileFormatError
+from octavo.models.config_fields import ConfigFields
+from octavo.models.registry import ExpertFamily
+
+# transformers 5 writes the second where some families' models on the hub have the first.
+NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsConfig:
+    """The mixtures of experts of a network.
+
+    Attributes:
+        number: experts of a layer.
+        num_chosen: experts that a token goes to.
+        size: width of an expert's feed-forward.
+        renormalises: a token's router weights are divided by their sum.
+        layers: for each layer, whether it has experts in place of a feed-forward.
+    """
+
+    number: int
+    num_chosen: int
+    size: int
+    renormalises: bool
+    layers: tuple[bool, ...]
+
+
+def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
+    """Read the experts of a config.json.
+
+    Raises:
+        FileFormatError: a field is missing or malformed.
+    """
+    present = [key for key in NUM_EXPERTS_KEYS if fields.get(key) is not None]
+    number = fields.integer(present[0] if present else family.number_key, maximum=2**12)
+    renormalises = family.renormalises
+    return ExpertsConfig(
+        number=number,
+        num_chosen=fields.integer("num_experts_per_tok", maximum=number),
+        size=fields.integer(family.size_key, maximum=2**24),
+        renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
+        layers=_layers(fields, family, num_layers),
+    )
+
+
+def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:
+    if not family.has_dense_layers:
+        return (True,) * num_layers
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(_is_layer(index, num_layers) for index in dense):
+        raise fields.error("mlp_only_layers", f"a list of layers below {num_layers}", dense)
+    layers = tuple((index + 1) % step == 0 and index not in dense for index in range(num_layers))
+    if not any(layers):
+        raise FileFormatError(
+            f"{fields.where}: no layer has experts: decoder_sparse_step is {step}, mlp_only_layers {dense}"
+        )
+    return layers
+
+
+def _is_layer(index: object, num_layers: int) -> bool:
+    return isinstance(index, int) and not isinstance(index, bool) and 0 <= index < num_layers

@@ -1,0 +1,204 @@
+"""Mixtures of experts in Triton against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
+
+from octavo.layers.linear.plain import PlainLinear
+from octavo.layers.moe.experts import ListedExperts, combine
+from octavo.layers.moe.router import Choice, choose_by_logits
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.weight import ExpertWeight
+
+pytestmark = ignores_overflow
+
+
+def make_choice(num_tokens: int, num_experts: int, num_chosen: int, device: str, seed: int = 0) -> Choice:
+    logits = random(num_tokens, num_experts, device="cpu", seed=seed)
+    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    return Choice(choice.experts.to(device), choice.weights.to(device))
+
+
+def listed(gate_up: Tensor, down: Tensor) -> ListedExperts:
+    return ListedExperts(
+        [PlainLinear(w, None) for w in gate_up], [PlainLinear(w, None) for w in down], "silu"
+    )
+
+
+def make_weights(
+    num_experts: int, inner: int, hidden: int, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    gate_up = random(num_experts, 2 * inner, hidden, device=device, dtype=dtype, seed=1) / 8
+    return gate_up, random(num_experts, hidden, inner, device=device, dtype=dtype, seed=2) / 8
+
+
+@everywhere
+@pytest.mark.parametrize("renormalises", [True, False])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (60, 5), (128, 8), (3, 3), (1, 1)])
+def test_choice_of_experts(
+    device: str, dtype: torch.dtype, num_experts: int, num_chosen: int, renormalises: bool
+) -> None:
+    from octavo.layers.moe.triton.router import choose_experts
+
+    logits = random(7, num_experts, device=device)
+    logits[1] = 0.0
+    logits[2] = -0.0
+    logits[2, num_experts // 2 :] = 0.0
+    logits[3] = (logits[3] * 2).round()
+    expected = choose_by_logits(logits, num_chosen, renormalises=renormalises)
+    with poisoned_memory():
+        experts, weights = choose_experts(logits, num_chosen, renormalises=renormalises)
+    assert torch.equal(experts, expected.experts)
+    torch.testing.assert_close(weights, expected.weights)
+
+
+@everywhere
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_choice_among_garbage_names_experts_that_exist(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.moe.triton.router import choose_experts
+
+    logits = torch.full((4, 5), torch.nan, device=device)
+    logits[1, 2:] = torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    experts, _ = choose_experts(logits, 3, renormalises=True)
+    assert experts.min() >= 0
+    assert experts.max() < 5
+
+
+@everywhere
+@pytest.mark.parametrize(("num_rows", "num_experts", "size"), [(1, 8, 64), (5, 60, 300), (20, 128, 64)])
+def test_router_logits(device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int) -> None:
+    from octavo.layers.moe.triton.router import router_logits
+
+    x = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
+    weight = random(num_experts, size, device=device, dtype=dtype, seed=1)
+    exact = x.double() @ weight.double().T
+    with poisoned_memory():
+        got = router_logits(x, weight)
+    assert_as_good_as_torch(got, x.float() @ weight.float().T, exact)
+    alone, first = (router_logits(rows, weight, deterministic=True) for rows in (x[:1], x))
+    assert torch.equal(alone, first[:1])
+
+
+@everywhere
+@pytest.mark.parametrize("num_tokens", [1, 5, 40, 700])
+def test_pairs_are_sorted_by_expert(device: str, dtype: torch.dtype, num_tokens: int) -> None:
+    from octavo.layers.moe.triton.sort import sort_pairs
+
+    experts = make_choice(num_tokens, 7, 3, device).experts
+    # An expert that nobody chose, first and last.
+    experts = torch.where((experts == 0) | (experts == 6), 3, experts).to(torch.int32)
+    with poisoned_memory():
+        pairs, starts = sort_pairs(experts, 7)
+    flat = experts.flatten().long()
+    assert torch.equal(pairs.long(), flat.argsort(stable=True))
+    assert starts.tolist() == [0, *flat.bincount(minlength=7).cumsum(0).tolist()]
+
+
+@everywhere
+@pytest.mark.parametrize(
+    ("product", "num_tokens"), [("few", 1), ("few", 3), ("grouped", 1), ("grouped", 5), ("grouped", 40)]
+)
+@pytest.mark.parametrize(("num_experts", "num_chosen", "inner", "hidden"), [(4, 2, 12, 40), (6, 3, 24, 64)])
+def test_experts(
+    device: str, dtype: torch.dtype, num_tokens: int, num_experts: int, num_chosen: int, inner: int,
+    hidden: int, product: str,
+) -> None:  # fmt: skip
+    gate_up, down = make_weights(num_experts, inner, hidden, device, dtype)
+    choice = make_choice(num_tokens, num_experts, num_chosen, device)
+    x = random(num_tokens, hidden, device=device, dtype=dtype, seed=3)
+    residual = random(num_tokens, hidden + 2, device=device, dtype=dtype, seed=4)[:, :hidden]
+    stacked = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu")
+    run = stacked.few if product == "few" else stacked.grouped
+    exact = listed(gate_up.double(), down.double())(x.double(), choice, residual.double().contiguous())
+    plain = listed(gate_up, down)(x, choice, residual.clone())
+    with poisoned_memory():
+        apart = run(x, choice)
+        got = run(x, choice, residual)
+    assert got is residual
+    assert_as_good_as_torch(got, plain, exact)
+    torch.testing.assert_close(
+        apart, listed(gate_up, down)(x, choice), atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=1e-2
+    )
+
+
+@everywhere
+@pytest.mark.parametrize("tma", [False, True])
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int, tma: bool) -> None:
+    from octavo.layers.moe.triton.grouped import SortedPairs, down_rows, gate_up_rows
+    from octavo.layers.moe.triton.sort import sort_pairs
+
+    gate_up, down = make_weights(3, 40, 72, device, dtype)
+    choice, x = make_choice(50, 3, 2, device), random(50, 72, device=device, dtype=dtype, seed=3)
+    by_expert = SortedPairs(*sort_pairs(choice.experts, 3), 2, num_slots)
+    tiling = GroupedTiling(16, 64, 32, 4, 2, tma)
+    with poisoned_memory():
+        inner = gate_up_rows(x, ExpertWeight(gate_up), by_expert, "silu", tiling)
+        rows = down_rows(inner, ExpertWeight(down), by_expert, tiling)
+    exact = listed(gate_up.double(), down.double())(x.double(), choice)
+    got = combine(rows.view(50, 2, -1), choice.weights)
+    assert_as_good_as_torch(got, listed(gate_up, down)(x, choice), exact)
+
+
+@everywhere
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_all_tokens_to_one_expert_and_none_to_others(
+    device: str, dtype: torch.dtype, deterministic: bool
+) -> None:
+    gate_up, down = make_weights(4, 24, 40, device, dtype)
+    experts = torch.tensor([[2, 0]] * 70, dtype=torch.int32, device=device)
+    weights = torch.full((70, 2), 0.5, device=device)
+    x = random(70, 40, device=device, dtype=dtype, seed=3)
+    # Weights of experts that nobody chose are never read.
+    gate_up[[1, 3]], down[[1, 3]] = torch.nan, torch.nan
+    choice = Choice(experts, weights)
+    got = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu", deterministic)(x, choice)
+    exact = listed(gate_up.double(), down.double())(x.double(), choice)
+    assert_as_good_as_torch(got, listed(gate_up, down)(x, choice), exact)
+
+
+@everywhere
+def test_neighbours_change_no_bit_of_a_deterministic_layer(device: str, dtype: torch.dtype) -> None:
+    gate_up, down = make_weights(4, 24, 40, device, dtype)
+    choice = make_choice(20, 4, 2, device)
+    x = random(20, 40, device=device, dtype=dtype, seed=3)
+    experts = StackedExperts(ExpertWeight(gate_up), ExpertWeight(down), "silu", deterministic=True)
+    whole = experts(x, choice)
+    for num_tokens in (1, 4, 9):
+        part = Choice(*(tensor[:num_tokens].contiguous() for tensor in choice))
+        assert torch.equal(experts(x[:num_tokens], part), whole[:num_tokens])
+
+
+def rounded(weight: Tensor, width: int) -> ExpertWeight:
+    """Float8 numbers, a scale for `width` of a row."""
+    size = weight.shape[2]
+    padded = torch.nn.functional.pad(weight.float(), (0, -size % width)).unflatten(2, (-1, width))
+    scales = padded.abs().amax(-1) / 448
+    values = (padded / scales[..., None]).to(torch.float8_e4m3fn).flatten(2)[..., :size]
+    return ExpertWeight(values.contiguous(), scales.transpose(1, 2).contiguous(), width)
+
+
+@everywhere
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("product", "num_tokens"), [("few", 2), ("grouped", 9)])
+def test_float8_experts(device: str, dtype: torch.dtype, product: str, num_tokens: int, width: int) -> None:
+    if dtype == torch.float32:
+        pytest.skip("float8 weights are for half precision")
+    hidden, inner = 256, 64 if width == 64 else 160
+    plain = make_weights(3, inner, hidden, device, dtype)
+    # Gate and up: two scales a row, or four; down: one, or two of which the last has few numbers.
+    gate_up, down = (rounded(weight, width) for weight in plain)
+    choice, x = (
+        make_choice(num_tokens, 3, 2, device),
+        random(num_tokens, hidden, device=device, dtype=dtype, seed=3),
+    )
+    stacked = StackedExperts(gate_up, down, "silu")
+    with poisoned_memory():
+        got = (stacked.few if product == "few" else stacked.grouped)(x, choice)
+    exact = listed(gate_up.dequantise().double(), down.dequantise().double())(x.double(), choice)
+    in_dtype = listed(gate_up.dequantise().to(dtype), down.dequantise().to(dtype))(x, choice)
+    assert_as_good_as_torch(got, in_dtype, exact)

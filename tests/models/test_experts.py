@@ -1,0 +1,214 @@
+"""Mixtures of experts against transformers, in every layout of checkpoints; what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoder_harness import (
+    DictWeights,
+    PagedSequences,
+    greedy,
+    hugging_face_greedy,
+    hugging_face_logits,
+    hugging_face_model,
+    hugging_face_weights,
+    make_decoder,
+    quiet_transformers,
+    run_chunked,
+)
+from test_decoder_families import SMALL, config_json, make_prompts
+
+from octavo import LLM, SamplingParams
+from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.models import ModelConfig, loader, num_active_parameters, num_parameters, parameter_shapes
+from octavo.models.expert_names import with_expert_names
+from octavo.models.formats.safetensors import SafetensorsWeights
+
+transformers = pytest.importorskip("transformers")
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        SMALL
+        | {"moe_intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-dense-layers": (
+        "Qwen3MoeConfig",
+        SMALL
+        | {"moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2, "num_hidden_layers": 5}
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "tie_word_embeddings": True},
+    ),
+    "qwen3-moe-window": (
+        "Qwen3MoeConfig",
+        SMALL
+        | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"use_sliding_window": True, "sliding_window": 5},
+    ),
+    "mixtral": ("MixtralConfig", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": (
+        "MixtralConfig",
+        SMALL | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 5},
+    ),
+    "olmoe": ("OlmoeConfig", SMALL | {"num_experts": 6, "num_experts_per_tok": 3}),
+    "olmoe-one-expert": ("OlmoeConfig", SMALL | {"num_experts": 3, "num_experts_per_tok": 1}),
+}
+
+
+def make_model(case: str) -> Any:
+    class_name, fields = CASES[case]
+    # OLMoE has no head_dim of its own.
+    fields = {key: value for key, value in fields.items() if class_name != "OlmoeConfig" or key != "head_dim"}
+    with quiet_transformers():
+        return hugging_face_model(getattr(transformers, class_name)(**fields))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(case: str) -> None:
+    model = make_model(case)
+    config = ModelConfig.from_hf(config_json(model))
+    decoder = make_decoder(config, hugging_face_weights(model))
+    prompts = make_prompts(config.vocab_size)
+    sequences = PagedSequences(decoder, block_size=3)
+    logits = run_chunked(sequences, prompts)
+    for name, tokens in prompts.items():
+        torch.testing.assert_close(logits[name], hugging_face_logits(model, tokens), atol=2e-4, rtol=1e-4)
+    continued = greedy(sequences, logits, 6)
+    for name, tokens in prompts.items():
+        assert continued[name] == hugging_face_greedy(model, tokens, 6)
+
+
+@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "olmoe"])
+def test_a_saved_folder_generates_what_transformers_does(case: str, tmp_path: Path) -> None:
+    """Files as they are on the hub: a tensor for each expert, Mixtral's under names of its own."""
+    model = make_model(case)
+    with quiet_transformers():
+        model.save_pretrained(tmp_path)
+    assert any(".experts.2." in name for name in SafetensorsWeights(tmp_path).names())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(str(tmp_path), device="cpu", num_blocks=64, block_size=4)
+    prompts = list(make_prompts(97).values())
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == hugging_face_greedy(model, prompt, 6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
+    model = make_model(case)
+    config = ModelConfig.from_hf(config_json(model))
+    weights = with_expert_names(hugging_face_weights(model), config)
+    assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+    assert num_active_parameters(config) < num_parameters(config) - embedding
+
+
+def test_forks_and_prefixes_change_no_token(tmp_path: Path) -> None:
+    fields = {key: value for key, value in CASES["qwen3-moe"][1].items() if key != "max_position_embeddings"}
+    fields |= {"architectures": ["Qwen3MoeForCausalLM"], "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = {"load_format": "dummy", "device": "cpu", "num_blocks": 64, "block_size": 4}
+    prefix = [(5 * i) % 97 for i in range(40)]
+    prompts = [[*prefix, 3, 4], [*prefix, 3, 5], [7], [*prefix]]
+    params = SamplingParams(temperature=0, n=3, max_tokens=8, ignore_eos=True)
+    found = []
+    for caches in (True, False):
+        llm = LLM(str(tmp_path), enable_prefix_caching=caches, **options)
+        llm.generate(prompts[0], params)
+        outputs = llm.generate(prompts, params)
+        assert (sum(output.num_cached_tokens for output in outputs) > 0) == caches
+        found.append([[c.token_ids for c in output.outputs] for output in outputs])
+    assert found[0] == found[1]
+    assert all(len({tuple(tokens) for tokens in forks}) == 1 for forks in found[0])
+
+
+def test_parts_of_stacked_experts() -> None:
+    model = make_model("qwen3-moe")
+    config = ModelConfig.from_hf(config_json(model))
+    stored = hugging_face_weights(model)
+    weights = with_expert_names(stored, config)
+    stack = stored.tensors["model.layers.1.mlp.experts.gate_up_proj"]
+    prefix = "model.layers.1.mlp.experts.2"
+    up = weights.read(f"{prefix}.up_proj.weight", rows=slice(8, 20), dtype=torch.float32)
+    assert torch.equal(up, stack[2, 48:60])
+    stack = stored.tensors["model.layers.1.mlp.experts.down_proj"]
+    down = weights.read(f"{prefix}.down_proj.weight", columns=slice(8, 20), dtype=torch.float32)
+    assert torch.equal(down, stack[2, :, 8:20])
+    assert down.is_contiguous()
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_stacks_for_a_gpu_hold_what_lists_do(quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("mixtral")
+    config = ModelConfig.from_hf(config_json(model))
+    tensors = hugging_face_weights(model)
+    monkeypatch.setattr(loader, "stacks_experts", lambda weight: True)
+    decoder = make_decoder(config, tensors, quantization=quantization)
+    experts = decoder.layers[1].feed_forward.experts
+    assert isinstance(experts, StackedExperts)
+    for weight, name in ((experts.gate_up, "gate_up_proj"), (experts.down, "down_proj")):
+        stored = tensors.tensors[f"model.layers.1.mlp.experts.{name}"]
+        assert (weight.scales is None) == (quantization == "none")
+        error = (weight.dequantise() - stored).abs()
+        assert bool((error <= (0.0 if quantization == "none" else 2**-4) * stored.abs() + 1e-3).all())
+        assert weight.form != experts.form
+
+
+def test_experts_that_do_not_fit_are_named() -> None:
+    model = make_model("qwen3-moe")
+    config = ModelConfig.from_hf(config_json(model))
+    tensors = hugging_face_weights(model).tensors
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    for stack, message in (
+        (tensors[name][:6], "lacks model.layers.0.mlp.experts.6.gate_proj.weight"),
+        (tensors[name][:, :78], "is \\[39, 64\\], expected \\[40, 64\\]"),
+        (tensors[name][:, :77], "is \\[77, 64\\], expected \\[40, 64\\]"),
+        (tensors[name][0], "lacks model.layers.0.mlp.experts.0.gate_proj.weight"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            make_decoder(config, DictWeights(tensors | {name: stack}))
+
+
+BASE = SMALL | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+BASE |= {"moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 9}, r"num_experts_per_tok must be an integer in \[1, 8\], got 9"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ({"num_experts": 0}, "num_experts must be"),
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"moe_intermediate_size": "16"}, "moe_intermediate_size must be"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
+        ({"mlp_only_layers": [3]}, "mlp_only_layers must be a list of layers below 3"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers must be"),
+        ({"mlp_only_layers": [0, 1, 2]}, "no layer has experts"),
+    ],
+)
+def test_malformed_experts_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        ModelConfig.from_hf(BASE | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "experts that all tokens share"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "experts that all tokens share"),
+        ({"architectures": ["Llama4ForCausalLM"]}, "experts that all tokens share"),
+        ({"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size = 32 is not supported"),
+        ({"n_shared_experts": 1}, "n_shared_experts = 1 is not supported"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ({"architectures": ["LlamaForCausalLM"]}, "num_experts = 8 is not supported"),
+    ],
+)
+def test_other_mixtures_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_hf(BASE | change)

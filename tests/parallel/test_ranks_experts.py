@@ -1,0 +1,55 @@
+"""Mixtures of experts over two ranks, each with a part of every expert, give the tokens of one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks_helpers import OPTIONS
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
+
+TINY: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "num_experts_per_tok": 3,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"num_experts": 6, "moe_intermediate_size": 10, "mlp_only_layers": [0]},
+    # One key head, which both ranks hold.
+    "OlmoeForCausalLM": {"num_experts": 6, "num_key_value_heads": 1},
+}
+UNEVEN = {"num_local_experts": 6, "intermediate_size": 47}
+PROMPTS = [[3, 1, 4], [5, 8], list(range(3, 40))]
+
+
+def make_llm(folder: Path, family: str, **options: Any) -> LLM:
+    fields = TINY | FAMILIES.get(family, UNEVEN) | {"architectures": [family]}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return LLM(str(folder), **OPTIONS | options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    llms = [make_llm(tmp_path, family, tensor_parallel_size=size) for size in (1, 2)]
+    expected, found = ([output.outputs[0] for output in llm.generate(PROMPTS, params)] for llm in llms)
+    llms[1].engine.close()
+    assert [c.token_ids for c in found] == [c.token_ids for c in expected]
+    for one, two in zip(expected, found, strict=True):
+        for before, after in zip(one.logprobs or [], two.logprobs or [], strict=True):
+            assert {t: v.logprob for t, v in after.items()} == pytest.approx(
+                {t: v.logprob for t, v in before.items()}, abs=1e-4
+            )
+
+
+def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="2 ranks must divide the model's 47 columns of an expert"):
+        make_llm(tmp_path, "MixtralForCausalLM", tensor_parallel_size=2)
