@@ -14,8 +14,8 @@ and a prompt of T tokens
 Bandwidth, rate, prefill rate and the fixed time are those of one H200 in this repository's results (8B:
 846ff3d); the H100 is taken to have the same rates at 3.35 / 4.8 of the bandwidth. The time of a sum between
 two GPUs was measured in a CUDA graph on two H200s with NVLink (7a35ba1): one shot with residual sum and norm,
-two shots, and beyond 16 MB NCCL. For four and eight, the part beyond an empty sum is taken to grow as a ring's
-traffic does, 2 (n - 1) / n; that is not measured. Needs no GPU.
+two shots, and beyond 16 MB NCCL. For four and eight, the part beyond an empty sum is taken to grow as a
+ring's traffic does, 2 (n - 1) / n; that is not measured. Needs no GPU.
 """
 
 from dataclasses import dataclass

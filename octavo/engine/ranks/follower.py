@@ -3,7 +3,6 @@
 Run as `python -m octavo.engine.ranks.follower`; see Followers.
 """
 
-import faulthandler
 import logging
 import os
 import socket
@@ -62,8 +61,6 @@ def main(arguments: list[str]) -> None:
     logging.getLogger("octavo").setLevel(logging.ERROR)
     connections = [socket.socket(fileno=int(number)) for number in arguments[:2]]
     records, reports = RecordWire(connections[0]), ReportWire(connections[1])
-    # Of a rank that is killed by SIGABRT, say where it was.
-    faulthandler.enable()
     threading.Thread(target=_answer_pings, args=(reports, int(arguments[2])), daemon=True).start()
     try:
         _follow(records, reports)

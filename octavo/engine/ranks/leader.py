@@ -37,12 +37,11 @@ _END_S = 5.0
 class Ranks:
     """The other ranks' processes, and the thread that runs this rank's share. They start and end together."""
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         """Start them all; the others begin to plan.
 
         Args:
             config: engine options.
-            device: of rank 0.
         """
         self.size = config.tensor_parallel_size
         self.parallel = TensorParallel.not_met(0, self.size)
@@ -51,8 +50,9 @@ class Ranks:
         # Gives back what keeps connections open, once there is something.
         self.release: Callable[[], None] | None = None
         self.thread = RankThread("octavo-rank-0")
-        num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
-        if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
+        # Ranks on GPUs need theirs to load weights, all at the same time.
+        num_threads = max(1, torch.get_num_threads() // self.size)
+        if "OMP_NUM_THREADS" not in os.environ:
             self.thread.call(partial(torch.set_num_threads, num_threads))
         try:
             self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._on_end)
@@ -221,7 +221,7 @@ def start_ranks(
     require_devices(plan.device, plan.parallel)
     if sys.platform != "linux":
         raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
-    ranks = Ranks(config, plan.device)
+    ranks = Ranks(config)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
         ranks.parallel = _meet(ranks, plan, num_blocks, shares_memory=config.all_reduce == "auto")
