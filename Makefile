@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# GPU tests run with any Python that has the needed packages; this many side by side, as one leaves a GPU idle.
-GPU_JOBS ?= 8
+# GPU tests run with any Python that has the needed packages; this many side by side, as one leaves a GPU idle and
+# most of their time is compiling.
+GPU_JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); [ $$n -lt 16 ] && echo $$n || echo 16)
 GPU_PARALLEL = $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal)
 GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
 GPU_TESTS := $(addprefix tests/,attention engine hf layers llm ops parallel)

@@ -12,7 +12,6 @@ measured where llama-cpp-python is installed.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -155,12 +154,13 @@ def common_prefix(jobs: list[Job]) -> int:
 
 def run_worker(engine: str, workload: str) -> dict[str, float]:
     """Load an engine, warm it up, run the workload; called in a process of its own."""
+    from octavo.cli.bench.throughput import peak_rss_mib
+
     jobs = WORKLOADS[workload]()
     run = {"hf": run_hf, "llama.cpp": run_llama_cpp}.get(engine)
     figures = run(jobs) if run else run_octavo(jobs, engine)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     num_new = sum(job.max_new for job in jobs)
-    return {**figures, "tokens_per_s": num_new / figures["seconds"], "peak_mib": peak_mib}
+    return {**figures, "tokens_per_s": num_new / figures["seconds"], "peak_mib": peak_rss_mib()}
 
 
 def run_octavo(jobs: list[Job], engine: str) -> dict[str, float]:

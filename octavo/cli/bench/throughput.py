@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from octavo.cli.loading import load
 from octavo.cli.options import BenchOptions
@@ -83,7 +84,12 @@ def peak_rss_mib() -> float:
     import resource
     import sys
 
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Linux counts in ru_maxrss what the parent held when it started this process.
+        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
