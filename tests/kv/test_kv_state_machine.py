@@ -130,7 +130,7 @@ def random_step(checked: ModelledManager, rng: random.Random) -> None:
 def test_random_walks_reach_every_kind_of_event() -> None:
     rng = random.Random(0)
     seen: Counter[str] = Counter()
-    for walk in range(240):
+    for walk in range(120):
         checked = ModelledManager(
             rng.randint(3, 12), walk % 4 + 1, caching=walk % 5 > 0, colliding=walk % 3 == 0
         )

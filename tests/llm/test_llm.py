@@ -1,10 +1,12 @@
 """The public API on a tiny random model: equivalences, stops, log-probabilities, forks, aborts, errors."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from llm_helpers import assert_drained
+from tiny_model import TINY_LLAMA
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import (
@@ -33,6 +35,24 @@ def alone(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [ids(llm.generate(prompt, params))[0] for prompt in PROMPTS]
 
 
+SAMPLING = {
+    "greedy": GREEDY,
+    "seeded": SamplingParams(seed=7, max_tokens=12, ignore_eos=True, top_p=0.9, repetition_penalty=1.2),
+}
+
+
+@pytest.fixture(scope="module")
+def tokens_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[int]]]:
+    """The reference's tokens of each prompt by itself, by the name of how they are sampled."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+    options = {"attention_impl": "reference", "enable_prefix_caching": False}
+    return {
+        name: alone(LLM(str(folder), load_format="dummy", num_blocks=64, block_size=4, **options), params)
+        for name, params in SAMPLING.items()
+    }
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -48,14 +68,11 @@ def alone(llm: LLM, params: SamplingParams) -> list[list[int]]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("sampling", ["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", SAMPLING)
 def test_any_schedule_gives_the_tokens_of_each_request_alone(
-    tiny: MakeLLM, options: dict[str, object], sampling: str
+    tiny: MakeLLM, tokens_alone: dict[str, list[list[int]]], options: dict[str, object], sampling: str
 ) -> None:
-    params = GREEDY
-    if sampling == "seeded":
-        params = SamplingParams(seed=7, max_tokens=12, ignore_eos=True, top_p=0.9, repetition_penalty=1.2)
-    expected = alone(tiny(attention_impl="reference", enable_prefix_caching=False), params)
+    params, expected = SAMPLING[sampling], tokens_alone[sampling]
     llm = tiny(**options)
     assert ids(llm.generate(PROMPTS, params)) == expected
     assert ids(llm.generate(PROMPTS[::-1], params)) == expected[::-1]  # warm, other order

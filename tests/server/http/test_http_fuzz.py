@@ -64,7 +64,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=800,
+    max_examples=400,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,
@@ -81,7 +81,7 @@ def test_random_bodies(live: LiveServer, path: str, body: dict[str, Any]) -> Non
 
 
 @settings(
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,
