@@ -26,7 +26,7 @@ from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.layers.linear import float8_gpu
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8_gemm import float8_linear
-from octavo.layers.linear.float8_tiling import Float8Tiling, choose_path, has_torch
+from octavo.layers.linear.float8_tiling import Float8Tiling, choose_path, has_hopper, has_torch
 from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
@@ -36,7 +36,7 @@ from octavo.parallel import TensorParallel
 BYTES_PER_SECOND = 4.8e12
 FLOPS = {"bf16": 989e12, "fp8": 1979e12, "fp8-blocks": 1979e12}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192)
-_PATHS = ("skinny", "narrow", "float8", "torch")
+_PATHS = ("skinny", "hopper", "float8", "torch")
 _ROTATED_BYTES = 400e6
 _TILE = 128
 # Processes that compile kernels side by side.
@@ -141,8 +141,8 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
     for path in _PATHS:
         can_run = {
             "skinny": num_rows <= 4,
-            "narrow": num_rows <= 256,
-            "float8": num_rows >= 4,
+            "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
+            "float8": num_rows >= 2,
             "torch": num_rows >= 64 and has_torch(case_weight(case)),
         }
         us: object = ""
@@ -186,8 +186,6 @@ class Sweep:
         if self.kernel == "skinny":
             norm = random_numbers(shape.size) if shape.has_norm else None
             return lambda weight: skinny_linear(x, weight, norm_weight=norm, eps=1e-6, **options)
-        if self.kernel == "narrow":
-            return lambda weight: float8_linear(x, weight, **options)
         rows, scales = quantise_rows(x)
         options |= {"row_scales": scales, "dtype": torch.bfloat16}
         return lambda weight: float8_linear(rows, weight, **options)

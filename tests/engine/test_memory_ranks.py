@@ -58,6 +58,17 @@ def bytes_held(thing: object) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.parametrize(("number", "size"), [(0, 1), (1, 2)])
+def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int) -> None:
+    config, model = dataclasses.replace(CONFIG, quantization="fp8"), ModelConfig.from_hf(FIELDS)
+    plan = plan_execution(config, model, rank(number, size))
+    decoder = read_decoder(ModelSource("folder", Path("tiny")), config, plan, model, None)
+    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
+    assert 0 < plan.quantised_bytes["float8"] < plan.weight_bytes
+    assert plan.weight_bytes < plan_execution(CONFIG, model, rank(number, size)).weight_bytes
+
+
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2), (3, 4)])

@@ -28,26 +28,25 @@ def make_weight(
     return Float8Weight(values.to(torch.float8_e4m3fn), (scales * scale / 100).to(device), height, width)
 
 
-def check(x: Tensor, weight: Float8Weight, *, few: bool, rows: Tensor | None = None, **options) -> Tensor:
+def check(x: Tensor, weight: Float8Weight, *, few: bool, **options) -> Tensor:
     """Run a kernel on poisoned memory and hold it to twice the error of torch with dequantised weights.
 
-    few: by the skinny GEMM. rows: float8 rows, of which x are the numbers.
+    few: by the skinny GEMM; else x is rounded to float8 first.
     """
     from octavo.layers.linear.float8_gemm import float8_linear
     from octavo.layers.linear.skinny import skinny_linear
 
+    dtype, values, scales = x.dtype, *quantise_rows(x)
+    exact_x = x.double() if few else values.double() * scales.double()
     doubled = {name: each.double() if isinstance(each, Tensor) else each for name, each in options.items()}
     dense = weight.dequantise()
-    exact = plain_linear(x.double(), dense.double(), **doubled)
-    plain = plain_linear(x, dense.to(x.dtype), **options)
+    exact = plain_linear(exact_x, dense.double(), **doubled)
+    plain = plain_linear(exact_x.to(dtype), dense.to(dtype), **options)
     with poisoned_memory():
         if few:
             got = skinny_linear(x, weight, **options, eps=EPS, tiling=Tiling(4, 64, 1))
-        elif rows is None:
-            got = float8_linear(x, weight, **options, tiling=SMALL)
         else:
-            values, scales = quantise_rows(rows)
-            got = float8_linear(values, weight, **options, row_scales=scales, dtype=x.dtype, tiling=SMALL)
+            got = float8_linear(values, weight, **options, row_scales=scales, dtype=dtype, tiling=SMALL)
     assert_as_good_as_torch(got, plain, exact)
     return got
 
@@ -97,52 +96,40 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool
 
 
 @everywhere
-@pytest.mark.parametrize("tile", TILES[:2])
-@pytest.mark.parametrize("num_rows", [1, 19])
-def test_float8_rows(device: str, dtype: torch.dtype, num_rows: int, tile: tuple[int, int]) -> None:
-    rows = (
-        random(num_rows, 96, device=device, seed=4) * torch.logspace(-3, 2, num_rows, device=device)[:, None]
-    )
-    values, scales = quantise_rows(rows)
-    x = values.float() * scales
-    if dtype != torch.float32:
-        # So that the numbers of x are exact.
-        rows = rows / scales
-        x = values.to(dtype)
-    check(x, make_weight(64, 96, tile, device, scale=1 / 64), few=False, rows=rows, activation="silu")
-
-
-@everywhere
 def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) -> None:
     from octavo.layers.linear.float8_gemm import float8_linear
 
     weight, x = make_weight(40, 96, (32, 32), device), random(5, 96, device=device, dtype=dtype)
-    whole = float8_linear(x, weight, tiling=SMALL)
-    others = x.clone()
-    others[1:] = torch.nan
-    assert torch.equal(float8_linear(others, weight, tiling=SMALL)[0], whole[0])
+    alone, together = (
+        float8_linear(values, weight, row_scales=scales, dtype=dtype, tiling=SMALL)
+        for values, scales in (quantise_rows(x[:1]), quantise_rows(x))
+    )
+    assert torch.equal(alone[0], together[0])
 
 
 @everywhere
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("has_delta", [False, True])
-def test_quantised_rows(device: str, dtype: torch.dtype, has_norm: bool, has_delta: bool) -> None:
+@pytest.mark.parametrize("width", [None, 32])
+def test_quantised_rows(
+    device: str, dtype: torch.dtype, has_norm: bool, has_delta: bool, width: int | None
+) -> None:
     from octavo.layers.triton.quantise import quantise_rows as triton_quantise_rows
 
-    x = random(5, 75, device=device, dtype=dtype)[:, :70] * torch.logspace(-2, 2, 5, device=device)[:, None]
+    x = random(5, 100, device=device, dtype=dtype)[:, :96] * torch.logspace(-2, 2, 5, device=device)[:, None]
     x = x.to(dtype)
     x[3] = 0
-    delta = random(5, 70, device=device, dtype=dtype, seed=1) if has_delta else None
-    weight = random(70, device=device, seed=2) if has_norm else None
+    delta = random(5, 96, device=device, dtype=dtype, seed=1) if has_delta else None
+    weight = random(96, device=device, seed=2) if has_norm else None
     total = x.clone() if delta is None else x + delta
-    values, scales = triton_quantise_rows(x, weight, EPS, delta=delta)
+    values, scales = triton_quantise_rows(x, weight, EPS, delta=delta, width=width)
     assert torch.equal(x, total)
     exact = total.float()
     if weight is not None:
         exact = exact * torch.rsqrt(exact.square().mean(-1, True) + EPS) * weight
-    expected, expected_scales = quantise_rows(exact)
-    torch.testing.assert_close(scales, expected_scales, rtol=1e-5, atol=0)
-    got, wanted = values.float(), expected.float()
+    expected, expected_scales = quantise_rows(exact.reshape(-1, width or 96))
+    torch.testing.assert_close(scales, expected_scales.view(scales.shape), rtol=1e-5, atol=0)
+    got, wanted = values.float(), expected.float().view(values.shape)
     # A number in the middle of two of float8 may become either.
     torch.testing.assert_close(got, wanted, rtol=0.13, atol=0.002)
     assert (got != wanted).float().mean() < 0.02
@@ -154,27 +141,28 @@ def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
     from octavo.layers.linear.skinny import skinny_linear
 
     x, weight = random(2, 64, device=device, dtype=dtype), make_weight(32, 64, (1, 0), device)
-    with pytest.raises(InvalidArgumentError, match="need row_scales"):
-        float8_linear(x, weight, row_scales=torch.ones(2, 1, device=device))
-    with pytest.raises(InvalidArgumentError, match="need row_scales"):
-        float8_linear(quantise_rows(x)[0], weight)
-    for product in (float8_linear, skinny_linear):
+    values, scales = quantise_rows(x)
+    rows = {"row_scales": scales, "dtype": dtype}
+    with pytest.raises(InvalidArgumentError, match="x must be float8 with a scale for each row"):
+        float8_linear(x, weight, **rows)
+    with pytest.raises(InvalidArgumentError, match="a scale for each row"):
+        float8_linear(values, weight, row_scales=scales[:1], dtype=dtype)
+    for product, operand, options in ((float8_linear, values, rows), (skinny_linear, x, {})):
         with pytest.raises(InvalidArgumentError, match="weight must be"):
-            product(x[:, :32], weight)
+            product(operand[:, :32], weight, **options)
         with pytest.raises(InvalidArgumentError, match="residual must be"):
-            product(x, weight, residual=x)
+            product(operand, weight, residual=x, **options)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 256, 8192])
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (64, 48), (24576, 4096)])
-@pytest.mark.parametrize("is_float8", [True, False])
-def test_tilings_can_be_compiled(num_rows: int, shape: tuple[int, int], is_float8: bool) -> None:
-    tiling = choose_tiling(num_rows, *shape, is_float8=is_float8)
+def test_tilings_can_be_compiled(num_rows: int, shape: tuple[int, int]) -> None:
+    tiling = choose_tiling(num_rows, *shape)
     sizes = (tiling.rows, tiling.columns, tiling.depth, tiling.num_warps)
     assert all(n & (n - 1) == 0 for n in sizes)
     assert min(tiling.rows, tiling.columns) >= 16
     assert tiling.depth >= 32
-    per_stage = tiling.depth * (tiling.columns + tiling.rows * (1 if is_float8 else 2))
+    per_stage = tiling.depth * (tiling.columns + tiling.rows)
     assert per_stage * tiling.num_stages <= 200 * 1024
 
 

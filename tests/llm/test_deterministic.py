@@ -16,7 +16,9 @@ from octavo.parallel import TensorParallel
 MakeLLM = Callable[..., LLM]
 
 
-@pytest.mark.parametrize("options", [{}, {"attention_impl": "reference"}, {"quantization": "int8"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"attention_impl": "reference"}, {"quantization": "int8"}, {"quantization": "fp8"}]
+)
 def test_a_cpu_refuses(tiny: MakeLLM, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"deterministic=True .* device=cpu .* use deterministic=False"):
         tiny(device="cpu", deterministic=True, **options)
@@ -32,7 +34,7 @@ def test_a_decoder_of_the_other_kind_is_refused(tiny: MakeLLM, monkeypatch: pyte
         Engine(config, decoder=engine.runner.decoder)
 
 
-@pytest.mark.parametrize(("quantization", "num_ranks"), [("int8", 1), ("none", 2)])
+@pytest.mark.parametrize(("quantization", "num_ranks"), [("int8", 1), ("fp8", 1), ("none", 2)])
 def test_the_loader_refuses_what_it_cannot_promise(quantization: str, num_ranks: int, tiny: MakeLLM) -> None:
     config = tiny(device="cpu").engine.model_config
     with pytest.raises(ConfigError, match="one rank"):

@@ -189,16 +189,16 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    if config.quantization in ("fp8", "int8"):
-        raise ConfigError(
-            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
-            "quantised weights are chosen by the number of rows"
-        )
     impl = choose_impl(config.attention_impl, device.type, dtype)
     if device.type != "cuda" or impl != "triton":
         raise ConfigError(
             f"deterministic=True runs by the Triton kernels for NVIDIA GPUs, got device={device.type} and "
             f"attention_impl={impl!r}; run on a GPU with attention_impl='auto', or use deterministic=False"
+        )
+    if config.quantization in ("fp8", "int8"):
+        raise ConfigError(
+            f"deterministic=True runs with quantization='none', got {config.quantization!r}: kernels for "
+            "quantised weights are chosen by the number of rows"
         )
 
 

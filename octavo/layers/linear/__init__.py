@@ -5,10 +5,13 @@
     packed      MKL         packed
     int8        oneDNN      int8
     blocks      C           blocks, block_weight, layers/cpu/blocks.c
+    float8      torch       float8, float8_weight
+    float8_gpu  Triton      float8_gpu, float8_gemm, float8_tiling, skinny, hopper, layers/triton/quantise
     skinny      Triton      skinny, skinny_tiling
     hopper      Gluon       hopper, hopper_kernel, hopper_tiling
     invariant   Triton      invariant, invariant_tiling
 
-Each GEMM's `unsupported_reason` returns why it cannot run here, or None. choice and the tilings import no
-Triton.
+quantised says what a weight is that stays as the checkpoint stores it, fused what a layer is that takes norm,
+activation and residual sum into its GEMMs. Each GEMM's `unsupported_reason` returns why it cannot run here,
+or None. choice and the tilings import no Triton.
 """

@@ -1,8 +1,8 @@
 """The one place that chooses the GEMM for y = x W^T + b.
 
     a layer, when it is made      float32 on a CPU        elsewhere
-      a weight that stays         blocks                  -
-      quantised (_LAYERS)
+      a weight in blocks          blocks                  -
+      a weight in float8          float8                  float8_gpu, or float8
       other weights               packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
@@ -99,8 +99,8 @@ def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
     for layers in _LAYERS[kind]:
         reason = layers.unsupported_reason(device, dtype)
         if reason is None:
-            return "; ".join([layers.DESCRIPTION, *reasons])
-        reasons.append(f"not {layers.DESCRIPTION}: {reason}")
+            return layers.DESCRIPTION + "".join(f" ({reason})" for reason in reasons)
+        reasons.append(f"no other way: {reason}")
     raise AssertionError(f"{kind} on {device} with {dtype}: ask multiplies() first")
 
 

@@ -1,7 +1,4 @@
-"""The GEMM of float8 weights on tensor cores, y = epilogue(x W^T); imported only where Triton runs.
-
-    x in bfloat16 or float16     weights become numbers of its dtype on their way to the tensor cores
-    x in float8, a scale a row   both go there as they are
+"""The GEMM of float8 rows and weights on tensor cores, y = epilogue(x W^T); imported only where Triton runs.
 
 The weight is the left operand: its rows fill the tensor cores' 64 or 128 lanes, and rows of x, as few as 16,
 are columns. So no lane multiplies padding, and a program reads its weights once for all rows of its tile.
@@ -30,8 +27,8 @@ def float8_linear(
     weight: Float8Weight,
     bias: Tensor | None = None,
     *,
-    row_scales: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    row_scales: Tensor,
+    dtype: torch.dtype,
     activation: str | None = None,
     residual: Tensor | None = None,
     tiling: Float8Tiling | None = None,
@@ -41,12 +38,12 @@ def float8_linear(
     The previous kernel must not write weight, scales or bias.
 
     Args:
-        x: [M, K] bfloat16, float16 or float32, or float8 with row_scales; rows any stride apart, last
-            dimension contiguous.
-        weight: [N, K], see float8_tiling.unsupported_reason; with an activation [gate | up] along N.
+        x: [M, K] float8; rows any stride apart, last dimension contiguous.
+        weight: [N, K], whose tiles the kernel has (float8_tiling.has_tiles); with an activation [gate | up]
+            along N.
         bias, activation, residual: see skinny_linear.
-        row_scales: [M, 1] float32 contiguous, by which rows of x are to be multiplied; needs dtype.
-        dtype: of the result; None: that of x.
+        row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
+        dtype: of the result.
         tiling: None: choose_tiling's.
 
     Returns:
@@ -57,25 +54,22 @@ def float8_linear(
     """
     check_operands(x, weight.values, bias, FLOAT8)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    if (row_scales is None) != (x.dtype != FLOAT8) or (
-        row_scales is not None and row_scales.numel() != num_rows
-    ):
-        raise InvalidArgumentError("float8 rows, and only these, need row_scales, one each")
-    result = x if row_scales is None else x.new_empty(num_rows, 0, dtype=dtype)
-    out = make_result(result, num_weight_rows, activation, residual)
+    if x.dtype != FLOAT8 or row_scales.numel() != num_rows:
+        raise InvalidArgumentError(f"x must be float8 with a scale for each row, got {x.dtype}")
+    out = make_result(x.new_empty(num_rows, 0, dtype=dtype), num_weight_rows, activation, residual)
     if num_rows == 0:
         return out
     if tiling is None:
-        tiling = choose_tiling(num_rows, num_weight_rows, size, is_float8=row_scales is not None)
+        tiling = choose_tiling(num_rows, num_weight_rows, size)
     depth = tiling.depth if weight.width == size else min(tiling.depth, weight.width)
     launch(
         _float8_linear_kernel,
         (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows)),
-        *(x, weight.values, weight.scales, x if row_scales is None else row_scales),
+        *(x, weight.values, weight.scales, row_scales),
         *(out if bias is None else bias, out),
         *(num_rows, num_weight_rows, x.stride(0), out.stride(0)),
         *(size, tiling.rows, tiling.columns, depth, tiling.num_stages, weight.height, weight.width),
-        *(row_scales is not None, bias is not None, activation, residual is not None),
+        *(bias is not None, activation, residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -87,7 +81,7 @@ def _float8_linear_kernel(
     x_ptr, weight_ptr, scale_ptr, row_scale_ptr, bias_ptr, out_ptr,
     num_rows, num_weight_rows, stride_x, stride_out,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROW_SCALED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(num_weight_rows / COLUMNS), ceil(num_rows / ROWS)).
@@ -119,20 +113,14 @@ def _float8_linear_kernel(
             is_k = (start + k < SIZE)[None, :]
             weight = tl.load(weight_at + start, mask=is_k, other=0.0)
             x = tl.load(x_at + start, mask=is_k, other=0.0)
-        if not ROW_SCALED:
-            weight = weight.to(x_ptr.dtype.element_ty)
+        products = tl.dot(weight, tl.trans(x))
         if TILED:
-            products = tl.dot(weight, tl.trans(x), input_precision="ieee")
-            sums += products * tl.load(scale_at + start // WIDTH)[:, None]
-        elif ROW_SCALED:
-            sums += tl.dot(weight, tl.trans(x))
-        else:
-            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+            products *= tl.load(scale_at + start // WIDTH)[:, None]
+        sums += products
 
     if not TILED:
         sums *= tl.load(scale_at)[:, None]
-    if ROW_SCALED:
-        sums *= tl.load(row_scale_ptr + x_row)[None, :]
+    sums *= tl.load(row_scale_ptr + x_row)[None, :]
     if BIAS:
         sums += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
     column = index

@@ -1,12 +1,13 @@
 """Linear layers with a float8 weight on an NVIDIA GPU.
 
     path      rows of x    activations    what the GEMM fuses
-    skinny    a few        as they are    norm, activation and residual sum
-    narrow    some         as they are    activation and residual sum
-    float8    more         float8         activation and residual sum
+    skinny    1            as they are    norm, activation and residual sum
+    hopper    some         float8         activation and residual sum (Hopper GPUs)
+    float8    some         float8         activation and residual sum
     torch     many         float8         nothing
 
-float8_tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them.
+float8_tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them;
+for torch's product with a weight of 128 x 128 tiles, with a scale for each 128 numbers.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,14 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from octavo.layers.linear.float8 import Float8Linear
-from octavo.layers.linear.float8_tiling import NARROW_MAX_ROWS, choose_path, has_tiles, unsupported_reason
+from octavo.layers.linear.float8_tiling import Path, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8_weight import Float8Weight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.quantised import join_rows
 
 __all__ = ["DESCRIPTION", "Float8GpuLinear", "make_layer", "unsupported_reason"]
 
-DESCRIPTION = f"activations as they are up to {NARROW_MAX_ROWS} rows, float8 beyond, by GPU kernels"
+DESCRIPTION = "activations in float8, but those of single rows, by GPU kernels"
 
 
 class Float8GpuLinear:
@@ -46,24 +47,18 @@ class Float8GpuLinear:
     def from_stream(self, hidden: Tensor, delta: Tensor | None, norm: Norm, activation: str | None) -> Tensor:
         """See FusedLinear."""
         path = choose_path(hidden.shape[0], self.weight)
-        if path == "skinny" and delta is None:
+        if path == "skinny":
+            if delta is not None:
+                return self._product(norm(hidden, delta), activation, None)
             from octavo.layers.linear.skinny import skinny_linear
 
             options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
             return skinny_linear(hidden, self.weight, self.bias, **options)
-        if path in ("skinny", "narrow"):
-            return self._product(norm(hidden, delta), activation, None)
         from octavo.layers.triton.quantise import quantise_rows
 
-        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta))
-        if path == "float8":
-            return self._rows_product(rows, scales, hidden.dtype, activation, None)
-        out = self._torch_product(rows, scales, hidden.dtype)
-        if activation is None:
-            return out
-        from octavo.layers.triton.activation import gated_activation
-
-        return gated_activation(out, activation)
+        width = self._scale_width(path)
+        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta), width=width)
+        return self._float8_product(path, rows, scales, hidden.dtype, activation, None)
 
     def into_stream(self, x: Tensor, hidden: Tensor) -> None:
         """See FusedLinear."""
@@ -72,48 +67,53 @@ class Float8GpuLinear:
             hidden.add_(out)
 
     def _product(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Tensor:
-        """The product of x as it is given; residual, if it was added, else a new tensor."""
+        """The product of x; residual, if it was added, else a new tensor."""
         path = choose_path(x.shape[0], self.weight)
         if path == "skinny":
             from octavo.layers.linear.skinny import skinny_linear
 
             return skinny_linear(x, self.weight, self.bias, activation=activation, residual=residual)
-        if path == "narrow":
-            from octavo.layers.linear.float8_gemm import float8_linear
-
-            return float8_linear(x, self.weight, self.bias, activation=activation, residual=residual)
         from octavo.layers.triton.quantise import quantise_rows
 
-        rows, scales = quantise_rows(x)
-        if path == "float8":
-            return self._rows_product(rows, scales, x.dtype, activation, residual)
-        return self._torch_product(rows, scales, x.dtype)
+        rows, scales = quantise_rows(x, width=self._scale_width(path))
+        return self._float8_product(path, rows, scales, x.dtype, activation, residual)
 
-    def _rows_product(
+    def _scale_width(self, path: Path) -> int | None:
+        """Numbers of a row of x that share a scale; None: all."""
+        is_tiled = self.weight.width < self.weight.shape[1]
+        return self.weight.width if path == "torch" and is_tiled else None
+
+    def _float8_product(
         self,
+        path: Path,
         rows: Tensor,
         scales: Tensor,
         dtype: torch.dtype,
         activation: str | None,
         residual: Tensor | None,
     ) -> Tensor:
-        from octavo.layers.linear.float8_gemm import float8_linear
+        """The product of float8 rows; residual, if it was added, else a new tensor of dtype."""
+        if path == "torch":
+            out = self._torch_product(rows, scales, dtype)
+            if activation is None:
+                return out
+            from octavo.layers.triton.activation import gated_activation
 
-        return float8_linear(
-            rows,
-            self.weight,
-            self.bias,
-            row_scales=scales,
-            dtype=dtype,
-            activation=activation,
-            residual=residual,
-        )
+            return gated_activation(out, activation)
+        if path == "hopper":
+            from octavo.layers.linear.hopper import hopper_linear as product
+        else:
+            from octavo.layers.linear.float8_gemm import float8_linear as product
+        options = {"activation": activation, "residual": residual}
+        return product(rows, self.weight, self.bias, row_scales=scales, dtype=dtype, **options)
 
     def _torch_product(self, rows: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        weight, by_row = self.weight, ScalingType.RowWise
-        out = scaled_mm(
-            rows, weight.values.t(), scales, by_row, weight.scales.t(), by_row, output_dtype=torch.bfloat16
-        ).to(dtype)
+        weight = self.weight
+        of_rows, of_weight = ScalingType.RowWise, ScalingType.RowWise
+        if weight.width < weight.shape[1]:
+            of_rows, of_weight = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+        operands = (rows, weight.values.t(), scales, of_rows, weight.scales.t(), of_weight)
+        out = scaled_mm(*operands, output_dtype=torch.bfloat16).to(dtype)
         return out if self.bias is None else out.add_(self.bias)
 
 

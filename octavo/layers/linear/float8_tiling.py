@@ -5,19 +5,24 @@ from functools import cache
 from typing import Literal
 
 import torch
+from torch.torch_version import TorchVersion
 
-from octavo.gpu.device import triton_unsupported_reason
+from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
+from octavo.layers.linear import hopper_tiling
 from octavo.layers.linear.float8_weight import Float8Weight
 
+_BLOCK = 128
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-Path = Literal["skinny", "narrow", "float8", "torch"]
+Path = Literal["skinny", "hopper", "float8", "torch"]
 
 # Most rows of a path.
-_SKINNY_MAX_ROWS = 4
-NARROW_MAX_ROWS = 64
-_FLOAT8_MAX_ROWS = 256
+SKINNY_MAX_ROWS = 1
+_FEW_MAX_ROWS = 64
+# Weights of many rows, and of many columns.
+_WIDE = 16384
+_LONG = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +72,46 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
         num_rows: M.
         weight: of a Float8GpuLinear.
     """
-    if 1 <= num_rows <= _SKINNY_MAX_ROWS:
-        return "skinny"
-    if num_rows <= NARROW_MAX_ROWS:
-        return "narrow"
-    return "torch" if num_rows > _FLOAT8_MAX_ROWS and has_torch(weight) else "float8"
+    if num_rows <= SKINNY_MAX_ROWS:
+        return "skinny" if num_rows else "float8"
+    if num_rows <= _FEW_MAX_ROWS:
+        return "hopper" if has_hopper(weight) else "float8"
+    return "torch" if has_torch(weight) else "float8"
+
+
+def has_hopper(weight: Float8Weight) -> bool:
+    """Return whether the GEMM for Hopper GPUs multiplies a weight by contiguous float8 rows."""
+    return hopper_tiling.float8_unsupported_reason(weight) is None
 
 
 def has_torch(weight: Float8Weight) -> bool:
-    """Return whether torch's own kernels multiply a weight: a scale for each row, sizes of 16."""
+    """Return whether torch's own kernels multiply a weight.
+
+    They do if each row has a scale, and sizes are multiples of 16; or, on Hopper GPUs with CUDA 12.9 or
+    later, if each 128 x 128 numbers have a scale, and sizes are multiples of 128.
+    """
     num_rows, size = weight.shape
-    return weight.height == 1 and weight.width == size and num_rows % 16 == size % 16 == 0
+    if weight.width == size:
+        return weight.height == 1 and num_rows % 16 == size % 16 == 0
+    is_whole = num_rows % _BLOCK == size % _BLOCK == 0
+    return (weight.height, weight.width) == (_BLOCK, _BLOCK) and is_whole and _has_blockwise(weight.device)
 
 
 @cache
-def choose_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_float8: bool) -> Float8Tiling:
-    """Return the tiling for a product of M rows and a weight [num_weight_rows, size].
+def _has_blockwise(device: torch.device) -> bool:
+    return nvidia_generation(device) == 9 and TorchVersion(torch.version.cuda or "0") >= "12.9"
+
+
+@cache
+def choose_tiling(num_rows: int, num_weight_rows: int, size: int) -> Float8Tiling:
+    """Return the tiling for a product of M float8 rows and a weight [num_weight_rows, size].
 
     Args:
         num_rows: M.
         num_weight_rows: N, gate and up counted.
         size: K.
-        is_float8: rows are float8 as well.
     """
     rows = next((r for r in (16, 32, 64) if num_rows <= r), 128)
-    columns, num_warps = (128, 8) if rows == 128 else (64, 4)
-    while columns > 16 and -(-num_weight_rows // columns) * -(-num_rows // rows) < 120:
-        columns //= 2
-    depth = min(128 if rows >= 64 else 256, max(32, 1 << (size - 1).bit_length()))
-    return Float8Tiling(rows, columns, depth, num_warps, 3 if rows == 128 else 4)
+    if rows == 128 or num_weight_rows >= _WIDE:
+        return Float8Tiling(rows, 128, 128, 8, 4)
+    return Float8Tiling(rows, 64, 256, 4, 6) if size >= _LONG else Float8Tiling(rows, 64, 128, 4, 8)

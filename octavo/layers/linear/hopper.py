@@ -13,22 +13,34 @@ over all of K, in one order: a row's result depends on its own values and on the
 other rows hold.
 """
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.hopper_kernel import Result, Shape, linear_kernel
-from octavo.layers.linear.hopper_tiling import ATOM, HopperTiling, choose_hopper_tiling, unsupported_reason
+from octavo.layers.linear.float8_weight import Float8Weight
+from octavo.layers.linear.hopper_kernel import Result, Scales, Shape, linear_kernel
+from octavo.layers.linear.hopper_tiling import (
+    ATOM,
+    ATOM_BYTES,
+    HopperTiling,
+    choose_hopper_tiling,
+    unsupported_reason,
+)
 from octavo.layers.linear.operands import check_vector, make_result
+
+_NO_SCALES = Scales(None, None, None, None)
 
 
 def hopper_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Float8Weight,
     bias: Tensor | None = None,
     *,
+    row_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
     tiling: HopperTiling | None = None,
@@ -41,6 +53,8 @@ def hopper_linear(
         x, weight: [M, K] and [N, K], see hopper_tiling.unsupported_reason; with an activation, weight is
             [gate | up] along N.
         bias, activation, residual: see skinny_linear.
+        row_scales: [M] float32 contiguous, in any shape, of float8 rows, by which they are to be multiplied.
+        dtype: of the result; None: that of x.
         tiling: None: choose_hopper_tiling's.
 
     Returns:
@@ -51,13 +65,20 @@ def hopper_linear(
             not fit.
     """
     reason = unsupported_reason(x, weight)
+    scales = None
+    if isinstance(weight, Float8Weight):
+        weight, scales = weight.values, _scales(weight, row_scales)
     if reason is not None:
         raise InvalidArgumentError(f"hopper_linear cannot run: {reason}")
     if bias is not None:
         check_vector("bias", bias, weight.shape[0])
     halves = 1 if activation is None else 2
-    (num_rows, size), num_columns = x.shape, weight.shape[0] // halves
-    out = make_result(x, weight.shape[0], activation, residual)
+    num_rows, num_columns = x.shape[0], weight.shape[0] // halves
+    # What counts are bytes: two of float8 are one of 16 bits.
+    size = x.shape[1] * x.itemsize // 2
+    out = make_result(
+        x if dtype is None else x.new_empty(num_rows, 0, dtype=dtype), weight.shape[0], activation, residual
+    )
     if tiling is None:
         tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
     num_tiles = -(-size // tiling.depth)
@@ -68,13 +89,16 @@ def hopper_linear(
     shape = Shape(
         *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
         *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
+        scales is not None and scales.num_side > 1,
     )
+    atom = ATOM_BYTES // x.itemsize
     launch(
         linear_kernel,
         (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
-        _matrix(x, [shape.rows, ATOM]),
-        _matrix(weight.view(halves, num_columns, size), [halves, tiling.columns, ATOM]),
+        _matrix(x, [shape.rows, atom]),
+        _matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
         Result(out, out.stride(0), num_columns, bias),
+        scales or _NO_SCALES,
         num_rows,
         num_tiles,
         Shape(*map(gl.constexpr, shape)),
@@ -86,7 +110,13 @@ def hopper_linear(
     return out
 
 
+def _scales(weight: Float8Weight, row_scales: Tensor | None) -> Scales:
+    return Scales(row_scales, weight.scales, weight.height, weight.scales.shape[1])
+
+
 def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
     """Describe a tensor to TMA; what lies outside of it reads as zero."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(tile))
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize, rank=len(tile)
+    )
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)

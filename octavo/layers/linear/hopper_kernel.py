@@ -11,7 +11,8 @@
                                                      the tile before is done: arrive free[its row stage]
                                                    epilogue, store
 
-Shared memory; a stage holds one tile of K as `atoms` side by side, each ATOM = 64 values (128 bytes) wide:
+Shared memory; a stage holds one tile of K as `atoms` side by side, each 128 bytes wide: ATOM = 64 values, or
+128 of float8:
 
     rows            | stage 0: atoms x [rows, 64] | stage 1 | ... | spare: 64 / rows - 1 atoms
     weights         | stage 0: atoms x [halves, columns, 64] | stage 1 | ...
@@ -22,6 +23,9 @@ Shared memory; a stage holds one tile of K as `atoms` side by side, each ATOM = 
 There are at least as many weight stages as row stages. When tile t's rows may be written, tile
 t - row stages has been multiplied; its weights' buffer is free as well, and gets tile
 t - row stages + weight stages.
+
+Float8 tensor cores do not add in full float32: the products of each atom are summed by themselves, scaled if
+the weight's tiles are as narrow as atoms, and then added up (_sum_float8_tiles).
 """
 
 from typing import Any, NamedTuple
@@ -37,11 +41,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.hopper_tiling import ATOM, GROUP_ROWS
+from octavo.layers.linear.hopper_tiling import GROUP_ROWS
 from octavo.layers.triton.activation import activate
 
-# Columns of an atom, rows of a wgmma.
-_ATOM = gl.constexpr(ATOM)
+# Bits of a row of an atom, rows of a wgmma.
+_ATOM_BITS = gl.constexpr(1024)
 _GROUP = gl.constexpr(GROUP_ROWS)
 
 
@@ -57,6 +61,7 @@ class Shape(NamedTuple):
         row_stages: buffers for rows.
         activation: name or None.
         adds: whether the result is added to the residual.
+        tiled: whether scales of the weight are for atoms; False: for rows.
     """
 
     rows: Any
@@ -67,6 +72,7 @@ class Shape(NamedTuple):
     row_stages: Any
     activation: Any
     adds: Any
+    tiled: Any
 
 
 class _Pipe(NamedTuple):
@@ -88,21 +94,38 @@ class Result(NamedTuple):
     bias: Any
 
 
+class Scales(NamedTuple):
+    """Scales of float8 operands; row_scales is None for others.
+
+    Attributes:
+        row_scales: one for each row of x.
+        tile_scales: of tiles of the weight, [tiles above one another, num_side].
+        height: rows of a tile.
+        num_side: tiles side by side: 1, or as many as K has atoms.
+    """
+
+    row_scales: Any
+    tile_scales: Any
+    height: Any
+    num_side: Any
+
+
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
-def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
+def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
     """Grid: (ceil(columns of the result / columns of a tile), ceil(M / rows of a tile))."""
     # The next kernel's programs start once all of this kernel's are on an SM, and wait for their end.
     gdc_launch_dependents()
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ATOMS: gl.constexpr = shape.atoms
+    ATOM: gl.constexpr = _ATOM_BITS // x_matrix.dtype.primitive_bitwidth
     # A wgmma reads 64 rows from where an atom begins: beyond the atom's own lie those of the next atoms, or
     # these spare ones. They make rows of the result that are not stored.
     ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
     pipe = _Pipe(
-        gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, _ATOM], x_matrix.layout),
+        gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, ATOM], x_matrix.layout),
         gl.allocate_shared_memory(
             weight_matrix.dtype,
-            [shape.weight_stages * ATOMS, shape.halves, shape.columns, _ATOM],
+            [shape.weight_stages * ATOMS, shape.halves, shape.columns, ATOM],
             weight_matrix.layout,
         ),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
@@ -117,7 +140,7 @@ def linear_kernel(x_matrix, weight_matrix, result, num_rows, num_tiles, shape):
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_multiply, (pipe, result, num_rows, num_tiles, shape)),
+            (_multiply, (pipe, result, scales, num_rows, num_tiles, shape)),
             (_fetch, (x_matrix, weight_matrix, pipe, num_tiles, shape)),
         ],
         [1],
@@ -132,13 +155,14 @@ def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
         _fetch_weights(weight_matrix, pipe, tile, shape)
     gdc_wait()
     row = gl.program_id(1) * shape.rows
+    ATOM: gl.constexpr = _ATOM_BITS // x_matrix.dtype.primitive_bitwidth
     for tile in range(0, num_tiles):
         stage = tile % shape.row_stages
         mbarrier.wait(pipe.free.index(stage), (tile // shape.row_stages + 1) & 1)
         filled = pipe.rows_filled.index(stage)
         mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms)
         for atom in gl.static_range(shape.atoms):
-            at = [row, (tile * shape.atoms + atom) * _ATOM]
+            at = [row, (tile * shape.atoms + atom) * ATOM]
             buffer = pipe.rows.index(stage * shape.atoms + atom)
             tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
         # The tile that freed its rows has freed its weights too.
@@ -153,18 +177,21 @@ def _fetch_weights(weight_matrix, pipe, tile, shape):
     stage = tile % shape.weight_stages
     filled = pipe.weights_filled.index(stage)
     mbarrier.expect(filled, weight_matrix.block_type.nbytes * shape.atoms)
+    ATOM: gl.constexpr = _ATOM_BITS // weight_matrix.dtype.primitive_bitwidth
     for atom in gl.static_range(shape.atoms):
-        at = [0, gl.program_id(0) * shape.columns, (tile * shape.atoms + atom) * _ATOM]
+        at = [0, gl.program_id(0) * shape.columns, (tile * shape.atoms + atom) * ATOM]
         buffer = pipe.weights.index(stage * shape.atoms + atom)
         tma.async_copy_global_to_shared(weight_matrix, at, filled, buffer)
 
 
 @gluon.jit
-def _multiply(pipe, result, num_rows, num_tiles, shape):
+def _multiply(pipe, result, scales, num_rows, num_tiles, shape):
     """Multiply all tiles, apply the epilogue, store the results."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.columns, 16])
+    # A wgmma takes 32 bytes of K.
+    STEP: gl.constexpr = 256 // pipe.rows.dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, STEP])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.columns, STEP])
     gdc_wait()
     index = gl.arange(0, _GROUP, layout=gl.SliceLayout(1, OUT))
     row = gl.program_id(1) * shape.rows + index
@@ -182,16 +209,26 @@ def _multiply(pipe, result, num_rows, num_tiles, shape):
         if shape.halves == 2:
             up_bias = gl.load(result.bias + result.num_columns + column, mask=has_column, other=0.0)
 
-    sums = _sum_tiles(pipe, num_tiles, shape, LAYOUT)
+    if scales.row_scales is None:
+        sums = _sum_tiles(pipe, num_tiles, shape, LAYOUT)
+    else:
+        row_scale = gl.load(scales.row_scales + row, mask=has_row, other=0.0)
+        sums = _sum_float8_tiles(pipe, result, scales, num_tiles, shape, LAYOUT)
     if shape.halves == 2:
         gate, up = sums.reshape([_GROUP, 2, shape.columns]).permute([0, 2, 1]).split()
         gate, up = gl.convert_layout(gate, OUT), gl.convert_layout(up, OUT)
+        if scales.row_scales is not None:
+            gate *= row_scale[:, None]
+            up *= row_scale[:, None]
         if bias is not None:
             gate += bias.to(gl.float32)[None, :]
             up += up_bias.to(gl.float32)[None, :]
         sums = activate(gate, shape.activation) * up
-    elif bias is not None:
-        sums += bias.to(gl.float32)[None, :]
+    else:
+        if scales.row_scales is not None:
+            sums *= row_scale[:, None]
+        if bias is not None:
+            sums += bias.to(gl.float32)[None, :]
     if shape.adds:
         sums += old.to(gl.float32)
     gl.store(out_at, sums.to(result.out.dtype.element_ty), mask=inside)
@@ -201,7 +238,9 @@ def _multiply(pipe, result, num_rows, num_tiles, shape):
 def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
     """Return rows x weights over all of K: [64, WIDTH] float32."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    BITS: gl.constexpr = pipe.rows.dtype.primitive_bitwidth
+    ATOM: gl.constexpr = _ATOM_BITS // BITS
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
     sums = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
     for tile in range(0, num_tiles):
         row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
@@ -210,11 +249,51 @@ def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
         for atom in gl.static_range(shape.atoms):
             x = pipe.rows.index(row_stage * shape.atoms + atom)
             weight = pipe.weights.index(weight_stage * shape.atoms + atom)
-            x = x._reinterpret(x.dtype, [_GROUP, _ATOM], TILE)
-            weight = weight._reinterpret(weight.dtype, [WIDTH, _ATOM], TILE)
+            x = x._reinterpret(x.dtype, [_GROUP, ATOM], TILE)
+            weight = weight._reinterpret(weight.dtype, [WIDTH, ATOM], TILE)
             sums = warpgroup_mma(x, weight.permute((1, 0)), sums, is_async=True)
         # Waits for the wgmmas of the previous tile; those of this tile keep running.
         sums = warpgroup_mma_wait(shape.atoms, deps=(sums,))
         before = gl.maximum(tile - 1, 0) % shape.row_stages
         mbarrier.arrive(pipe.free.index(before), count=1, pred=tile > 0)
     return warpgroup_mma_wait(0, deps=(sums,))
+
+
+@gluon.jit
+def _sum_float8_tiles(pipe, result, scales, num_tiles, shape, LAYOUT: gl.constexpr):
+    """Return rows x weights over all of K, times the weight's scales: [64, WIDTH] float32."""
+    WIDTH: gl.constexpr = shape.halves * shape.columns
+    ATOM: gl.constexpr = _ATOM_BITS // 8
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    index = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.program_id(0) * shape.columns + index % shape.columns
+    # Columns past the end repeat the last one and are not stored.
+    column = gl.minimum(column, result.num_columns - 1) + index // shape.columns * result.num_columns
+    scale_at = scales.tile_scales + column // scales.height * scales.num_side
+    scale = gl.load(scale_at)
+    zeros = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
+    sums = zeros
+    for tile in range(0, num_tiles):
+        row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
+        mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
+        mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
+        for atom in gl.static_range(shape.atoms):
+            x = pipe.rows.index(row_stage * shape.atoms + atom)
+            weight = pipe.weights.index(weight_stage * shape.atoms + atom)
+            x = x._reinterpret(x.dtype, [_GROUP, ATOM], TILE)
+            weight = weight._reinterpret(weight.dtype, [WIDTH, ATOM], TILE)
+            products = warpgroup_mma(x, weight.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            if shape.tiled:
+                # The next atom's, while this one is multiplied; the last stage may hold atoms beyond K.
+                ahead = gl.minimum(tile * shape.atoms + atom + 1, scales.num_side - 1)
+                next_scale = gl.load(scale_at + ahead)
+            products = warpgroup_mma_wait(0, deps=(products,))
+            if shape.tiled:
+                sums += products * scale[None, :]
+                scale = next_scale
+            else:
+                sums += products
+        mbarrier.arrive(pipe.free.index(row_stage), count=1)
+    if not shape.tiled:
+        sums *= scale[None, :]
+    return sums

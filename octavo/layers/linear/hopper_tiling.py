@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
+from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
 
-# Values of K side by side in shared memory, 128 bytes; and rows of x that a warpgroup multiplies at once.
+# Values of 16 bits of K side by side in shared memory; and rows of x that a warpgroup multiplies at once.
 ATOM = 64
+ATOM_BYTES = 128
 GROUP_ROWS = 64
 # All of an SM's shared memory but what barriers and the system take: the more bytes under way, the better.
 _SHARED_BYTES = 200 * 1024
@@ -41,11 +43,13 @@ class HopperTiling:
     row_stages: int
 
 
-def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
+def unsupported_reason(x: Tensor, weight: Tensor | Float8Weight) -> str | None:
     """Return why the GEMM for Hopper GPUs cannot run with x [M, K] and weight [N, K], or None if it can.
 
     Called per layer and step.
     """
+    if isinstance(weight, Float8Weight):
+        return _float8_operands_reason(x, weight)
     if nvidia_generation(weight.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
     x_shape, weight_shape = x.shape, weight.shape
@@ -70,6 +74,28 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
         f"bytes; got {list(x.shape)} {x.dtype} with strides {list(x.stride())}, "
         f"{list(weight.shape)} {weight.dtype} with strides {list(weight.stride())}"
     )
+
+
+def float8_unsupported_reason(weight: Float8Weight) -> str | None:
+    """Return why the GEMM for Hopper GPUs cannot run with a float8 weight [N, K], or None if it can."""
+    if nvidia_generation(weight.device) != 9:
+        return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {weight.device}"
+    num_rows, size = weight.shape
+    if num_rows % 32 == size % ATOM_BYTES == 0 and weight.width in (ATOM_BYTES, size):
+        return None
+    return (
+        "a float8 weight [N, K] must have K a multiple of 128, N of 32, tiles 128 or K columns wide; "
+        f"got {[num_rows, size]} with tiles of {weight.width}"
+    )
+
+
+def _float8_operands_reason(x: Tensor, weight: Float8Weight) -> str | None:
+    reason = float8_unsupported_reason(weight)
+    if reason is not None:
+        return reason
+    if x.dtype == FLOAT8 and x.is_contiguous() and x.shape[1:] == weight.shape[1:]:
+        return None
+    return f"x must be contiguous float8 [M, {weight.shape[1]}], got {list(x.shape)} {x.dtype}"
 
 
 def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:

@@ -17,7 +17,12 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
 
 def quantise_rows(
-    x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, *, delta: Tensor | None = None
+    x: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    delta: Tensor | None = None,
+    width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Round rows of x, or of its norm, to float8; see float8_weight.quantise_rows, the specification.
 
@@ -26,27 +31,31 @@ def quantise_rows(
         norm_weight: [K] contiguous: x / rms(x) * norm_weight takes the place of x; None: no norm.
         eps: added to the mean square.
         delta: [T, K] like x, which is first added to x in place, or None.
+        width: numbers of a row that share a scale, a power of two that divides K; None: all.
 
     Returns:
-        Contiguous [T, K] float8 and [T, 1] float32.
+        Numbers [T, K] float8, contiguous, and scales [T, K / width] float32, the scales of a column side by
+        side.
 
     Raises:
         InvalidArgumentError: a shape or stride does not fit.
     """
     num_rows, size = _check(x, norm_weight, delta)
+    block = power_of_two(size)
+    num_scales = 1 if width is None else size // width
     out = torch.empty(num_rows, size, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)
+    scales = torch.empty(num_scales, num_rows, dtype=torch.float32, device=x.device).t()
     if num_rows == 0:
         return out, scales
-    block = power_of_two(size)
     first = x if delta is None else delta
     launch(
         _quantise_kernel,
         (num_rows,),
         *(first, x, out if norm_weight is None else norm_weight, out, scales),
-        *(first.stride(0), x.stride(0), size, eps),
+        *(first.stride(0), x.stride(0), num_rows, size, eps),
         ADD=delta is not None,
         NORM=norm_weight is not None,
+        WIDTH=width or block,
         BLOCK=block,
         num_warps=min(16, max(1, block // _VALUES_PER_WARP)),
         **overlap_options(x),
@@ -70,10 +79,10 @@ def _check(x: Tensor, norm_weight: Tensor | None, delta: Tensor | None) -> tuple
     return x.shape[0], x.shape[1]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantise_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, stride_x, stride_residual, size, eps,
-    ADD: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, stride_x, stride_residual, num_rows, size, eps,
+    ADD: tl.constexpr, NORM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T,). Without ADD the residual is not touched."""
     start_next(OVERLAP)
@@ -91,7 +100,9 @@ def _quantise_kernel(
     if NORM:
         inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
         x = x * inverse_rms * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0) / _LARGEST, _SMALLEST)
-    out = tl.minimum(tl.maximum(x / scale, -_LARGEST), _LARGEST)
+    groups = tl.reshape(x, [BLOCK // WIDTH, WIDTH])
+    scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / _LARGEST, _SMALLEST)
+    out = tl.reshape(tl.minimum(tl.maximum(groups / scale[:, None], -_LARGEST), _LARGEST), [BLOCK])
     tl.store(out_ptr + row * size + column, out.to(tl.float8e4nv), mask=inside)
-    tl.store(scale_ptr + row, scale)
+    group = tl.arange(0, BLOCK // WIDTH)
+    tl.store(scale_ptr + group * num_rows + row, scale, mask=group * WIDTH < size)
