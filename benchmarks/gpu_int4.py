@@ -2,11 +2,13 @@
 
     python benchmarks/gpu_int4.py [--models 8b] [--rows 1 2 4 ...] [--kinds bf16 int4] [--save MACHINE]
     python benchmarks/gpu_int4.py --sweep [--models ...] [--rows ...]
+    python benchmarks/gpu_int4.py --engine [--models 8b]
 
 A CUDA graph makes one call per copy of the weights, and its time is divided by the number of copies. The
 copies together are several times the L2 cache, so that weights come from memory, as in a decoder. The bound
 is what is read and written once, over 4.8 TB/s, an H200's memory rate. Prints a table, then one line of JSON.
---sweep times other tilings of int4 products and prints the fastest few.
+--sweep times other tilings of int4 products and prints the fastest few. --engine generates by an engine whose
+projections have random int4 weights: one request, and many.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +17,13 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from unittest.mock import patch
 
 import torch
 from gpu_linear import MODELS, Shape, microseconds, random_numbers
 from support.common import make_parser, publish, table
+from support.gpu_model import load, run
+from support.gpu_workloads import WORKLOADS, run_figures
 from torch import Tensor
 
 from octavo.layers import RMSNorm
@@ -37,6 +42,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 _ROTATED_BYTES = 400e6
 _MAX_COPIES = 56
 _EPS = 1e-6
+# Rows of a weight that is an LM head's.
+_VOCABULARY = 65536
 # Processes that compile kernels side by side.
 _COMPILERS = 14
 
@@ -221,15 +228,39 @@ def sweep(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
     return results
 
 
+def packed_layer(weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none") -> Linear:
+    """Return a layer of random int4 weights in the place of a projection's; the LM head stays as it is."""
+    if weight.shape[0] > _VOCABULARY:
+        return PlainLinear(weight, bias)
+    weights: list[QuantisedWeight] = [random_blocks(*weight.shape, 4, 128, mins=True)]
+    return make_quantised_linear(weights, bias, dtype=weight.dtype)
+
+
+def serve(model: str) -> list[dict[str, object]]:
+    """Generate by an engine with random int4 weights, and print tokens per second."""
+    with patch("octavo.models.loader.make_linear", packed_layer):
+        llm = load(model)
+    results: list[dict[str, object]] = []
+    for name in ("single", "mid"):
+        workload = WORKLOADS[name]()
+        figures = run_figures(workload, [run(llm, workload) for _ in range(2)])
+        print(f"{model} {name}: {figures['rate']:,.1f} {workload.unit}", flush=True)
+        results.append({"model": model, "workload": name, **figures})
+    return results
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["8b"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=["bf16", "int4"])
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--engine", action="store_true")
     arguments = parser.parse_args()
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
+    elif arguments.engine:
+        results = [result for model in arguments.models for result in serve(model)]
     else:
         results = [
             result

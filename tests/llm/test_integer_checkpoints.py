@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.engine.memory import plan_execution
+from octavo.engine.step.result import LateWork
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, open_weights, read_config, resolve_model, stored_matrices
 from octavo.models.weights import QuantisedSource
@@ -161,3 +162,25 @@ def test_damaged_tensors_are_refused_by_name(
     model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": fields})
     with pytest.raises(error, match=re.escape(named)):
         logprobs(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["awq-128", "gptq-32", "gptq-ordered", "gptq-8", "compressed--1"])
+def test_a_model_on_a_gpu(tmp_path: Path, name: str) -> None:
+    """Packed weights in an engine with graphs, at few and many rows, against floats of the same numbers."""
+    stored, meant = make(FIELDS[name])
+    model = write(tmp_path / "stored", stored, CONFIG | {"quantization_config": FIELDS[name]})
+    prompt = list(range(90)) * 4
+
+    def scores(path: str, **options: Any) -> Tensor:
+        llm = LLM(path, device="cuda", dtype="bfloat16", num_blocks=64, max_num_seqs=8, **options)
+        found = [llm.score(each, CONTINUATIONS) for each in (PREFIX, prompt)]
+        assert llm.stats.late_work == LateWork(0, 0, 0)
+        return torch.tensor([part.token_logprobs for parts in found for part in parts])
+
+    exact = logprobs(write(tmp_path / "meant", meant, CONFIG))
+    floats, packed = scores(model, quantization="none"), scores(model)
+    assert not torch.equal(floats, packed)
+    assert (packed[:2] - exact).abs().max() < 2 * (floats[:2] - exact).abs().max() + 0.05
+    assert (packed - floats).abs().max() < 0.1

@@ -19,6 +19,9 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS, "output_activations": None}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+PACKED_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 COMPRESSED = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -31,6 +34,15 @@ COMPRESSED = {
 
 def compressed(**group: Any) -> Fields:
     return COMPRESSED | {"config_groups": {"group_0": GROUP | group}}
+
+
+def packed(weights: Fields | None = None, **group: Any) -> Fields:
+    inner = {
+        "format": "pack-quantized",
+        "input_activations": None,
+        "weights": PACKED_WEIGHTS | (weights or {}),
+    }
+    return compressed(**(inner | group))
 
 
 # What is wrong, and what the message names.
@@ -87,6 +99,44 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (compressed(input_activations=INPUTS | {"dynamic": "local"}), UnsupportedModelError, "dynamic = 'local'"),
     (compressed(output_activations=INPUTS), UnsupportedModelError, "output_activations"),
     (compressed(targets="Linear"), FileFormatError, "targets must be a list"),
+    ({"quant_method": "marlin"}, UnsupportedModelError, "quant_method 'marlin' is not supported"),
+    ({"quant_method": "gptq_marlin"}, UnsupportedModelError, "quant_method 'gptq_marlin'"),
+    (AWQ | {"bits": 3}, UnsupportedModelError, "bits = 3 is not supported; supported: 4"),
+    (AWQ | {"bits": 8}, UnsupportedModelError, "bits = 8"),
+    (AWQ | {"bits": None}, UnsupportedModelError, "bits = None"),
+    (
+        AWQ | {"version": "gemv"},
+        UnsupportedModelError,
+        "version = 'gemv' is not supported; supported: 'gemm'",
+    ),
+    (AWQ | {"version": "marlin"}, UnsupportedModelError, "version = 'marlin'"),
+    (AWQ | {"version": "exllama"}, UnsupportedModelError, "version = 'exllama'"),
+    (AWQ | {"zero_point": False}, UnsupportedModelError, "zero_point = False"),
+    (AWQ | {"group_size": 0}, FileFormatError, "group_size must be an integer"),
+    (AWQ | {"group_size": "128"}, FileFormatError, "group_size must be an integer"),
+    (AWQ | {"group_size": None}, FileFormatError, "group_size is missing"),
+    (AWQ | {"group_sice": 8}, UnsupportedModelError, "unknown field 'group_sice'; did you mean 'group_size'"),
+    (AWQ | {"modules_to_not_convert": "lm_head"}, FileFormatError, "modules_to_not_convert must be a list"),
+    (GPTQ | {"bits": 3}, UnsupportedModelError, "bits = 3 is not supported; supported: 4, 8"),
+    (GPTQ | {"bits": 2}, UnsupportedModelError, "bits = 2"),
+    (GPTQ | {"bits": None}, FileFormatError, "bits is missing"),
+    (GPTQ | {"group_size": -2}, FileFormatError, "group_size must be an integer"),
+    (GPTQ | {"desc_act": 1}, FileFormatError, "desc_act must be true or false"),
+    (GPTQ | {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format = 'marlin'"),
+    (GPTQ | {"checkpoint_format": "exllama"}, UnsupportedModelError, "checkpoint_format = 'exllama'"),
+    (GPTQ | {"is_marlin_format": True}, UnsupportedModelError, "is_marlin_format = True"),
+    (GPTQ | {"pack_dtype": "int64"}, UnsupportedModelError, "pack_dtype = 'int64'"),
+    (GPTQ | {"dynamic": {"-:lm_head": {}}}, UnsupportedModelError, "dynamic = "),
+    (GPTQ | {"desc_akt": True}, UnsupportedModelError, "unknown field 'desc_akt'; did you mean 'desc_act'"),
+    (packed({"num_bits": 3}), UnsupportedModelError, "num_bits = 3 is not supported; supported: 4, 8"),
+    (packed({"type": "float"}), UnsupportedModelError, "type = 'float'"),
+    (packed({"strategy": "tensor"}), UnsupportedModelError, "strategy = 'tensor'"),
+    (packed({"group_size": None}), FileFormatError, "group_size is missing"),
+    (packed({"group_size": -1}), FileFormatError, "group_size must be an integer"),
+    (packed({"actorder": "random"}), UnsupportedModelError, "actorder = 'random'"),
+    (packed({"symmetric": 1}), UnsupportedModelError, "symmetric = 1"),
+    (packed(input_activations=INPUTS), UnsupportedModelError, "quantised input_activations"),
+    (compressed(format="int-quantized"), UnsupportedModelError, "format 'int-quantized' is not supported"),
 ]
 
 
@@ -107,6 +157,14 @@ def test_what_is_malformed_or_unknown_is_refused_by_name(
         {"quant_method": "fp8", "activation_scheme": "static"},
         MODELOPT,
         MODELOPT | {"producer": {"name": "modelopt"}, "kv_cache_quant_algo": None, "config_groups": {}},
+        AWQ,
+        AWQ | {"version": "GEMM", "modules_to_not_convert": None, "group_size": -1},
+        GPTQ,
+        GPTQ
+        | {"group_size": -1, "bits": 8, "desc_act": True, "checkpoint_format": "gptq_v2", "dynamic": None},
+        packed(),
+        packed({"strategy": "channel", "group_size": None, "symmetric": False, "num_bits": 8}),
+        packed({"actorder": "group", "observer": "mse", "block_structure": None}),
         COMPRESSED,
         compressed(format="float-quantized", input_activations=None),
         compressed(weights=WEIGHTS | {"strategy": "block", "block_structure": [128, 128]}),

@@ -5,6 +5,8 @@
     packed      MKL         packed
     int8        oneDNN      int8
     blocks      C           blocks, block_weight, layers/cpu/blocks.c
+    grouped     Gluon     grouped/
+                Triton
     float8      torch       float8, float8_weight
     float8_gpu  Triton      float8_gpu, float8_gemm, float8_tiling, skinny, hopper, layers/triton/quantise
     skinny      Triton      skinny, skinny_tiling

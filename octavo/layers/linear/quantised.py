@@ -1,7 +1,7 @@
 """Quantised weights: small numbers, and the scales that make weights of them.
 
     kind      what is stored                                        module
-    blocks    integers of 4 or 8 bits share a scale and a min       block_weight
+    blocks    integers of 4 or 8 bits share a scale and a min       block_weight, grouped.weight (GPU)
     float8    float8 (e4m3) numbers; a scale for a row or a tile    float8_weight
 
 A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes

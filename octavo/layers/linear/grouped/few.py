@@ -57,7 +57,7 @@ def few_linear(
     out = make_result(x, num_weight_rows, activation, residual)
     halves = 1 if activation is None else 2
     if tiling is None:
-        tiling = choose_few_tiling(num_weight_rows, size)
+        tiling = choose_few_tiling(num_rows, num_weight_rows, size)
     overlap = overlap_options(x)["OVERLAP"]
     shape = Shape(
         *(weight.bits, weight.group, size, 1 if num_rows == 1 else 8 if num_rows <= 8 else 16),

@@ -6,10 +6,10 @@ from typing import Literal
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
-# As many programs as run at a time on a large GPU.
-_MANY_PROGRAMS = 264
 # For more rows, it pays off to make floats of the whole weight.
 _SOME_MAX_ROWS = 256
+_SHORT = 4096
+_NARROW = 8192
 
 
 def choose_grouped_gemm(num_rows: int) -> Literal["few", "some", "plain"]:
@@ -35,9 +35,13 @@ class FewTiling:
 
 
 @cache
-def choose_few_tiling(num_weight_rows: int, size: int) -> FewTiling:
-    """Return the tiling for a weight [N, K], gate and up counted."""
-    return FewTiling(32 if num_weight_rows > 4096 else 16, 8 if size > 4096 else 4, 3)
+def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int) -> FewTiling:
+    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200."""
+    if size > _SHORT:
+        return FewTiling(16, 8, 3 if num_rows == 1 else 2)
+    if num_rows > 1 and num_weight_rows <= _NARROW:
+        return FewTiling(16, 4, 3)
+    return FewTiling(32, 4, 3 if num_weight_rows > _SHORT else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class SomeTiling:
 
 @cache
 def choose_some_tiling(num_rows: int, num_weight_rows: int) -> SomeTiling:
-    """Return the tiling for M rows and a weight of N rows, gate and up counted."""
+    """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
-    tiles = -(-num_weight_rows // 64) * -(-num_rows // rows)
-    splits = max(1, min(8, 1 << (_MANY_PROGRAMS // tiles).bit_length() >> 1))
-    return SomeTiling(rows, 64, 4, 2, splits)
+    if num_weight_rows <= _NARROW:
+        return SomeTiling(rows, 64, 4, 3, 2)
+    return SomeTiling(rows, 64, 4, 2) if rows <= 64 else SomeTiling(rows, 128, 8, 2, 2)
