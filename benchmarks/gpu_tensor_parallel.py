@@ -219,8 +219,9 @@ def _meet_symmetric(rank: int, num_ranks: int, folder: str) -> str | None:
 
 def _symmetric_sums(num_bytes: int, device: torch.device, name: str) -> dict[str, Call]:
     """PyTorch's own sums over memory that all GPUs map; no multicast."""
-    import torch.distributed._symmetric_memory as symmetric
+    from torch.distributed import _symmetric_memory
 
+    symmetric: Any = _symmetric_memory
     memory = symmetric.empty(num_bytes // 2, dtype=torch.bfloat16, device=device).zero_()
     symmetric.rendezvous(memory, name)
     operators: Any = torch.ops.symm_mem
