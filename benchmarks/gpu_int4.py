@@ -232,7 +232,8 @@ def packed_layer(weight: Tensor, bias: Tensor | None = None, *, quantization: st
     """Return a layer of random int4 weights in the place of a projection's; the LM head stays as it is."""
     if weight.shape[0] > _VOCABULARY:
         return PlainLinear(weight, bias)
-    weights: list[QuantisedWeight] = [random_blocks(*weight.shape, 4, 128, mins=True)]
+    num_rows, size = weight.shape
+    weights: list[QuantisedWeight] = [random_blocks(num_rows, size, 4, 128, mins=True)]
     return make_quantised_linear(weights, bias, dtype=weight.dtype)
 
 

@@ -10,11 +10,12 @@ tilings and prints the fastest few, and Octavo's own tiling with and without ove
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from support.common import make_parser, publish, table
@@ -116,7 +117,7 @@ class Case:
         return microseconds(call, self.weights, num_replays)
 
 
-def microseconds(call: Callable[[Tensor], Tensor], weights: list[Tensor], num_replays: int = 9) -> float:
+def microseconds(call: Callable[[Any], object], weights: Sequence[Any], num_replays: int = 9) -> float:
     """Median microseconds of a call in a CUDA graph that makes one call for each weight."""
     call(weights[0])
     torch.cuda.synchronize()

@@ -56,9 +56,9 @@ FORMATS: dict[str, Callable[[Tensor], QuantisedWeight]] = {"fp8": quantise, "fp8
 class Case:
     """A shape's block input or output in one format, several copies."""
 
-    def __init__(self, shape: Shape, form: str) -> None:
+    def __init__(self, shape: Shape, form: str, copies: int = 28) -> None:
         self.shape = shape
-        copies = max(2, min(28, round(_ROTATED_BYTES / shape.weight_bytes)))
+        copies = max(1, min(copies, round(_ROTATED_BYTES / shape.weight_bytes)))
         weights = [random_numbers(shape.num_weight_rows, shape.size) for _ in range(copies)]
         if form == "bf16":
             linears = [make_linear(weight) for weight in weights]
@@ -107,6 +107,11 @@ def only(path: str) -> Iterator[None]:
         yield
     finally:
         float8_gpu.choose_path = before
+
+
+def compile_paths(model: str, index: int, num_rows: int, form: str) -> None:
+    """Compile the kernels of all paths into Triton's cache."""
+    dict(time_paths(Case(MODELS[model][index], form, 1), num_rows))
 
 
 def compare(model: str, rows: list[int], formats: list[str], all_paths: bool) -> Iterator[dict[str, object]]:
@@ -258,6 +263,17 @@ def main() -> None:
     if arguments.sweep:
         run_sweep(arguments.models, arguments.rows)
         return
+    if arguments.paths:
+        cases = [
+            (model, index, num_rows, form)
+            for model in arguments.models
+            for index in range(len(MODELS[model]) - 1)
+            for num_rows in arguments.rows
+            for form in arguments.formats
+        ]
+        with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+            for done in [pool.submit(compile_paths, *each) for each in cases]:
+                done.result()
     results = [
         result
         for model in arguments.models

@@ -85,7 +85,7 @@ class _Stack:
             self._scales = torch.empty(number, num_parts, num_rows, device=self._values.device)
         if weight.width != self._width or (weight.width < num_columns and weight.width % SCALED_COLUMNS):
             raise UnsupportedModelError(
-                f"{name}: each scale must be for a whole row or for a multiple of {SCALED_COLUMNS} columns, for "
-                f'all experts alike, got {weight.width} and {self._width}; use quantization="none"'
+                f"{name}: scales must be for whole rows or a multiple of {SCALED_COLUMNS} columns, for all "
+                f'experts alike, got {weight.width} and {self._width} columns; use quantization="none"'
             )
         return self._scales

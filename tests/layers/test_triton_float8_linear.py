@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_triton_linear import ACTIVATIONS, EPS, plain_linear
+from test_triton_linear import EPS, plain_linear
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
@@ -13,7 +13,7 @@ from octavo.layers.linear.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow
 # Height and width of a tile; 0: a scale for each row.
-TILES = [(1, 0), (32, 32), (1, 32), (16, 64)]
+TILES = [(1, 0), (32, 32), (16, 64)]
 SMALL = Float8Tiling(rows=16, columns=16, depth=32, num_warps=4, num_stages=2)
 
 
@@ -72,7 +72,7 @@ def test_product(
 
 @everywhere
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_norm_and_gated_activation(
     device: str, dtype: torch.dtype, activation: str, tile: tuple[int, int]
 ) -> None:

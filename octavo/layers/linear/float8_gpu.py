@@ -2,8 +2,8 @@
 
     path      rows of x    activations    what the GEMM fuses
     skinny    1            as they are    norm, activation and residual sum
-    hopper    some         float8         activation and residual sum (Hopper GPUs)
     float8    some         float8         activation and residual sum
+    hopper    some         float8         the same, on Hopper GPUs
     torch     many         float8         nothing
 
 float8_tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them;
@@ -22,7 +22,7 @@ from octavo.layers.linear.float8_weight import Float8Weight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.quantised import join_rows
 
-__all__ = ["DESCRIPTION", "Float8GpuLinear", "make_layer", "unsupported_reason"]
+__all__ = ["DESCRIPTION", "Float8GpuLinear", "choose_path", "make_layer", "unsupported_reason"]
 
 DESCRIPTION = "activations in float8, but those of single rows, by GPU kernels"
 

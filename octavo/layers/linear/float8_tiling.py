@@ -17,8 +17,9 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 Path = Literal["skinny", "hopper", "float8", "torch"]
 
-# Most rows of a path.
+# Most rows of a path. The Hopper GEMM has to be measured on float8 before it is chosen.
 SKINNY_MAX_ROWS = 1
+_HOPPER_MAX_ROWS = 0
 _FEW_MAX_ROWS = 64
 # Weights of many rows, and of many columns.
 _WIDE = 16384
@@ -74,8 +75,10 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
     """
     if num_rows <= SKINNY_MAX_ROWS:
         return "skinny" if num_rows else "float8"
+    if num_rows <= _HOPPER_MAX_ROWS and has_hopper(weight):
+        return "hopper"
     if num_rows <= _FEW_MAX_ROWS:
-        return "hopper" if has_hopper(weight) else "float8"
+        return "float8"
     return "torch" if has_torch(weight) else "float8"
 
 

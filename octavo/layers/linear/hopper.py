@@ -104,7 +104,7 @@ def hopper_linear(
         Shape(*map(gl.constexpr, shape)),
         num_warps=4,
         # The TMA warp needs few registers, so the warpgroup gets most of its share.
-        maxnreg=80 if halves * tiling.columns <= 64 else 128,
+        maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
         launch_pdl=overlap_options(x)["OVERLAP"],
     )
     return out

@@ -162,23 +162,22 @@ def few_linear_kernel(
     word = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, COPY)))[None, None, :]
     weight_row = gl.minimum(first + index % OWN, num_columns - 1) + index // OWN * num_columns
     words_at = words_ptr + weight_row.to(gl.int64) * (NUM_SPANS * 32) + word
-    warp_p = gl.arange(0, WARPS, gl.SliceLayout(1, COPY_PAIRS))[:, None]
+    # The groups of a span one after the other, each with all warps.
+    place = gl.arange(0, GROUPS * WARPS, gl.SliceLayout(1, COPY_PAIRS))[:, None]
+    warp_p, step_p = place % WARPS, place // WARPS
     index_p = gl.arange(0, COLUMNS, gl.SliceLayout(0, COPY_PAIRS))[None, :]
     pairs_at = pairs_ptr + gl.minimum(first + index_p % OWN, num_columns - 1) + index_p // OWN * num_columns
     words = gl.allocate_shared_memory(
         gl.int32, [STAGES, WARPS, COLUMNS, 32], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     )
     pairs = gl.allocate_shared_memory(
-        gl.int32, [STAGES * GROUPS, WARPS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.int32, [STAGES, GROUPS * WARPS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     for turn in gl.static_range(STAGES - 1):
         span = gl.minimum(turn * WARPS + warp, NUM_SPANS - 1)
         async_copy.async_copy_global_to_shared(words.index(turn), words_at + span * 32)
-        span_p = gl.minimum(turn * WARPS + warp_p, NUM_SPANS - 1)
-        for step in gl.static_range(GROUPS):
-            async_copy.async_copy_global_to_shared(
-                pairs.index(turn * GROUPS + step), pairs_at + (span_p * GROUPS + step) * num_weight_rows
-            )
+        group = gl.minimum(turn * WARPS + warp_p, NUM_SPANS - 1) * GROUPS + step_p
+        async_copy.async_copy_global_to_shared(pairs.index(turn), pairs_at + group * num_weight_rows)
         async_copy.commit_group()
     if shape.overlap:
         gdc_wait()
@@ -198,6 +197,18 @@ def few_linear_kernel(
     out = gl.zeros([WARPS, COLUMNS, ROWS], gl.float32, SUMS)
     for turn in range(TURNS):
         async_copy.wait_group(STAGES - 2)
+        ahead = turn + STAGES - 1
+        span = gl.minimum(ahead * WARPS + warp, NUM_SPANS - 1)
+        async_copy.async_copy_global_to_shared(
+            words.index(ahead % STAGES), words_at + span * 32, mask=warp * 0 + ahead < TURNS
+        )
+        group = gl.minimum(ahead * WARPS + warp_p, NUM_SPANS - 1) * GROUPS + step_p
+        async_copy.async_copy_global_to_shared(
+            pairs.index(ahead % STAGES),
+            pairs_at + group * num_weight_rows,
+            mask=warp_p * 0 + ahead < TURNS,
+        )
+        async_copy.commit_group()
         planes = _planes(words.index(turn % STAGES).load(A), shape.bits, dtype)
         for step in gl.static_range(GROUPS):
             sums = gl.zeros([WARPS, COLUMNS, ROWS], gl.float32, SUMS)
@@ -217,23 +228,11 @@ def few_linear_kernel(
                     x = gl.load(x_at + at, mask=inside, other=0.0)
                 sums = mma_v2(planes[plane], x, sums)
                 total = mma_v2(ones, x, total)
-            pair = gl.expand_dims(pairs.index(turn % STAGES * GROUPS + step).load(gl.SliceLayout(2, SUMS)), 2)
+            of_step = pairs.index(turn % STAGES).slice(step * WARPS, WARPS, 0)
+            pair = gl.expand_dims(of_step.load(gl.SliceLayout(2, SUMS)), 2)
             scale = (pair & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
             low = (pair >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
             out += scale * sums + (low - ORIGIN * scale) * total
-        ahead = turn + STAGES - 1
-        span = gl.minimum(ahead * WARPS + warp, NUM_SPANS - 1)
-        async_copy.async_copy_global_to_shared(
-            words.index(ahead % STAGES), words_at + span * 32, mask=warp * 0 + ahead < TURNS
-        )
-        span_p = gl.minimum(ahead * WARPS + warp_p, NUM_SPANS - 1)
-        for step in gl.static_range(GROUPS):
-            async_copy.async_copy_global_to_shared(
-                pairs.index(ahead % STAGES * GROUPS + step),
-                pairs_at + (span_p * GROUPS + step) * num_weight_rows,
-                mask=warp_p * 0 + ahead < TURNS,
-            )
-        async_copy.commit_group()
     async_copy.wait_group(0)
 
     result = gl.sum(out, 0) * factor
