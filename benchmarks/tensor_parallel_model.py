@@ -13,9 +13,9 @@ and a prompt of T tokens
 
 Bandwidth, rate, prefill rate and the fixed time are those of one H200 in this repository's results (8B:
 846ff3d); the H100 is taken to have the same rates at 3.35 / 4.8 of the bandwidth. The time of a sum between
-two GPUs was measured: NCCL in a CUDA graph on two H100s with NVLink. For four and eight, the part beyond an
-empty sum is taken to grow as a ring's traffic does, 2 (n - 1) / n. Nothing of a whole model on two GPUs is
-measured yet. Needs no GPU.
+two GPUs was measured in a CUDA graph on two H200s with NVLink (7a35ba1): one shot with residual sum and norm,
+two shots, and beyond 16 MB NCCL. For four and eight, the part beyond an empty sum is taken to grow as a
+ring's traffic does, 2 (n - 1) / n; that is not measured. Needs no GPU.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ from support.common import table
 MB = 2**20
 # Bytes of a bfloat16 sum, and its microseconds.
 SUMS = (
-    *((2048, 11.8), (16384, 12.2), (65536, 12.7), (262144, 13.9), (524288, 15.0), (MB, 19.2)),
-    *((2 * MB, 32.7), (4 * MB, 37.3), (8 * MB, 51.2), (16 * MB, 84.0)),
+    *((2048, 3.8), (16384, 4.4), (65536, 4.7), (262144, 5.3), (524288, 6.0), (MB, 8.3)),
+    *((2 * MB, 12.2), (4 * MB, 19.4), (8 * MB, 35.5), (16 * MB, 59.6)),
 )
-# Of larger ones, what each byte more takes.
-LARGE_SUM_RATE = 332e9
+# Of larger ones: what NCCL takes for 16 MB, and its bytes per second beyond.
+LARGE_SUM_US, LARGE_SUM_RATE = 75.3, 332e9
 # Of bfloat16 matrices; what prompts reach of it, and a layer of a decode step beside reading its weights.
 MATRIX_RATE, PREFILL_SHARE, LAYER_S = 786e12, 0.80, 17e-6
 CONTEXT, PROMPT = 2048, 8192
@@ -86,8 +86,8 @@ def sum_s(num_bytes: float, num_gpus: int) -> float:
 
 def _two_us(num_bytes: float) -> float:
     """Microseconds between two GPUs, on straight lines between what was measured."""
-    if num_bytes >= SUMS[-1][0]:
-        return SUMS[-1][1] + (num_bytes - SUMS[-1][0]) / LARGE_SUM_RATE * 1e6
+    if num_bytes > SUMS[-1][0]:
+        return LARGE_SUM_US + (num_bytes - SUMS[-1][0]) / LARGE_SUM_RATE * 1e6
     for (low, low_us), (high, high_us) in pairwise(SUMS):
         if low <= num_bytes <= high:
             return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)

@@ -16,6 +16,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["auto", "none", "fp8", "int8"]
 KVCacheDType = Literal["auto", "fp8"]
+AllReduce = Literal["auto", "nccl"]
 
 DEFAULT_MODEL = "smollm2"
 
@@ -63,6 +64,8 @@ class EngineConfig:
             Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
+        all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each
+            other where that is faster and where they can, "nccl" always takes NCCL.
 
     Raises:
         ConfigError: an option is out of range; the message names it, the range and the value.
@@ -89,6 +92,7 @@ class EngineConfig:
     prepare: bool = True
     kernel_cache_dir: str | None = None
     tensor_parallel_size: int = 1
+    all_reduce: AllReduce = "auto"
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():

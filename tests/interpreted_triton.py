@@ -23,6 +23,7 @@ def patch() -> None:
     if getattr(interpreter, "patched_by_octavo", False):
         return
     interpreter.patched_by_octavo = True
+    _index_by_item()
     _patch_functions_once()
     _call_builtins_directly()
     _make_types_once()
@@ -33,6 +34,17 @@ def patch() -> None:
     builder = interpreter.interpreter_builder
     assert not builder.options.debug, "overflows are reported"
     builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _index_by_item() -> None:
+    """Triton 3.6 turns a loop bound into an int in a way NumPy 2.4 refuses; item() works in both."""
+    patch_lang_tensor = interpreter._patch_lang_tensor
+
+    def patch_with_index(tensor, scope):
+        patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_with_index
 
 
 def _patch_functions_once() -> None:

@@ -7,8 +7,13 @@ import numpy as np
 from .gpu_workloads import Workload
 
 # Qwen3: hidden size, layers, attention heads, size of a feed-forward or an expert; heads have 128 dimensions.
-SHAPES = {"0.6b": (1024, 28, 16, 3072), "8b": (4096, 36, 32, 12288), "30b-a3b": (2048, 48, 32, 768)}
-KV_HEADS = {"0.6b": 8, "8b": 8, "30b-a3b": 4}
+SHAPES = {
+    "0.6b": (1024, 28, 16, 3072),
+    "8b": (4096, 36, 32, 12288),
+    "32b": (5120, 64, 64, 25600),
+    "30b-a3b": (2048, 48, 32, 768),
+}
+KV_HEADS = {"0.6b": 8, "8b": 8, "32b": 8, "30b-a3b": 4}
 # Experts of a layer, and of a token; others have one feed-forward.
 EXPERTS = {"30b-a3b": (128, 8)}
 

@@ -12,6 +12,11 @@ import torch
 
 def graph_seconds(call: Callable[[], object], num_calls: int = 10, num_replays: int = 15) -> float:
     """Median seconds of a call, measured as replays of a CUDA graph of several calls."""
+    return statistics.median(graph_samples(call, num_calls, num_replays))
+
+
+def graph_samples(call: Callable[[], object], num_calls: int = 10, num_replays: int = 15) -> list[float]:
+    """Seconds of a call in each replay of a CUDA graph of several calls."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -29,7 +34,7 @@ def graph_seconds(call: Callable[[], object], num_calls: int = 10, num_replays: 
         graph.replay()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3 / num_calls
+    return [begin.elapsed_time(end) / 1e3 / num_calls for begin, end in events]
 
 
 def copy_rate() -> float:

@@ -7,7 +7,7 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.layers.linear.choice import describe_layers
 from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
 from octavo.models.experts import ExpertsConfig
-from octavo.parallel import TensorParallel
+from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]
 
@@ -34,6 +34,8 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         if len(plans) > 1:
             table.add_section()
             table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
+            sums = expected_sums(size, plans[0].device, shares_memory=config.all_reduce == "auto")
+            table.add_row("sums over ranks", sums)
         for name, value in rows:
             table.add_row(name, value)
     Console().print(table)

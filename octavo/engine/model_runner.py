@@ -84,6 +84,9 @@ class ModelRunner:
         self._inputs.tables.reset()
         self._sampler.reset()
 
+    def close(self) -> None:
+        """See StepRunner: there are no graphs."""
+
     @torch.inference_mode()
     def _execute(self, step: SchedulerOutput) -> StepResult:
         self.kv_cache.copy_blocks(step.block_copies)

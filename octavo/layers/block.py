@@ -1,11 +1,15 @@
 """The input and the output of a block: projections from and to the residual stream.
 
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
-    residual stream <--- norm <- sum over ranks <- projection --- middle of the block   BlockOutput
+    residual stream <--- norm <- projection ------------------- middle of the block     BlockOutput
 
-On a GPU with Triton, the skinny GEMM (1 to 4 rows) fuses each line into one kernel, except sums over ranks
-and norms of outputs. The Hopper GEMM (5 to 256 rows) does the same but for the norm of the input.
-linear.choice decides which GEMM runs.
+On a GPU with Triton, the skinny GEMM (1 to 4 rows) fuses each line into one kernel, except norms of outputs.
+The Hopper GEMM (5 to 256 rows) does the same but for the norm of the input. linear.choice decides which GEMM
+runs.
+
+With several ranks, what a BlockOutput returns is this rank's part of a sum. The norm of the next block's
+input sums it over ranks, adds it to the stream, and norms that: on GPUs often one kernel. A norm of the
+output comes after the sum, so there BlockOutput sums.
 """
 
 from collections.abc import Callable, Hashable
@@ -23,8 +27,8 @@ from octavo.parallel import TensorParallel
 # (hidden [T, hidden], delta [T, hidden] or None) -> new [T, n]: adds delta to hidden in place, then norms and
 # projects the sum.
 BlockInput = Callable[[Tensor, Tensor | None], Tensor]
-# (x [T, n], hidden [T, hidden]) -> new [T, hidden], which the caller adds to hidden, or None if it is added
-# already.
+# (x [T, n], hidden [T, hidden]) -> new [T, hidden], which the caller hands to the next BlockInput as its
+# delta, or None if it is added already.
 BlockOutput = Callable[[Tensor, Tensor], Tensor | None]
 
 
@@ -33,7 +37,7 @@ class PlainInput:
     """BlockInput on any device.
 
     Attributes:
-        norm: of the residual stream.
+        norm: of the residual stream; sums deltas over ranks, if they are parts.
         projection: [T, hidden] to [T, n].
         activation: name of a gated activation of the result, or None.
     """
@@ -67,9 +71,8 @@ class PlainOutput:
         return self.finish(self.projection(x))
 
     def finish(self, out: Tensor) -> Tensor:
-        """Sum over ranks and norm."""
-        out = self.parallel.all_reduce(out)
-        return out if self.norm is None else self.norm(out)
+        """Sum over ranks and norm, if there is a norm."""
+        return out if self.norm is None else self.norm(self.parallel.all_reduce(out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,30 @@ class RMSNorm:
     Source: Zhang and Sennrich 2019.
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, parallel: TensorParallel = TensorParallel()) -> None:
         """Keep the weight.
 
         Args:
             weight: [n]; if float32, half-precision inputs are normalised in float32.
             eps: added to the mean square.
+            parallel: the ranks over which deltas are summed; the only rank: they are whole.
         """
         self.weight = weight
         self.eps = eps
+        self._parallel = parallel
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add delta, if any, to x in place, both [T, n]; return the norm of x, a new tensor of its dtype."""
+        """Add delta, if any, to x in place, both [T, n]; return the norm of x, a new tensor of its dtype.
+
+        With several ranks delta is this rank's part, and its memory is used for the sum of all parts.
+        """
+        if delta is not None and has_triton(delta):
+            memory = self._parallel.memory_for(delta)
+            if memory is not None:
+                from octavo.layers.triton.sum_norm import sum_rms_norm
+
+                return sum_rms_norm(x, delta, self.weight, self.eps, memory)
+        delta = self.whole(delta)
         if has_triton(x):
             from octavo.layers.triton.norm import rms_norm as triton_rms_norm
 
@@ -40,6 +52,10 @@ class RMSNorm:
             x.add_(delta)
         weight = self.weight
         return rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps).to(x.dtype)
+
+    def whole(self, delta: Tensor | None) -> Tensor | None:
+        """Return a delta as it is to be added: with several ranks the sum of all parts, in its memory."""
+        return None if delta is None else self._parallel.all_reduce(delta)
 
 
 class HeadRMSNorm:

@@ -19,6 +19,7 @@ from octavo.layers import (
 )
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.models.config import ModelConfig
+from octavo.parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class DecoderLayer:
             step: attention over the cache; writes this step's keys and values.
 
         Returns:
-            [T, hidden] that the next layer has to add to hidden, or None if it is added already.
+            [T, hidden] that the next layer has to add to hidden, or None if it is added already. Of several
+            ranks each has a part of it, unless the network norms outputs.
         """
         delta = self.attention(hidden, delta, rotations, step)
         return self.feed_forward(hidden, delta)
@@ -80,6 +82,7 @@ class Decoder:
         lm_head: last hidden states to logits, the last norm included.
         kv_scales: [num_layers, 2, num_kv_heads] float32, by which a float8 cache divides keys and values; or
             None.
+        parallel: this rank.
     """
 
     config: ModelConfig
@@ -92,6 +95,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     lm_head: LMHead
     kv_scales: Tensor | None = None
+    parallel: TensorParallel = TensorParallel()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,8 +106,9 @@ class Decoder:
         """Return what decides which kernels it launches: shapes and dtypes, not weights."""
         heads = (self.num_heads, self.num_kv_heads)
         is_scaled = self.kv_scales is not None
+        own = (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled)
         kinds = tuple(dict.fromkeys(layer.kind for layer in self.layers))
-        return (self.config, *heads, self.dtype, self.attention_impl, self.deterministic, is_scaled, kinds)
+        return (*own, kinds, self.parallel.describe())
 
     def forward(self, input_ids: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         """Run a step. Call it under torch.inference_mode.
@@ -128,7 +133,10 @@ class Decoder:
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)
-        return hidden if delta is None else hidden.add_(delta)
+        if delta is None:
+            return hidden
+        # A norm of the output has summed it over ranks.
+        return hidden.add_(delta if self.config.has_post_norms else self.parallel.all_reduce(delta))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return [R, vocab size] logits of [R, hidden] rows of forward's result; dtype: see LMHead."""

@@ -125,6 +125,7 @@ def load_decoder(
         layers=tuple(builder.layer(index) for index in range(config.num_layers)),
         lm_head=builder.lm_head(embedding_weight),
         kv_scales=read_kv_scales(weights, config, builder.heads.kv),
+        parallel=parallel,
     )
     if torch.device(device).type == "cpu":
         return_freed_memory()
@@ -187,7 +188,9 @@ class _Builder:
         return LMHead(make_input(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps)
+        # With norms of outputs, what outputs return is summed over ranks already.
+        parallel = TensorParallel() if self._config.has_post_norms else self._parallel
+        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps, parallel)
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer, then return the temporary memory of reading and packing it."""

@@ -1,6 +1,6 @@
 """Tensor parallelism: which part of the network a rank holds, and the handle that sums and gathers."""
 
-from octavo.parallel.connect import connect
+from octavo.parallel.connect import connect, expected_sums
 from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import Collectives, PeerLostError, TensorParallel
 from octavo.parallel.shards import HeadShard, shard_heads, shard_range
@@ -12,6 +12,7 @@ __all__ = [
     "TensorParallel",
     "connect",
     "connect_gloo",
+    "expected_sums",
     "shard_heads",
     "shard_range",
 ]

@@ -8,7 +8,26 @@ from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import TensorParallel
 
 
-def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> TensorParallel:
+def expected_sums(size: int, device: torch.device, *, shares_memory: bool) -> str:
+    """Say for people how ranks would sum, without meeting them.
+
+    Args:
+        size: number of ranks, more than one.
+        device: where a rank computes.
+        shares_memory: see connect.
+    """
+    if device.type == "cpu":
+        return "gloo"
+    from octavo.parallel.choice import describe
+    from octavo.parallel.shared_memory import unsupported_reason
+
+    reason = unsupported_reason(size, device) if shares_memory else "as asked for"
+    return describe(size) if reason is None else f"NCCL: {reason}"
+
+
+def connect(
+    rank: int, size: int, device: torch.device, rendezvous: Path, *, shares_memory: bool = True
+) -> TensorParallel:
     """Meet the other ranks of this machine and return the handle.
 
     Args:
@@ -16,6 +35,7 @@ def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> Ten
         size: number of ranks.
         device: where this rank computes.
         rendezvous: path of a file that does not exist yet, the same for all ranks.
+        shares_memory: GPUs sum small tensors over memory that they share, where they can.
 
     Raises:
         UnsupportedModelError: this torch is built without what the device needs.
@@ -25,4 +45,4 @@ def connect(rank: int, size: int, device: torch.device, rendezvous: Path) -> Ten
         return connect_gloo(rank, size, rendezvous)
     from octavo.parallel.nccl import connect_nccl
 
-    return connect_nccl(rank, size, device, rendezvous)
+    return connect_nccl(rank, size, device, rendezvous, shares_memory=shares_memory)

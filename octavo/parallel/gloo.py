@@ -34,9 +34,19 @@ class GlooCollectives:
         self._run(lambda group: group.allgather([parts], [tensor]))
         return parts
 
+    def memory_for(self, tensor: Tensor) -> None:
+        """See Collectives: processes on CPUs share none."""
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return "gloo"
+
     def abort(self) -> None:
         """Close connections. What waits for a process that has ended needs no more: gloo notices."""
         self._group = None
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""
 
     def _run(self, begin: Callable[[Any], Any]) -> None:
         group = self._group

@@ -1,11 +1,14 @@
 """The tensor-parallel handle, which every layer that needs it gets as an argument."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from octavo.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from octavo.parallel.shared_memory import SharedMemory
 
 
 class PeerLostError(EngineError):
@@ -23,8 +26,20 @@ class Collectives(Protocol):
         """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
         ...
 
+    def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
+        """Return the memory by which a kernel can sum a tensor in one shot, or None: all_reduce has to."""
+        ...
+
+    def describe(self) -> str:
+        """Say for people how tensors are summed."""
+        ...
+
     def abort(self) -> None:
-        """End collectives under way in other threads, and close all connections. Idempotent."""
+        """End collectives under way in other threads, and begin to close all connections. Idempotent."""
+        ...
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
         ...
 
 
@@ -60,10 +75,23 @@ class TensorParallel:
         """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
 
+    def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
+        """Return the memory by which a kernel can itself sum a tensor over ranks; None: all_reduce has to."""
+        return None if self.group is None else self.group.memory_for(tensor)
+
+    def describe(self) -> str:
+        """Say for people how tensors are summed over ranks; empty for a single one."""
+        return "" if self.group is None else self.group.describe()
+
     def abort(self) -> None:
         """Leave the other ranks: what waits for them ends, nothing more can be exchanged. Idempotent."""
         if self.group is not None:
             self.group.abort()
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
+        if self.group is not None:
+            self.group.wait_for_end(timeout_s)
 
     def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
         """Join every rank's [..., n] tensor to [..., size * n], in rank order."""
@@ -87,5 +115,15 @@ class _NotMet:
         """See Collectives."""
         raise EngineError("this rank has not met the others")
 
+    def memory_for(self, tensor: Tensor) -> None:
+        """See Collectives."""
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return "not met"
+
     def abort(self) -> None:
         """See Collectives: nothing is under way."""
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""

@@ -1,10 +1,12 @@
-"""Ranks on the GPUs of one machine that talk through NCCL.
+"""Ranks on the GPUs of one machine: they sum over memory that all of them map, and through NCCL.
 
 All operations go to the current stream, so that CUDA graphs capture them like any kernel. The order in which
-NCCL adds depends on the size of the tensor, not on the rank: all ranks get the same bits.
+values are added depends on the size of the tensor, not on the rank: all ranks get the same bits.
 """
 
+import logging
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,16 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
+from octavo.parallel.choice import choose_way, describe
 from octavo.parallel.handle import PeerLostError, TensorParallel
+from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
+
+logger = logging.getLogger(__name__)
+
+# Values of a sum for which NCCL takes what it takes for the largest.
+_LARGE_SUM = 2**23
+# Dtypes of what is summed over shared memory.
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class NcclCollectives:
@@ -25,14 +36,26 @@ class NcclCollectives:
         api: Any = distributed_c10d
         self._group = group
         self._size = size
+        self._end: threading.Thread | None = None
+        self._memory: SharedMemory | None = None
+        self._why_not = "as asked for"
         # Not asynchronous: on the current stream, instead of one of NCCL's own beside it.
         self._sum, self._gather = api.AllreduceOptions(), api.AllgatherOptions()
         self._sum.asyncOp = self._gather.asyncOp = False
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
-        if not _is_dry_run():
-            _finish(self._live().allreduce([tensor], self._sum))
+        memory = self._memory
+        way = "nccl"
+        if memory is not None and tensor.dtype in _FLOATS:
+            way = choose_way(tensor.nbytes, self._size)
+        if way == "nccl" or memory is None:
+            if not _is_dry_run():
+                _finish(self._live().allreduce([tensor], self._sum))
+            return tensor
+        from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
+
+        (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -42,11 +65,53 @@ class NcclCollectives:
             _finish(self._live()._allgather_base(gathered, tensor, self._gather))
         return list(gathered.chunk(self._size))
 
+    def memory_for(self, tensor: Tensor) -> SharedMemory | None:
+        """See Collectives."""
+        if self._memory is None or choose_way(tensor.nbytes, self._size) != "one-shot":
+            return None
+        return self._memory
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return f"NCCL: {self._why_not}" if self._memory is None else describe(self._size)
+
     def abort(self) -> None:
-        """End the kernels that wait for other ranks. Idempotent."""
+        """End the kernels that wait for other ranks. Idempotent.
+
+        NCCL ends its kernels at once, but closes connections only when every CUDA graph that holds one is
+        gone, and who calls this may hold them: see wait_for_end.
+        """
+        if self._memory is not None:
+            self._memory.abort()
         group, self._group = self._group, None
         if group is not None:
-            group.abort()
+            self._end = threading.Thread(target=group.abort, name="octavo-nccl-end", daemon=True)
+            self._end.start()
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """See Collectives."""
+        if self._end is not None:
+            self._end.join(timeout_s)
+
+    def share_memory(self, rank: int, device: torch.device, store: Any) -> None:
+        """Map the memory of all ranks' GPUs, if every rank can; else all sums go through NCCL.
+
+        Args:
+            rank: this process' rank.
+            device: of this rank, the current one.
+            store: that the ranks met through.
+        """
+        memory, self._why_not = None, unsupported_reason(self._size, device) or ""
+        if not self._why_not:
+            try:
+                memory = SharedMemory(rank, self._size, device, store)
+            except RuntimeError as error:
+                self._why_not = f"memory could not be mapped: {error}"
+        # Of one mind: a rank that sums another way would wait for ever.
+        if self.all_reduce(torch.full((1,), int(memory is not None), device=device)).item() == self._size:
+            self._memory = memory
+        elif not self._why_not:
+            self._why_not = "another rank could not share its memory"
 
     def _live(self) -> Any:
         if self._group is None:
@@ -68,7 +133,13 @@ def _is_dry_run() -> bool:
 
 
 def connect_nccl(
-    rank: int, size: int, device: torch.device, rendezvous: Path, *, timeout_s: float = 120.0
+    rank: int,
+    size: int,
+    device: torch.device,
+    rendezvous: Path,
+    *,
+    shares_memory: bool = True,
+    timeout_s: float = 120.0,
 ) -> TensorParallel:
     """Meet the other ranks of this machine and return the handle.
 
@@ -77,6 +148,7 @@ def connect_nccl(
         size: number of ranks.
         device: the GPU of this rank.
         rendezvous: path of a file that does not exist yet, the same for all ranks.
+        shares_memory: sum small tensors over memory that the GPUs share, where they can.
         timeout_s: how long to wait for the others.
 
     Raises:
@@ -89,6 +161,8 @@ def connect_nccl(
         raise UnsupportedModelError("tensor parallelism on GPUs needs a torch built with NCCL")
     # All ranks are on this machine, and nothing else may reach them.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    # Whoever starts ranks watches them. NCCL's own watch would look into the store, which is gone by then.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     api: Any = distributed
     try:
         store = api.FileStore(str(rendezvous), size)
@@ -99,11 +173,16 @@ def connect_nccl(
         with torch.cuda.device(device):
             group = api.ProcessGroupNCCL(store, rank, size, options)
             collectives = NcclCollectives(group, size)
-            # NCCL connects at the first exchange, which must not be in a graph.
+            # NCCL connects at the first exchange of a kind, which must not be in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
+            collectives.all_reduce(torch.zeros(_LARGE_SUM, device=device))
+            collectives.all_gather(met)
             torch.cuda.synchronize(device)
+            if met.item() != size:
+                raise PeerLostError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")
+            if shares_memory:
+                collectives.share_memory(rank, device, store)
     except RuntimeError as error:
         raise PeerLostError(f"rank {rank} of {size} did not meet the others: {error}") from error
-    if met.item() != size:
-        raise PeerLostError(f"rank {rank} of {size} met ranks that add up to {met.item():g}")
+    logger.info("sums over %d ranks: %s", size, collectives.describe())
     return TensorParallel(rank, size, collectives)

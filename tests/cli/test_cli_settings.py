@@ -37,6 +37,7 @@ ENGINE: dict[str, object] = {
     "quantization": "int8",
     "kv_cache_dtype": "fp8",
     "tensor_parallel_size": 2,
+    "all_reduce": "nccl",
 }
 SAMPLING: dict[str, object] = {
     "n": 3,

@@ -41,6 +41,7 @@ def test_inspect_plans_every_rank(capsys: pytest.CaptureFixture[str], tiny_folde
     assert ranks in (["0, 1 of 2"], ["0 of 2", "1 of 2"])
     # Two layers, keys and values, one of two kv heads of 8 float32 numbers.
     assert ("KV cache per token", f"{2 * 2 * 8 * 4} bytes") in rows
+    assert ("sums over ranks", "gloo") in rows
 
 
 def test_inspect_refuses_by_name(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:

@@ -1,7 +1,9 @@
-"""Ranks on GPUs through NCCL: inside CUDA graphs, one step ahead, over shared prefixes and fp8 caches."""
+"""Ranks on GPUs: inside CUDA graphs, one step ahead, over shared prefixes and fp8 caches."""
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from ranks_helpers import eventually, other_ranks
 
 from octavo import LLM, RequestOutput, SamplingParams
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, OutOfMemoryError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,8 +20,11 @@ pytestmark = [
 
 PREFIX = [number % 97 for number in range(200)]
 PROMPTS = [[*PREFIX, number] for number in range(12)] + [[3, 1, 4], [5, 8]]
-OPTIONS = {"load_format": "dummy", "device": "cuda", "num_blocks": 64}
+# Few graphs: an engine is ready in seconds.
+OPTIONS = {"load_format": "dummy", "device": "cuda", "num_blocks": 64, "max_num_seqs": 16}
+OPTIONS |= {"max_num_batched_tokens": 256}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 def logprobs(outputs: list[RequestOutput]) -> list[float]:
@@ -27,10 +32,26 @@ def logprobs(outputs: list[RequestOutput]) -> list[float]:
     return [next(iter((o.outputs[0].logprobs or [])[0].values())).logprob for o in outputs]
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8"}, {"share_prefixes": False}], ids=str)
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_two_gpus_give_the_tokens_of_one_in_float32(tiny_folder: Path) -> None:
+    one = LLM(str(tiny_folder), **OPTIONS, dtype="float32")
+    two = LLM(str(tiny_folder), **OPTIONS, dtype="float32", tensor_parallel_size=2)
+    assert tokens(two.generate(PROMPTS, GREEDY)) == tokens(one.generate(PROMPTS, GREEDY))
+    two.engine.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_cache_dtype": "fp8"}, {"share_prefixes": False}, {"all_reduce": "nccl"}],
+    ids=str,
+)
 def test_two_gpus_give_what_one_gives(tiny_folder: Path, options: dict) -> None:
-    one = LLM(str(tiny_folder), **OPTIONS, **options)
     two = LLM(str(tiny_folder), **OPTIONS, **options, tensor_parallel_size=2)
+    options.pop("all_reduce", None)
+    one = LLM(str(tiny_folder), **OPTIONS, **options)
     expected, found = (llm.generate(PROMPTS, GREEDY) for llm in (one, two))
     assert logprobs(found) == pytest.approx(logprobs(expected), abs=0.05)
     again = two.generate(PROMPTS, SamplingParams(seed=1, n=2, max_tokens=16, presence_penalty=0.5))
@@ -39,16 +60,45 @@ def test_two_gpus_give_what_one_gives(tiny_folder: Path, options: dict) -> None:
     two.engine.close()
 
 
-def test_a_rank_that_is_killed_ends_a_step_that_waits_for_it(tiny_folder: Path) -> None:
+def test_two_engines_side_by_side_until_a_rank_of_one_is_killed(tiny_folder: Path) -> None:
+    """A rank that is killed ends a step that waits for it, in its own engine only."""
     llm = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
+    (pid,) = other_ranks()
+    other = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
+    expected = tokens(other.generate(PROMPTS, SHORT))
+    assert tokens(llm.generate(PROMPTS, SHORT)) == expected
     stream = llm.stream([5, 8], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
     next(stream)
-    os.kill(other_ranks()[0], signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="rank 1 of 2 was killed by SIGKILL"):
         list(stream)
+    assert tokens(other.generate(PROMPTS, SHORT)) == expected
+    other.engine.close()
     eventually(lambda: not other_ranks())
+    # No kernel of this process waits for the rank that is gone.
+    torch.cuda.synchronize(0)
+
+
+def test_a_rank_whose_gpu_is_full_says_so(tiny_folder: Path) -> None:
+    free = torch.cuda.mem_get_info(1)[0]
+    held = torch.empty(free - 2**28, dtype=torch.uint8, device="cuda:1")
+    with pytest.raises(OutOfMemoryError, match="rank 1 of 2 failed: "):
+        LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
+    del held
+    torch.cuda.empty_cache()
+    assert not other_ranks()
 
 
 def test_each_rank_needs_a_gpu(tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="device must be auto or cuda"):
         LLM(str(tiny_folder), **{**OPTIONS, "device": "cuda:1"}, tensor_parallel_size=2)
+    command = [sys.executable, "-m", "octavo", "generate", "Hi", "--model", str(tiny_folder), "-tp", "2"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
+    done = subprocess.run(
+        [*command, "--load-format", "dummy", "--device", "cuda"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "tensor_parallel_size=2 needs as many GPUs, but torch sees 1" in done.stderr

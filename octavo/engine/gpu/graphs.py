@@ -68,6 +68,10 @@ class StepGraphs(ABC, Generic[Variant]):
         if variant not in self._captured:
             self._captured[variant] = self._pool.capture(lambda: self.launch(variant, self.network))
 
+    def release(self) -> None:
+        """Destroy all graphs."""
+        self._captured.clear()
+
     def replay(self, variant: Variant) -> None:
         """Run a variant's graph; one that was not prepared is captured first."""
         graph = self._captured.get(variant)

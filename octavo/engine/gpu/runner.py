@@ -165,6 +165,11 @@ class GpuRunner:
         self._rows.reset()
         self._sampler.reset()
 
+    def close(self) -> None:
+        """See StepRunner."""
+        for graphs in self.graphs:
+            graphs.release()
+
     def _decode(self, requests: list[Request], ends: list[int]) -> Callable[[], StepResult]:
         """Run a decode step."""
         self._rows.send_tables()

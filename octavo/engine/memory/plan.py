@@ -12,7 +12,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
 from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
 from octavo.engine.memory.working import (
-    NCCL_BYTES,
+    RANKS_BYTES,
     cpu_working_bytes,
     gpu_working_bytes,
     host_bytes,
@@ -249,7 +249,7 @@ def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan
     if plan.device.type == "cuda":
         unpacked_bytes = unpacked_working_bytes(model, plan.dtype.itemsize)
         return (
-            (NCCL_BYTES if plan.parallel.size > 1 else 0)
+            (RANKS_BYTES if plan.parallel.size > 1 else 0)
             + (unpacked_bytes if "blocks" in plan.quantised_bytes else 0)
             + gpu_working_bytes(
                 model,

@@ -7,13 +7,14 @@ from octavo.attention.cache import COPIED_BYTES
 from octavo.models import ModelConfig
 from octavo.models.experts import ExpertsConfig
 from octavo.parallel import TensorParallel, shard_heads, shard_range
+from octavo.parallel.shared_memory import SHARED_BYTES
 
 # cuBLAS keeps a workspace for each stream: the steps' own, and the one that graphs are captured on.
 _WORKSPACE_BYTES = 2 * 32 * 2**20
 GRAPH_BYTES = 2**29
 """What the driver keeps of some 200 CUDA graphs, and what PyTorch's pools leave unused."""
-NCCL_BYTES = 2**29
-"""What NCCL's buffers may take on each of several GPUs: a guess, not measured yet."""
+RANKS_BYTES = 2**29 + SHARED_BYTES
+"""What NCCL's buffers may take on each of several GPUs, a guess, and the memory that they share."""
 _FLOAT32 = _INT32 = 4
 # Logits of prompts in float32, twice, and twice their sort keys, which are twice as large.
 _RARE_BYTES = 6 * 32 * 2**20

@@ -78,7 +78,7 @@ class Followers:
         Args:
             config: fields of EngineConfig.
             size: number of ranks.
-            num_threads: of each rank, on a CPU.
+            num_threads: of each rank, on the host.
             on_end: called once, in any thread, with the reason when they are gone.
         """
         self.size = size

@@ -30,24 +30,29 @@ from octavo.parallel import PeerLostError, TensorParallel, connect
 
 Found = TypeVar("Found")
 
+# How long connections may take to close.
+_END_S = 5.0
+
 
 class Ranks:
     """The other ranks' processes, and the thread that runs this rank's share. They start and end together."""
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         """Start them all; the others begin to plan.
 
         Args:
             config: engine options.
-            device: of rank 0.
         """
         self.size = config.tensor_parallel_size
         self.parallel = TensorParallel.not_met(0, self.size)
         self._pid = os.getpid()
         self.on_death: list[Callable[[OctavoError], None]] = []
+        # Gives back what keeps connections open, once there is something.
+        self.release: Callable[[], None] | None = None
         self.thread = RankThread("octavo-rank-0")
-        num_threads = max(1, torch.get_num_threads() // (self.size if device.type == "cpu" else 1))
-        if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
+        # Ranks on GPUs need theirs to load weights, all at the same time.
+        num_threads = max(1, torch.get_num_threads() // self.size)
+        if "OMP_NUM_THREADS" not in os.environ:
             self.thread.call(partial(torch.set_num_threads, num_threads))
         try:
             self.followers = Followers(dataclasses.asdict(config), self.size, num_threads, self._on_end)
@@ -72,6 +77,9 @@ class Ranks:
         self.thread.stop()
         self.followers.stop()
         self.parallel.abort()
+        if self.release is not None:
+            self.release()
+        self.parallel.wait_for_end(_END_S)
 
     def _run(self, act: Callable[[], Found]) -> Found:
         try:
@@ -118,7 +126,8 @@ class LeaderRunner:
         self._ranks = ranks
         self._writer = StepWriter()
         self._checksum = Checksum()
-        self.close = weakref.finalize(self, ranks.stop)
+        ranks.release = local.close
+        self._end = weakref.finalize(self, ranks.stop)
 
     @property
     def error(self) -> OctavoError | None:
@@ -133,9 +142,12 @@ class LeaderRunner:
 
     def prepare(self, progress: PrepareProgress) -> None:
         """See StepRunner."""
+        # Threads that compile leave others little time to answer.
+        self._ranks.followers.is_loading = True
         self._ranks.followers.tell(Prepare())
         self._ranks.run(partial(self._local.prepare, progress))
         self._ranks.followers.gather(Prepared)
+        self._ranks.followers.is_loading = False
 
     def note_ready(self) -> None:
         """See StepRunner."""
@@ -161,6 +173,10 @@ class LeaderRunner:
     def reset(self) -> None:
         """See StepRunner. A step that was broken off here has run to its end in the rank's thread."""
         self._ranks.run(self._reset)
+
+    def close(self) -> None:
+        """See StepRunner: all ranks end. It happens by itself when this object is gone."""
+        self._end()
 
     def _launch(self, step: SchedulerOutput) -> Callable[[], StepResult]:
         self._ranks.followers.tell(self._writer.write(step, self._checksum))
@@ -205,10 +221,10 @@ def start_ranks(
     require_devices(plan.device, plan.parallel)
     if sys.platform != "linux":
         raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
-    ranks = Ranks(config, plan.device)
+    ranks = Ranks(config)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
-        ranks.parallel = _meet(ranks, plan, num_blocks)
+        ranks.parallel = _meet(ranks, plan, num_blocks, shares_memory=config.all_reduce == "auto")
         plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
         masks = SentMasks(model.vocab_size, plan.device, ranks.followers.tell)
 
@@ -224,11 +240,12 @@ def start_ranks(
         raise
 
 
-def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
+def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int, *, shares_memory: bool) -> TensorParallel:
     """Let all ranks meet through a file in a folder that only this user can open."""
     with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
         rendezvous = Path(folder, "rendezvous")
         ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
-        parallel = ranks.run(partial(connect, 0, ranks.size, plan.device, rendezvous))
+        meet = partial(connect, 0, ranks.size, plan.device, rendezvous, shares_memory=shares_memory)
+        parallel = ranks.run(meet)
         ranks.followers.gather(Met)
     return parallel

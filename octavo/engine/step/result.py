@@ -105,3 +105,7 @@ class StepRunner(Protocol):
     def reset(self) -> None:
         """Forget every request and every step under way; whatever is read next is written first."""
         ...
+
+    def close(self) -> None:
+        """Give back what hinders others from ending: nothing runs any more. Idempotent."""
+        ...

@@ -57,7 +57,7 @@ class Float8GpuLinear:
         from octavo.layers.triton.quantise import quantise_rows
 
         width = self._scale_width(path)
-        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=delta, width=width)
+        rows, scales = quantise_rows(hidden, norm.weight, norm.eps, delta=norm.whole(delta), width=width)
         return self._float8_product(path, rows, scales, hidden.dtype, activation, None)
 
     def into_stream(self, x: Tensor, hidden: Tensor) -> None:

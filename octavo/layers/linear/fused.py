@@ -16,6 +16,8 @@ class Norm(Protocol):
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor: ...
 
+    def whole(self, delta: Tensor | None) -> Tensor | None: ...
+
 
 @runtime_checkable
 class FusedLinear(Protocol):

@@ -39,6 +39,6 @@ class ExpertFeedForward:
         x = self.norm(hidden, delta)
         choice = self.router(x)
         if self.parallel.size > 1:
-            return self.parallel.all_reduce(self.experts(x, choice))
+            return self.experts(x, choice)
         self.experts(x, choice, hidden)
         return None

@@ -38,12 +38,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = No
 
     Source: Zhang and Sennrich 2019.
     """
-    _check_rows(x, weight, delta)
+    check_rows(x, weight, delta)
     num_rows, size = x.shape
     out = x.new_empty(num_rows, size)
     if num_rows == 0:
         return out
-    block, num_warps = _tile(size)
+    block, num_warps = tile_of(size)
     # With ADD, the kernel adds its first tensor to its second one.
     first = x if delta is None else delta
     launch(
@@ -58,7 +58,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = No
     return out
 
 
-def _check_rows(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
+def check_rows(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
     size = weight.numel()
     if x.ndim != 2 or x.shape[1] != size or x.stride(1) != 1 or not weight.is_contiguous():
         raise InvalidArgumentError(
@@ -75,7 +75,7 @@ def _check_rows(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
 
 
 @cache
-def _tile(size: int) -> tuple[int, int]:
+def tile_of(size: int) -> tuple[int, int]:
     """Return (values, warps) of a program for rows of a size."""
     block = power_of_two(size)
     return block, min(16, max(1, block // _VALUES_PER_WARP))

@@ -1,0 +1,29 @@
+"""The part of a sum over ranks that comes after the meeting, as a kernel of its own, on slots given to it."""
+
+import triton
+import triton.language as tl
+
+from octavo.layers.triton.sum_norm import add_and_norm
+from octavo.parallel.triton.meeting import sum_slots
+
+
+@triton.jit
+def sum_and_norm_kernel(
+    slots_ptr, residual_ptr, weight_ptr, out_ptr, size, eps,
+    SLOT: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (rows,). Adds the sum of a row's slots to the residual, in place, and norms it."""
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    at = tl.program_id(0) * size + column
+    total = sum_slots(slots_ptr + at, inside, SLOT, WORLD)
+    residual = tl.load(residual_ptr + at, mask=inside, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    stored, normed = add_and_norm(total.to(slots_ptr.dtype.element_ty), residual, weight, size, eps)
+    tl.store(residual_ptr + at, stored, mask=inside)
+    tl.store(out_ptr + at, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def do_not_meet(table, rank, count, MEETING: tl.constexpr, WORLD: tl.constexpr):
+    """In place of `meet`, where one process plays all ranks."""
