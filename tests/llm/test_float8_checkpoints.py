@@ -38,6 +38,14 @@ def compressed(strategy: str, block: list[int] | None = None) -> dict[str, Any]:
 # Field of config.json, tile of a scale (0: all), shape of scales that is not [tiles, tiles], name, dtype.
 LAYOUTS: dict[str, tuple[dict[str, Any], tuple[int, int], list[int] | None, str, torch.dtype]] = {
     "blocks": (BLOCKS, (16, 32), None, "weight_scale_inv", torch.bfloat16),
+    # Tiles that no matrix is a multiple of, and that cut heads.
+    "odd-blocks": (
+        BLOCKS | {"weight_block_size": [12, 20]},
+        (12, 20),
+        None,
+        "weight_scale_inv",
+        torch.float32,
+    ),
     "tensor": (TENSOR, (0, 0), [], "weight_scale", torch.float32),
     "modelopt": (MODELOPT, (0, 0), [], "weight_scale", torch.float32),
     "compressed-channel": (compressed("channel"), (1, 0), [-1, 1], "weight_scale", torch.bfloat16),
