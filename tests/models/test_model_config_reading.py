@@ -210,7 +210,7 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
     ("fields", "named"),
     [
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         (
             {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}},
             "quantization_config",
