@@ -1,7 +1,7 @@
 """The one place that chooses the GEMM for y = x W^T + b.
 
     a layer, when it is made      float32 on a CPU        elsewhere
-      a weight in blocks          blocks                  -
+      a weight in blocks          blocks                  grouped
       a weight in float8          float8                  float8_gpu, or float8
       other weights               packed, or plain        plain
       quantization="int8"         int8                    refused

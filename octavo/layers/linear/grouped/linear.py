@@ -1,12 +1,13 @@
 """Linear layers on GPUs whose weight stays packed in groups of 4 or 8 bits.
 
     rows of x        GEMM
-    1 to 16          few: streams words through tensor cores; fuses norm, activation and residual sum
+    1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
+                     the norm of a single row
     17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
     more             the whole weight becomes floats, then cuBLAS
 
-linear.choice decides by rows. Weights that cannot be one (of other bits, groups or orders of columns) are
-multiplied one after the other.
+tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)
+are multiplied one after the other.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
