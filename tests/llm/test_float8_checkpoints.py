@@ -113,6 +113,9 @@ def test_matrices_may_stay_unquantised_and_embeddings_be_tied(tmp_path: Path) ->
     meant = write(tmp_path / "m", "blocks", plain, tied=True)
     llm = load(tmp_path / "m")
     torch.testing.assert_close(scores(llm), oracle(tmp_path / "exact", meant, True), rtol=1e-4, atol=1e-4)
+    # A GPU compiles the kernels of one layer of each kind.
+    first, second = llm.engine.runner.decoder.layers  # type: ignore[attr-defined]
+    assert first.kind != second.kind
 
 
 def test_modelopts_file_and_its_scales_of_the_cache(tmp_path: Path) -> None:
