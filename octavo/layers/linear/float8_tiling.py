@@ -91,12 +91,13 @@ def has_torch(weight: Float8Weight) -> bool:
     """Return whether torch's own kernels multiply a weight.
 
     They do if each row has a scale, and sizes are multiples of 16; or, on Hopper GPUs with CUDA 12.9 or
-    later, if each 128 x 128 numbers have a scale, and sizes are multiples of 128.
+    later, if each 128 x 128 numbers have a scale, N is a multiple of 128, and K of 512: of scales along K
+    they want a multiple of 4.
     """
     num_rows, size = weight.shape
     if weight.width == size:
         return weight.height == 1 and num_rows % 16 == size % 16 == 0
-    is_whole = num_rows % _BLOCK == size % _BLOCK == 0
+    is_whole = num_rows % _BLOCK == size % (4 * _BLOCK) == 0
     return (weight.height, weight.width) == (_BLOCK, _BLOCK) and is_whole and _has_blockwise(weight.device)
 
 
