@@ -23,11 +23,11 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 
 from octavo.layers import RMSNorm, make_input, make_linear, make_output
-from octavo.layers.linear import float8_gpu
 from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.float8_gemm import float8_linear
-from octavo.layers.linear.float8_tiling import Float8Tiling, choose_path, has_hopper, has_torch
-from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight, quantise, quantise_rows
+from octavo.layers.linear.float8 import on_gpu as float8_gpu
+from octavo.layers.linear.float8.gemm import float8_linear
+from octavo.layers.linear.float8.tiling import Float8Tiling, choose_path, has_hopper, has_torch
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
 from octavo.layers.linear.skinny_tiling import Tiling

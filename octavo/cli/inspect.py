@@ -6,7 +6,7 @@ from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.layers.linear.choice import describe_layers
 from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
-from octavo.models.experts import ExpertsConfig
+from octavo.models.experts.config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
 Rows = list[tuple[str, str]]

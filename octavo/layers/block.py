@@ -98,7 +98,7 @@ class FusedInput:
         if gemm == "plain":
             return self.plain(hidden, delta)
         if gemm == "hopper":
-            from octavo.layers.linear.hopper import hopper_linear
+            from octavo.layers.linear.hopper.gemm import hopper_linear
 
             return hopper_linear(norm(hidden, delta), weight, bias, activation=activation)
         from octavo.layers.linear.skinny import skinny_linear
@@ -129,7 +129,7 @@ class FusedOutput:
         if gemm == "plain":
             return self.plain(x, hidden)
         if gemm == "hopper":
-            from octavo.layers.linear.hopper import hopper_linear as product
+            from octavo.layers.linear.hopper.gemm import hopper_linear as product
         else:
             from octavo.layers.linear.skinny import skinny_linear as product
         if self.plain.norm is not None or self.plain.parallel.size > 1:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
-from octavo.layers.linear.float8_weight import quantise
+from octavo.layers.linear.float8.weight import quantise
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.models.weights import QuantisedSource, WeightSource
 

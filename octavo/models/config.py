@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.registry import Family, find_family
 from octavo.models.rope_fields import read_ropes

@@ -48,8 +48,8 @@ from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, DecoderLayer
-from octavo.models.expert_loading import read_stacked
-from octavo.models.expert_names import with_expert_names
+from octavo.models.experts.loading import read_stacked
+from octavo.models.experts.names import with_expert_names
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
 from octavo.models.storage import kept_storage

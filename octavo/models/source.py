@@ -15,9 +15,9 @@ from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.dummy import DummyWeights
-from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_config import gguf_to_hf_config
-from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.config import gguf_to_hf_config
+from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.weights import GGUFWeights
 from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.weights import QuantisedSource, WeightSource

@@ -7,7 +7,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers.linear.choice import looks_up, multiplies
-from octavo.layers.linear.float8_weight import FLOAT8_ROWS
+from octavo.layers.linear.float8.weight import FLOAT8_ROWS
 from octavo.layers.linear.quantised import Storage
 from octavo.layers.moe.weight import stacks_kind
 

@@ -5,9 +5,9 @@ import torch
 import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear import hopper_tiling
 from octavo.layers.linear.choice import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
-from octavo.layers.linear.hopper_tiling import (
+from octavo.layers.linear.hopper import tiling as hopper_tiling
+from octavo.layers.linear.hopper.tiling import (
     ATOM,
     GROUP_ROWS,
     HopperTiling,
@@ -105,7 +105,7 @@ def test_what_pays_off(on_hopper: None) -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.hopper import hopper_linear
+    from octavo.layers.linear.hopper.gemm import hopper_linear
 
     x, weight = torch.zeros(8, 128, dtype=HALF), torch.zeros(32, 128, dtype=HALF)
     with pytest.raises(InvalidArgumentError, match="must be bfloat16 or float16"):

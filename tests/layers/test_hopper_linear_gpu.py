@@ -9,9 +9,9 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear import hopper as hopper_linear
 from octavo.layers.linear.choice import choose_gemm
-from octavo.layers.linear.hopper_tiling import HopperTiling
+from octavo.layers.linear.hopper import gemm as hopper_linear
+from octavo.layers.linear.hopper.tiling import HopperTiling
 from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
 

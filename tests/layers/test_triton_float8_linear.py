@@ -7,8 +7,8 @@ from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.float8_tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8_weight import Float8Weight, quantise, quantise_rows
+from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
+from octavo.layers.linear.float8.weight import Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.skinny_tiling import Tiling
 
 pytestmark = ignores_overflow
@@ -33,7 +33,7 @@ def check(x: Tensor, weight: Float8Weight, *, few: bool, **options) -> Tensor:
 
     few: by the skinny GEMM; else x is rounded to float8 first.
     """
-    from octavo.layers.linear.float8_gemm import float8_linear
+    from octavo.layers.linear.float8.gemm import float8_linear
     from octavo.layers.linear.skinny import skinny_linear
 
     dtype, values, scales = x.dtype, *quantise_rows(x)
@@ -97,7 +97,7 @@ def test_sum_into_the_residual_stream(device: str, dtype: torch.dtype, few: bool
 
 @everywhere
 def test_a_row_does_not_depend_on_the_others(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8_gemm import float8_linear
+    from octavo.layers.linear.float8.gemm import float8_linear
 
     weight, x = make_weight(40, 96, (32, 32), device), random(5, 96, device=device, dtype=dtype)
     alone, together = (
@@ -137,7 +137,7 @@ def test_quantised_rows(
 
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.float8_gemm import float8_linear
+    from octavo.layers.linear.float8.gemm import float8_linear
     from octavo.layers.linear.skinny import skinny_linear
 
     x, weight = random(2, 64, device=device, dtype=dtype), make_weight(32, 64, (1, 0), device)

@@ -24,7 +24,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.models import ModelConfig, loader, num_active_parameters, num_parameters, parameter_shapes
-from octavo.models.expert_names import with_expert_names
+from octavo.models.experts.names import with_expert_names
 from octavo.models.formats.safetensors import SafetensorsWeights
 
 transformers = pytest.importorskip("transformers")

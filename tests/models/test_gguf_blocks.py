@@ -12,10 +12,10 @@ from gguf_builder import Tensor, metadata_of, tensors_of
 from test_gguf_dequantize import IDS, random_blocks
 
 from octavo.errors import ConfigError
-from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
-from octavo.models.formats.gguf_types import GGML_TYPES
-from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.blocks import blocks_of, bytes_of_a_number, has_blocks
+from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.types import GGML_TYPES
+from octavo.models.formats.gguf.weights import GGUFWeights
 from octavo.models.weights import QuantisedSource
 
 NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")

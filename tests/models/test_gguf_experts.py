@@ -26,9 +26,9 @@ from octavo.layers.linear.blocks import BlockLinear
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.router import Choice
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_config import gguf_to_hf_config
-from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.config import gguf_to_hf_config
+from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.weights import GGUFWeights
 
 transformers = pytest.importorskip("transformers")
 

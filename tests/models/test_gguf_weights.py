@@ -9,9 +9,9 @@ from gguf_builder import SIZES, Tensor, metadata_of, tensors_of
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.checkpoint import check_tensors
-from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_config import gguf_to_hf_config
-from octavo.models.formats.gguf_weights import GGUFWeights
+from octavo.models.formats.gguf.config import gguf_to_hf_config
+from octavo.models.formats.gguf.file import GGUFFile
+from octavo.models.formats.gguf.weights import GGUFWeights
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 

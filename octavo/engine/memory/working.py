@@ -5,7 +5,7 @@ from dataclasses import replace
 from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.models import ModelConfig
-from octavo.models.experts import ExpertsConfig
+from octavo.models.experts.config import ExpertsConfig
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 

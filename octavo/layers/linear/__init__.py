@@ -1,17 +1,15 @@
 """Linear layers: `choice` chooses among these GEMMs.
 
-    GEMM        runs by     files
-    plain       torch       plain
-    packed      MKL         packed
-    int8        oneDNN      int8
-    blocks      C           blocks, block_weight, layers/cpu/blocks.c
-    grouped     Gluon     grouped/
-                Triton
-    float8      torch       float8, float8_weight
-    float8_gpu  Triton      float8_gpu, float8_gemm, float8_tiling, skinny, hopper, layers/triton/quantise
-    skinny      Triton      skinny, skinny_tiling
-    hopper      Gluon       hopper, hopper_kernel, hopper_tiling
-    invariant   Triton      invariant, invariant_tiling
+    GEMM        runs by        files
+    plain       torch          plain
+    packed      MKL            packed
+    int8        oneDNN         int8
+    blocks      C              blocks, block_weight, layers/cpu/blocks.c
+    grouped     Gluon, Triton  grouped/
+    float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
+    skinny      Triton         skinny, skinny_tiling
+    hopper      Gluon          hopper/
+    invariant   Triton         invariant, invariant_tiling
 
 quantised says what a weight is that stays as the checkpoint stores it, fused what a layer is that takes norm,
 activation and residual sum into its GEMMs. Each GEMM's `unsupported_reason` returns why it cannot run here,

@@ -25,17 +25,11 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import (
-    blocks,
-    float8,
-    float8_gpu,
-    hopper_tiling,
-    int8,
-    invariant_tiling,
-    packed,
-    skinny_tiling,
-)
+from octavo.layers.linear import blocks, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
+from octavo.layers.linear.float8 import on_torch as float8_on_torch
 from octavo.layers.linear.grouped import linear as grouped
+from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
@@ -65,7 +59,7 @@ _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
         "blocks": (blocks, grouped),
         # Groups of columns that are no multiple of 32: nothing multiplies them.
         "odd blocks": (),
-        "float8": (float8_gpu, float8),
+        "float8": (float8_on_gpu, float8_on_torch),
     }
 )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.float8_weight import FLOAT8_ROWS, Float8Weight
+from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds

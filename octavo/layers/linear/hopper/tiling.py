@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.gpu.device import nvidia_generation
-from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
 # Values of 16 bits of K side by side in shared memory; and rows of x that a warpgroup multiplies at once.
 ATOM = 64

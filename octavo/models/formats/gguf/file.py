@@ -19,9 +19,9 @@ from typing import Self
 import numpy as np
 
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
-from octavo.models.formats.gguf_cursor import UINT32, UINT64, Cursor
-from octavo.models.formats.gguf_metadata import MAX_PAIRS, read_metadata
-from octavo.models.formats.gguf_types import GGML_TYPES, GGMLType
+from octavo.models.formats.gguf.cursor import UINT32, UINT64, Cursor
+from octavo.models.formats.gguf.metadata import MAX_PAIRS, read_metadata
+from octavo.models.formats.gguf.types import GGML_TYPES, GGMLType
 from octavo.models.weights import missing_tensor
 
 MAX_TENSORS = 2**16

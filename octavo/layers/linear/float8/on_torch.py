@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers.linear.float8_weight import Float8Weight
+from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = "dequantised in each product, by PyTorch"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.models.formats.gguf_dequantize import five_bits, float16_at, put_nibbles
+from octavo.models.formats.gguf.dequantize import five_bits, float16_at, put_nibbles
 
 # Integers [n, 32 or 256], scales and mins [n, ...], of n blocks of the file.
 Blocks = tuple[np.ndarray, np.ndarray, np.ndarray | None]

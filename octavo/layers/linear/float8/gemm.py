@@ -16,8 +16,8 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.linear.float8_tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
+from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.operands import check_operands, make_result
 from octavo.layers.triton.activation import activate
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.models.config_fields import ConfigFields
-from octavo.models.formats.gguf import GGUFFile
-from octavo.models.formats.gguf_architectures import ROPE_FACTORS, GGUFArchitecture, find_architecture
+from octavo.models.formats.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, find_architecture
+from octavo.models.formats.gguf.file import GGUFFile
 
 # Keys under "<architecture>." that are read below.
 _READ_KEYS = frozenset(

@@ -10,16 +10,16 @@ from torch import Tensor
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
-from octavo.models.formats.gguf import GGUFFile, GGUFTensorInfo
-from octavo.models.formats.gguf_architectures import (
+from octavo.models.formats.gguf.architectures import (
     EXPERTS,
     ROPE_FACTORS,
     find_architecture,
     hugging_face_name,
 )
-from octavo.models.formats.gguf_blocks import blocks_of, bytes_of_a_number, has_blocks
-from octavo.models.formats.gguf_config import ArchitectureFields
-from octavo.models.formats.gguf_dequantize import decode_blocks, require_decodable
+from octavo.models.formats.gguf.blocks import blocks_of, bytes_of_a_number, has_blocks
+from octavo.models.formats.gguf.config import ArchitectureFields
+from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
+from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
 from octavo.models.weights import missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32 stays in a core's cache.

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from octavo.layers.linear.float8 import Float8Linear
-from octavo.layers.linear.float8_tiling import Path, choose_path, has_tiles, unsupported_reason
-from octavo.layers.linear.float8_weight import Float8Weight
+from octavo.layers.linear.float8.on_torch import Float8Linear
+from octavo.layers.linear.float8.tiling import Path, choose_path, has_tiles, unsupported_reason
+from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.quantised import join_rows
 
@@ -101,9 +101,9 @@ class Float8GpuLinear:
 
             return gated_activation(out, activation)
         if path == "hopper":
-            from octavo.layers.linear.hopper import hopper_linear as product
+            from octavo.layers.linear.hopper.gemm import hopper_linear as product
         else:
-            from octavo.layers.linear.float8_gemm import float8_linear as product
+            from octavo.layers.linear.float8.gemm import float8_linear as product
         options = {"activation": activation, "residual": residual}
         return product(rows, self.weight, self.bias, row_scales=scales, dtype=dtype, **options)
 

@@ -20,9 +20,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.float8_weight import Float8Weight
-from octavo.layers.linear.hopper_kernel import Result, Scales, Shape, linear_kernel
-from octavo.layers.linear.hopper_tiling import (
+from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.hopper.kernel import Result, Scales, Shape, linear_kernel
+from octavo.layers.linear.hopper.tiling import (
     ATOM,
     ATOM_BYTES,
     HopperTiling,

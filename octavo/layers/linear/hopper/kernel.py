@@ -41,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.hopper_tiling import GROUP_ROWS
+from octavo.layers.linear.hopper.tiling import GROUP_ROWS
 from octavo.layers.triton.activation import activate
 
 # Bits of a row of an atom, rows of a wgmma.

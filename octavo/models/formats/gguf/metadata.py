@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from octavo.models.formats.gguf_cursor import UINT32, UINT64, Cursor
+from octavo.models.formats.gguf.cursor import UINT32, UINT64, Cursor
 
 MAX_PAIRS = 2**16
 MAX_ARRAY_LENGTH = 2**24

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.float8_weight import FLOAT8, Float8Weight
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
 from octavo.models.checkpoint import Checkpoint
 

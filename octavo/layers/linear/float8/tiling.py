@@ -8,8 +8,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
-from octavo.layers.linear import hopper_tiling
-from octavo.layers.linear.float8_weight import Float8Weight
+from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.hopper import tiling as hopper_tiling
 
 _BLOCK = 128
 _DTYPES = (torch.bfloat16, torch.float16)

@@ -1,0 +1,1 @@
+"""GGUF files: header, config, tensors, and weights that stay in their blocks."""
