@@ -130,3 +130,6 @@ def test_arguments_that_are_no_text_are_refused(command: str) -> None:
     assert (code, output) == (2, "")
     assert errors.startswith("octavo: error: ")
     assert errors.count("\n") == 1
+    if command in ("generate $'\\xff'", "chat $'\\xff'"):
+        # Before a model is loaded.
+        assert errors.endswith("text 1 of the command line must be utf-8 text, got '\\udcff'\n")

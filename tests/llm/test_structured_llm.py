@@ -271,6 +271,18 @@ MIXED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def mixed_tokens(random_model: LLM) -> list[list[list[int]]]:
+    """Of all of MIXED together, undisturbed."""
+    return all_tokens(random_model, MIXED)
+
+
+@pytest.fixture(scope="module")
+def first_tokens(random_model: LLM) -> list[list[int]]:
+    """Of the first of MIXED by itself, undisturbed."""
+    return all_tokens(random_model, MIXED[:1])[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -283,13 +295,15 @@ MIXED = [
 )
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 def test_scarcity_and_running_ahead_change_no_token(
-    random_model: LLM, make: Callable[..., LLM], options: dict[str, object], runs_ahead: bool
+    mixed_tokens: list[list[list[int]]],
+    make: Callable[..., LLM],
+    options: dict[str, object],
+    runs_ahead: bool,
 ) -> None:
-    expected = all_tokens(random_model, MIXED)
     llm = make(**options)
     if runs_ahead:
         llm, _ = ahead(llm)
-    assert all_tokens(llm, MIXED) == expected
+    assert all_tokens(llm, MIXED) == mixed_tokens
     if "num_blocks" in options:
         assert llm.engine.scheduler.num_preemptions > 0
     assert_drained(llm)
@@ -298,14 +312,13 @@ def test_scarcity_and_running_ahead_change_no_token(
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
 @pytest.mark.parametrize("broken_at", [1, pytest.param(5, marks=pytest.mark.slow), 23])
 def test_an_engine_that_starts_over_writes_the_same(
-    random_model: LLM,
+    first_tokens: list[list[int]],
     make: Callable[..., LLM],
     monkeypatch: pytest.MonkeyPatch,
     broken_at: int,
     runs_ahead: bool,
 ) -> None:
     """A step is broken off after its tokens are known to matchers, and before blocks are committed."""
-    expected = all_tokens(random_model, [MIXED[0]])[0]
     llm = make()
     if runs_ahead:
         llm, _ = ahead(llm)
@@ -324,15 +337,14 @@ def test_an_engine_that_starts_over_writes_the_same(
         with suppress(KeyboardInterrupt):
             llm.engine.step()
     assert num_calls > broken_at
-    assert [completion.token_ids for completion in output.outputs] == expected
+    assert [completion.token_ids for completion in output.outputs] == first_tokens
     assert_drained(llm)
 
 
 def test_an_interrupt_between_matcher_and_output_loses_nothing(
-    random_model: LLM, make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+    first_tokens: list[list[int]], make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trap: the matcher took a token that is in no output."""
-    expected = all_tokens(random_model, [MIXED[0]])[0]
     llm = make()
     output = llm.engine.add_request(PROMPTS[0], MIXED[0])
     accept, num_calls = llm.engine.outputs.accept, 0
@@ -348,7 +360,7 @@ def test_an_interrupt_between_matcher_and_output_loses_nothing(
     while not output.finished:
         with suppress(KeyboardInterrupt):
             llm.engine.step()
-    assert [completion.token_ids for completion in output.outputs] == expected
+    assert [completion.token_ids for completion in output.outputs] == first_tokens
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "ahead"])
