@@ -239,7 +239,7 @@ def packed_layer(weight: Tensor, bias: Tensor | None = None, *, quantization: st
 
 def serve(model: str) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
-    with patch("octavo.models.loader.make_linear", packed_layer):
+    with patch("octavo.models.builder.make_linear", packed_layer):
         llm = load(model)
     results: list[dict[str, object]] = []
     for name in ("single", "mid"):

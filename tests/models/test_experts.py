@@ -23,7 +23,7 @@ from test_decoder_families import SMALL, config_json, make_prompts
 from octavo import LLM, SamplingParams
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.models import ModelConfig, loader, num_active_parameters, num_parameters, parameter_shapes
+from octavo.models import ModelConfig, builder, num_active_parameters, num_parameters, parameter_shapes
 from octavo.models.experts.names import with_expert_names
 from octavo.models.formats.safetensors import SafetensorsWeights
 
@@ -146,7 +146,7 @@ def test_stacks_for_a_gpu_hold_what_lists_do(quantization: str, monkeypatch: pyt
     model = make_model("mixtral")
     config = ModelConfig.from_hf(config_json(model))
     tensors = hugging_face_weights(model)
-    monkeypatch.setattr(loader, "stacks_experts", lambda weight: True)
+    monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
     decoder = make_decoder(config, tensors, quantization=quantization)
     experts = decoder.layers[1].feed_forward.experts
     assert isinstance(experts, StackedExperts)

@@ -1,0 +1,280 @@
+"""Makes a decoder's modules: reads each weight, or this rank's part of it, and packs it for its GEMM.
+
+One weight is finished before the next one is read.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from octavo.layers import (
+    AttentionLayer,
+    Embedding,
+    FeedForward,
+    HeadRMSNorm,
+    LayerOptions,
+    LMHead,
+    RMSNorm,
+    WideQKNorm,
+    interleave_halves,
+    make_input,
+    make_invariant_linear,
+    make_linear,
+    make_output,
+    make_quantised_linear,
+    vocabulary_shard,
+)
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks
+from octavo.layers.linear.plain import Linear
+from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.moe.choice import stacks_experts
+from octavo.layers.moe.experts import ListedExperts
+from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.moe.router import Router
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.models.checkpoint import Checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderLayer
+from octavo.models.experts.loading import read_stacked
+from octavo.parallel import TensorParallel, shard_heads, shard_range
+
+
+def return_freed_memory() -> None:
+    """Return freed heap pages to the operating system, where the C library can do that (glibc).
+
+    Packed weights lie between freed temporaries of the same sizes: without this, a third of the process's
+    memory is holes once a model is loaded.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+class Builder:
+    """Makes a rank's modules, in the order of parameter_shapes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        parallel: TensorParallel,
+        quantization: str,
+        deterministic: bool,
+    ) -> None:
+        self.heads = shard_heads(config.num_heads, config.num_kv_heads, parallel)
+        self._config = config
+        self._checkpoint = checkpoint
+        self._parallel = parallel
+        self._quantization = quantization
+        self._deterministic = deterministic
+
+    def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
+        """The embedding, and its weight for an LM head that is tied to it."""
+        weight, first_id = self._vocabulary_rows("model.embed_tokens.weight")
+        return Embedding(weight, first_id, self._config.embedding_multiplier, self._parallel), weight
+
+    def lm_head(self, embedding_weight: Tensor | TiledBlocks) -> LMHead:
+        """The last norm and the head."""
+        config = self._config
+        norm = self._norm("model.norm")
+        weight = embedding_weight
+        if not config.tie_word_embeddings:
+            weight, _ = self._vocabulary_rows("lm_head.weight")
+        if isinstance(weight, TiledBlocks):
+            linear = BlockLinear([weight])
+        elif self._deterministic:
+            # Always float32: a request for log-probabilities must not change what others sample from.
+            linear = make_invariant_linear(weight, dtype=torch.float32)
+        else:
+            linear = self._linear(weight)
+        return LMHead(make_input(norm, linear), config.vocab_size, config.final_softcap, self._parallel)
+
+    def _norm(self, name: str) -> RMSNorm:
+        # With norms of outputs, what outputs return is summed over ranks already.
+        parallel = TensorParallel() if self._config.has_post_norms else self._parallel
+        return RMSNorm(self._norm_weight(name), self._config.rms_norm_eps, parallel)
+
+    def layer(self, index: int) -> DecoderLayer:
+        """Load one layer, then return the temporary memory of reading and packing it."""
+        prefix = f"model.layers.{index}"
+        has_experts = self._config.experts is not None and self._config.experts.layers[index]
+        attention = self._attention(prefix, index)
+        layer = DecoderLayer(attention, (self._experts if has_experts else self._feed_forward)(prefix))
+        if self._checkpoint.device.type == "cpu":
+            return_freed_memory()
+        return layer
+
+    def _attention(self, prefix: str, index: int) -> AttentionLayer:
+        config = self._config
+        block = f"{prefix}.self_attn"
+        norm = self._norm(f"{prefix}.input_layernorm")
+        post_norm = self._norm(f"{prefix}.post_attention_layernorm") if config.has_post_norms else None
+        qkv = self._qkv(block)
+        output = self._row_parallel(
+            f"{block}.o_proj", self._head_rows(self.heads.query), config.has_output_bias
+        )
+        return AttentionLayer(
+            qkv_proj=make_input(norm, qkv),
+            o_proj=make_output(output, post_norm, self._parallel),
+            wide_norm=self._wide_qk_norm(block) if config.has_wide_qk_norm else None,
+            options=LayerOptions(
+                layer=index,
+                rope=config.layer_ropes[index],
+                scale=config.attention_scale,
+                window=config.layer_windows[index],
+                softcap=config.attention_softcap,
+                qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
+            ),
+        )
+
+    def _feed_forward(self, prefix: str) -> FeedForward:
+        config = self._config
+        # Without post-norms, checkpoints call this norm as others call the attention's post-norm.
+        norm_name = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
+        norm = self._norm(f"{prefix}.{norm_name}")
+        post_norm = self._norm(f"{prefix}.post_feedforward_layernorm") if config.has_post_norms else None
+        inner = shard_range(config.intermediate_size, self._parallel, what="feed-forward columns")
+        rows = slice(inner.start, inner.stop)
+        names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        gate_up = self._fused(names, [rows, rows], config.has_mlp_bias, num_interleaved=0)
+        down = self._row_parallel(f"{prefix}.mlp.down_proj", rows, config.has_mlp_bias)
+        return FeedForward(
+            make_input(norm, gate_up, config.activation), make_output(down, post_norm, self._parallel)
+        )
+
+    def _experts(self, prefix: str) -> ExpertFeedForward:
+        config, experts = self._config, self._config.experts
+        assert experts is not None, "a network without experts"
+        inner = shard_range(experts.size, self._parallel, what="columns of an expert")
+        rows = slice(inner.start, inner.stop)
+        norm = self._norm(f"{prefix}.post_attention_layernorm")
+        router = Router(
+            self._checkpoint.read(f"{prefix}.mlp.gate.weight"),
+            experts.num_chosen,
+            experts.renormalises,
+            self._deterministic,
+        )
+        names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
+        if stacks_experts(router.weight):
+            weights = read_stacked(self._checkpoint, names, self._part(rows), len(inner), config.hidden_size)
+            mixture = StackedExperts(*weights, config.activation, self._deterministic)
+        else:
+            inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
+            mixture = ListedExperts(
+                [self._fused(pair, [rows, rows], has_bias=False, num_interleaved=0) for pair in inputs],
+                [self._row_parallel(f"{name}.down_proj", rows, has_bias=False) for name in names],
+                config.activation,
+            )
+        return ExpertFeedForward(norm, router, mixture, self._parallel)
+
+    def _qkv(self, prefix: str) -> Linear:
+        q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
+        names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+        return self._fused(names, [q_rows, kv_rows, kv_rows], self._config.has_qkv_bias, num_interleaved=2)
+
+    def _qk_norm(self, prefix: str) -> HeadRMSNorm:
+        q, k = (
+            interleave_halves(self._norm_weight(f"{prefix}.{name}", torch.float32), self._config.head_dim)
+            for name in ("q_norm", "k_norm")
+        )
+        weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
+        return HeadRMSNorm(weight, self._config.rms_norm_eps)
+
+    def _wide_qk_norm(self, prefix: str) -> WideQKNorm:
+        q, k = (
+            interleave_halves(self._norm_weight(f"{prefix}.{name}"), self._config.head_dim)[part]
+            for name, part in (
+                ("q_norm", self._head_rows(self.heads.query)),
+                ("k_norm", self._head_rows(self.heads.kv)),
+            )
+        )
+        sizes = (
+            self._config.num_heads * self._config.head_dim,
+            self._config.num_kv_heads * self._config.head_dim,
+        )
+        return WideQKNorm((q, k), sizes, self._config.rms_norm_eps, self._parallel)
+
+    def _fused(
+        self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int
+    ) -> Linear:
+        """One product for several projections of the same input.
+
+        The first num_interleaved of them are reordered for the rotation (see layers.rotary).
+        """
+        size = sum(part.stop - part.start for part in rows)
+        weights = [f"{name}.weight" for name in names]
+        bias = None
+        if has_bias:
+            bias = self._checkpoint.empty(size)
+            self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
+        if self._checkpoint.stays_quantised(weights[0]):
+            return self._quantised_linear(self._read_quantised(weights, rows, num_interleaved), bias)
+        weight = self._checkpoint.empty(size, self._config.hidden_size)
+        self._fill(weight, weights, rows, num_interleaved)
+        return self._linear(weight, bias)
+
+    def _read_quantised(
+        self, names: Sequence[str], rows: Sequence[slice], num_interleaved: int
+    ) -> Iterator[QuantisedWeight]:
+        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
+            weight = self._checkpoint.read_quantised(name, rows=self._part(part))
+            if index < num_interleaved:
+                order = torch.arange(weight.shape[0], device=weight.device)
+                weight = weight.take(interleave_halves(order, self._config.head_dim))
+            yield weight
+
+    def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
+        start = 0
+        for index, (name, part) in enumerate(zip(names, rows, strict=True)):
+            tensor = self._checkpoint.read(name, rows=self._part(part))
+            if index < num_interleaved:
+                tensor = interleave_halves(tensor, self._config.head_dim)
+            fused[start : start + tensor.shape[0]] = tensor
+            start += tensor.shape[0]
+
+    def _row_parallel(self, name: str, columns: slice, has_bias: bool) -> Linear:
+        """A projection whose results are summed over ranks: only rank 0 adds the bias."""
+        bias = self._checkpoint.read(f"{name}.bias") if has_bias else None
+        bias = bias if self._parallel.rank == 0 else None
+        name, part = f"{name}.weight", self._part(columns)
+        if self._checkpoint.stays_quantised(name):
+            return self._quantised_linear([self._checkpoint.read_quantised(name, columns=part)], bias)
+        return self._linear(self._checkpoint.read(name, columns=part), bias)
+
+    def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
+        return make_quantised_linear(list(weights), bias, dtype=self._checkpoint.dtype)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if self._deterministic:
+            return make_invariant_linear(weight, bias)
+        return make_linear(weight, bias, quantization=self._quantization)
+
+    def _norm_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A norm's weight; float32 if it is stored with an offset, which is for precision near 0."""
+        offset = self._config.norm_weight_offset
+        weight = self._checkpoint.read(f"{name}.weight", dtype=torch.float32 if offset else dtype)
+        return weight + offset if offset else weight
+
+    def _vocabulary_rows(self, name: str) -> tuple[Tensor | TiledBlocks, int]:
+        """This rank's rows, padded to the share that every rank has, and the id of the first row."""
+        rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
+        if self._checkpoint.stays_quantised(name):
+            blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
+            assert isinstance(blocks, BlockWeight), f"{name}: rows of {blocks.kind} cannot be looked up"
+            return TiledBlocks(blocks, num_rows=share), rows.start
+        weight = self._checkpoint.read(name, rows=self._part(rows))
+        if weight.shape[0] < share:
+            weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
+        return weight, rows.start
+
+    def _head_rows(self, heads: range) -> slice:
+        return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)
+
+    def _part(self, part: slice) -> slice | None:
+        """The slice to read; a single rank reads whole tensors."""
+        return None if self._parallel.size == 1 else part
