@@ -29,7 +29,8 @@ def test_layers_that_are_alike_share_the_very_same_shape():
     shape = call().shape(TILE)
     assert call(ScoreOptions(0.5)).shape(TILE) is shape
     assert (shape.rows.value, shape.keys.value, shape.windowed.value) == (16, 32, False)
-    assert call(head_dim=24).shape(TILE).padded_dim.value == 64
+    assert call(head_dim=24).shape(TILE).padded_dim.value == 32
+    assert call(head_dim=24, dtype=torch.float16).shape(TILE).padded_dim.value == 64
 
 
 @pytest.mark.parametrize(

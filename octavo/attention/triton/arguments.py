@@ -117,13 +117,14 @@ class Call(NamedTuple):
         """Return the compile-time arguments of a kernel with these tiles."""
         options, (_, _, num_kv_heads, head_dim) = self.options, self.layer.k.shape
         value_dim = self.layer.v.shape[3]
+        dtype = torch.float16 if self.layer.k.dtype == FLOAT8 else self.q.dtype
         return _shape(
             *(self.q.shape[1] // num_kv_heads, num_kv_heads),
-            *(head_dim, padded_head_dim(head_dim), self.block_size),
+            *(head_dim, padded_head_dim(head_dim, dtype), self.block_size),
             *(tile.rows, tile.keys),
             *(options.window is not None, options.softcap > 0, options.alibi_slopes is not None),
             *(self.layer.k_scale is not None, self.layer.k.dtype == FLOAT8),
-            *(value_dim, padded_head_dim(value_dim), self.begins),
+            *(value_dim, padded_head_dim(value_dim, dtype), self.begins),
         )
 
 

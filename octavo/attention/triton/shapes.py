@@ -56,13 +56,17 @@ _SMALL_TILES = {
 }
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """Return the tile width for a head dimension: a power of two, at least 64.
+def padded_head_dim(head_dim: int, dtype: torch.dtype | None = None) -> int:
+    """Return the tile width for a head dimension: a power of two, at least 64, or 32 in float32.
 
     Triton 3.6 miscompiles products with tiles of 32 16-bit columns that registers write to shared memory, as
     happens where strides forbid wider copies.
+
+    Args:
+        head_dim: of keys or values.
+        dtype: of the products' operands; None: any.
     """
-    return max(64, power_of_two(head_dim))
+    return max(32 if dtype == torch.float32 else 64, power_of_two(head_dim))
 
 
 @cache
