@@ -14,7 +14,8 @@ FAKE = {
         from types import SimpleNamespace
         class LLM:
             def __init__(self, model, *, skip_tokenizer_init, dtype, gpu_memory_utilization, load_format,
-                         max_model_len, kv_cache_dtype, disable_log_stats):
+                         max_model_len, kv_cache_dtype, disable_log_stats, tensor_parallel_size):
+                assert tensor_parallel_size == 1
                 self.resets = [False, True, True, True]
             def reset_prefix_cache(self):
                 return self.resets.pop(0)
@@ -33,7 +34,7 @@ FAKE = {
         """,
     "engine/arg_utils.py": """
         def AsyncEngineArgs(*, model, load_format, skip_tokenizer_init, dtype, max_model_len,
-                            gpu_memory_utilization, kv_cache_dtype, disable_log_stats):
+                            gpu_memory_utilization, kv_cache_dtype, disable_log_stats, tensor_parallel_size):
             import json, pathlib
             return json.loads((pathlib.Path(model) / "config.json").read_text())
         """,

@@ -37,6 +37,9 @@ class AheadRunner:
     def note_ready(self) -> None:
         self.inner.note_ready()
 
+    def close(self) -> None:
+        self.inner.close()
+
     def sharing(self) -> Sharing:
         return self.inner.sharing()
 
