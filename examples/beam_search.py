@@ -111,13 +111,13 @@ def blocks_used(model: PagedDecoder) -> str:
 def main() -> None:
     model = PagedDecoder(num_blocks=512, block_size=4)
     prompt = model.tokenizer.encode("Long ago, in a small town by the sea, an old man told the children that")
-    beams = beam_search(model, prompt, width=64, num_tokens=12)
+    beams = beam_search(model, prompt, width=64, num_tokens=8)
     print(f"{len(beams)} beams: {blocks_used(model)}")
     for beam in beams[:3]:
         print(f"{beam.score:7.2f} {model.tokenizer.decode(list(beam.tokens))!r}")
     for beam in beams:
         model.sequences.free(beam.name)
-    text = best_of_n_tree(model, prompt, n=8, rounds=2, length=6)
+    text = best_of_n_tree(model, prompt, n=8, rounds=2, length=4)
     print(f"best of n: {model.tokenizer.decode(text)!r}")
     stats = model.sequences.stats()
     print(f"in use at the end: {stats.referenced_bytes} bytes; cached: {stats.cached_bytes / 2**20:.1f} MiB")

@@ -7,6 +7,7 @@ from llm_helpers import assert_drained
 
 from octavo import LLM, SamplingParams
 from octavo.engine.step.result import StepResult
+from octavo.engine.step.time import StepTime, StepWork
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 READER = [3, 1, 4]
@@ -37,7 +38,15 @@ def chunks_beside_a_stream(llm: LLM) -> tuple[list[list[int]], list[int]]:
 
 
 @pytest.mark.parametrize("max_step_ms", [0.001, 1e6])
-def test_a_limit_changes_chunks_and_no_token(tiny: Callable[..., LLM], max_step_ms: float) -> None:
+def test_a_limit_changes_chunks_and_no_token(
+    tiny: Callable[..., LLM], max_step_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = StepTime.learn
+
+    def learn_without_noise(self: StepTime, work: StepWork, seconds: float) -> None:
+        learn(self, work, 1e-3 + 1e-5 * work.num_prompt_tokens)
+
+    monkeypatch.setattr(StepTime, "learn", learn_without_noise)
     expected, whole = chunks_beside_a_stream(tiny(**OPTIONS))
     tokens, chunks = chunks_beside_a_stream(tiny(max_step_ms=max_step_ms, **OPTIONS))
     assert tokens == expected

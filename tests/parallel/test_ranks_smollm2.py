@@ -24,10 +24,10 @@ def three() -> Iterator[LLM]:
 
 def test_the_reference_tokens(three: LLM) -> None:
     """The first prompts, and the first tokens of each."""
-    rows = json.loads(GOLDEN.read_text())["rows"][:4]
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    rows = json.loads(GOLDEN.read_text())["rows"][:3]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     outputs = three.generate([row["prompt_ids"] for row in rows], params)
-    assert [o.outputs[0].token_ids for o in outputs] == [row["output_ids"][:6] for row in rows]
+    assert [o.outputs[0].token_ids for o in outputs] == [row["output_ids"][:4] for row in rows]
     assert len(other_ranks()) == 2
 
 

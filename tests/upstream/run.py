@@ -126,8 +126,19 @@ def run_suite(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return report | {"counts": counts}
 
 
+def run_part(names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Run this process's part of every suite and return its report."""
+    import modules
+
+    modules.install()
+    return {name: run_suite(name, options) for name in names}
+
+
 def run_parts(names: list[str], options: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
-    """Run every part in a process of its own and return their reports."""
+    """Run the parts, each in a process of its own if there are several, and return their reports."""
+    if options.jobs == 1:
+        options.part = 0
+        return [run_part(names, options)]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, str(part)) for part in range(options.jobs)]
         processes = [
@@ -178,10 +189,7 @@ def main() -> int:
         failed = print_summary(names, run_parts(names, options))
         print(f"seed {options.seed}, {time.monotonic() - start:.0f} s, {failed} failed")
         return 1 if failed else 0
-    import modules
-
-    modules.install()
-    options.report.write_text(json.dumps({name: run_suite(name, options) for name in names}))
+    options.report.write_text(json.dumps(run_part(names, options)))
     return 0
 
 
