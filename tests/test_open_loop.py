@@ -138,6 +138,7 @@ os._exit(0)
     assert not status.exists() or status.read_text().split(") ")[1].startswith("Z")
 
 
+@pytest.mark.slow
 def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     """From the command line to the last line, each engine in a process of its own."""
     options = (

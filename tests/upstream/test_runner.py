@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+# The runner is used by hand, with a GPU; each test starts processes that import PyTorch.
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 UPSTREAM = """
 import pytest
