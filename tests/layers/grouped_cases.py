@@ -1,15 +1,11 @@
-"""What the tests of packed weights share: random weights, and the specification in plain PyTorch."""
+"""What the tests of packed weights share: random weights, and the specification over them."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
-from triton_layer_cases import plain_norm, random
+from triton_layer_cases import ACTIVATIONS, plain_linear, random
 
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.grouped.weight import GroupedWeight
-
-EPS = 1e-6
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
 
 
 def random_blocks(
@@ -29,26 +25,6 @@ def random_blocks(
 def packed(weight: BlockWeight, device: str) -> GroupedWeight:
     """The weight on a device, packed."""
     return GroupedWeight.pack(weight.to(torch.device(device)))
-
-
-def plain_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """The specification, each step in the dtype of x."""
-    if norm_weight is not None:
-        x = plain_norm(x, norm_weight, EPS)
-    out = x @ weight.to(x.dtype).T
-    if bias is not None:
-        out = out + bias.to(x.dtype)
-    if activation is not None:
-        gate, up = out.chunk(2, -1)
-        out = ACTIVATIONS[activation](gate) * up
-    return out if residual is None else residual + out
 
 
 def both_ways(x: Tensor, weight: GroupedWeight, **options) -> tuple[Tensor, Tensor]:

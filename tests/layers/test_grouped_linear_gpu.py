@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from grouped_cases import EPS, both_ways, options_of, packed, random_blocks
-from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
+from grouped_cases import both_ways, options_of, packed, random_blocks
+from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
 from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
-from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
+from triton_layer_cases import ACTIVATIONS, EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
 from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
@@ -17,8 +16,6 @@ from octavo.parallel import TensorParallel
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
-EPS = 1e-6
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
 
 
 def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:

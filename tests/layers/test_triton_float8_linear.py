@@ -2,9 +2,16 @@
 
 import pytest
 import torch
-from test_triton_linear import EPS, plain_linear
 from torch import Tensor
-from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
+from triton_layer_cases import (
+    EPS,
+    assert_as_good_as_torch,
+    everywhere,
+    ignores_overflow,
+    plain_linear,
+    poisoned_memory,
+    random,
+)
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling

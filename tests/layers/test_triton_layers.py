@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import gelu, silu
 from triton_layer_cases import (
+    ACTIVATIONS,
     HAS_GPU,
     INTERPRETED,
     assert_as_good_as_torch,
@@ -90,9 +90,6 @@ def test_norms_refuse_what_does_not_fit(device: str, dtype: torch.dtype) -> None
     for bad in (x[:1], x.double(), x.t().contiguous().t()):
         with pytest.raises(InvalidArgumentError, match="delta must be"):
             rms_norm(x, weight, 1e-6, delta=bad)
-
-
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
 
 
 @everywhere

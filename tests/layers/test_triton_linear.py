@@ -3,12 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 from triton_layer_cases import (
+    ACTIVATIONS,
+    EPS,
     assert_as_good_as_torch,
     everywhere,
     ignores_overflow,
-    plain_norm,
+    plain_linear,
     poisoned_memory,
     random,
 )
@@ -17,29 +18,7 @@ from octavo.errors import InvalidArgumentError
 from octavo.layers.linear.skinny_tiling import MAX_ROWS, Tiling, choose_tiling
 
 pytestmark = ignores_overflow
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
-EPS = 1e-6
 ROWS = [1, 2, 3, 4]
-
-
-def plain_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """The specification, each step in the dtype of x."""
-    if norm_weight is not None:
-        x = plain_norm(x, norm_weight, EPS)
-    out = x @ weight.to(x.dtype).T
-    if bias is not None:
-        out = out + bias.to(x.dtype)
-    if activation is not None:
-        gate, up = out.chunk(2, -1)
-        out = ACTIVATIONS[activation](gate) * up
-    return out if residual is None else residual + out
 
 
 def check(x: Tensor, weight: Tensor, *, tiling: Tiling | None = None, **options) -> Tensor:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -34,6 +35,8 @@ PLACES = (
     ]
 )
 everywhere = pytest.mark.parametrize(("device", "dtype"), PLACES)
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda gate: gelu(gate, approximate="tanh")}
+EPS = 1e-6
 
 
 def random(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -66,3 +69,23 @@ def assert_as_good_as_torch(got: Tensor, same_dtype: Tensor, exact: Tensor) -> N
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[T, C] in its own dtype."""
     return x * torch.rsqrt(x.square().mean(-1, True) + eps) * weight.to(x.dtype)
+
+
+def plain_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The specification, each step in the dtype of x."""
+    if norm_weight is not None:
+        x = plain_norm(x, norm_weight, EPS)
+    out = x @ weight.to(x.dtype).T
+    if bias is not None:
+        out = out + bias.to(x.dtype)
+    if activation is not None:
+        gate, up = out.chunk(2, -1)
+        out = ACTIVATIONS[activation](gate) * up
+    return out if residual is None else residual + out

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.errors import UnsupportedModelError, refuse_unknown
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
@@ -21,12 +21,14 @@ from octavo.models.formats.integers import (
     WORD,
     Groups,
     check_tensor,
-    check_the_rest,
     check_words,
     groups_of,
     make_blocks,
+    open_matrices,
+    refuse_both,
     storage_of,
     unpack,
+    words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds
@@ -83,10 +85,7 @@ class AWQScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        layers = [name.removesuffix("qweight") for name in sorted(tensors.names()) if _is_matrix(name)]
-        matrices = {f"{layer}weight": self._matrix(tensors, layer) for layer in layers}
-        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
-        return QuantisedTensors(tensors, matrices, {})
+        return open_matrices(tensors, "qweight", self._matrix)
 
     def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
         name = f"{layer}qweight"
@@ -94,13 +93,8 @@ class AWQScheme:
         groups = groups_of(name, size, self.group_size)
         check_tensor(tensors, f"{layer}qzeros", name, (groups.number, num_words), {WORD})
         check_tensor(tensors, f"{layer}scales", name, (groups.number, num_words * _PER_WORD), FLOATS)
-        if f"{layer}weight" in tensors.names():
-            raise WeightsError(f"the checkpoint has both {name} and {layer}weight")
+        refuse_both(tensors, name, layer)
         return _Matrix(tensors, layer, groups, num_words * _PER_WORD)
-
-
-def _is_matrix(name: str) -> bool:
-    return name.endswith(".qweight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +137,7 @@ class _Matrix:
 
     def _unpacked(self, part: str, rows: slice, columns: slice) -> Tensor:
         """Read rows and unpacked columns of words, [rows, columns] uint8."""
-        first = columns.start // _PER_WORD
-        words = slice(first, -(-columns.stop // _PER_WORD))
+        words, columns = words_of(columns, _PER_WORD)
         stored = self.source.read_stored(f"{self.layer}{part}", rows=rows, columns=words)
         places = unpack(stored, _BITS).view(-1, _PER_WORD)[:, torch.tensor(_PLACES)]
-        start = columns.start - first * _PER_WORD
-        return places.view(len(stored), -1)[:, start : start + columns.stop - columns.start]
+        return places.view(len(stored), -1)[:, columns]

@@ -25,14 +25,16 @@ from octavo.models.formats.integers import (
     WORD,
     Groups,
     check_tensor,
-    check_the_rest,
     check_words,
     groups_of,
     make_blocks,
+    open_matrices,
     order_of,
+    refuse_both,
     storage_of,
     unpack,
     unpack_down,
+    words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds
@@ -112,11 +114,7 @@ class GPTQScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        names = sorted(tensors.names())
-        layers = [name.removesuffix("qweight") for name in names if name.endswith(".qweight")]
-        matrices = {f"{layer}weight": self._matrix(tensors, layer) for layer in layers}
-        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
-        return QuantisedTensors(tensors, matrices, {})
+        return open_matrices(tensors, "qweight", self._matrix)
 
     def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
         name, per_word = f"{layer}qweight", _WORD_BITS // self.bits
@@ -128,8 +126,7 @@ class GPTQScheme:
         check_tensor(tensors, f"{layer}scales", name, (groups.number, num_rows), FLOATS)
         if self.is_ordered or f"{layer}g_idx" in tensors.names():
             check_tensor(tensors, f"{layer}g_idx", name, (groups.size,), {WORD, "I64"})
-        if f"{layer}weight" in tensors.names():
-            raise WeightsError(f"the checkpoint has both {name} and {layer}weight")
+        refuse_both(tensors, name, layer)
         return _Matrix(tensors, layer, groups, num_rows, self)
 
 
@@ -171,10 +168,9 @@ class _Matrix:
         order = self._order()
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))
-        first, last = columns.start // per_word, -(-columns.stop // per_word)
-        words = self.source.read_stored(f"{self.layer}qweight", rows=slice(first, last), columns=rows)
-        start = columns.start - first * per_word
-        quants = unpack_down(words, bits)[start : start + columns.stop - columns.start]
+        words, places = words_of(columns, per_word)
+        stored = self.source.read_stored(f"{self.layer}qweight", rows=words, columns=rows)
+        quants = unpack_down(stored, bits)[places]
         scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows)
         return make_blocks(
             quants.T if order is None else quants[order].T,
@@ -197,10 +193,8 @@ class _Matrix:
     def _zeros(self, groups: slice, rows: slice) -> Tensor:
         """Read zeros, [groups, rows] uint8."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        first = rows.start // per_word
-        words = slice(first, -(-rows.stop // per_word))
-        stored = unpack(self.source.read_stored(f"{self.layer}qzeros", rows=groups, columns=words), bits)
-        start = rows.start - first * per_word
-        zeros = stored[:, start : start + rows.stop - rows.start]
+        words, places = words_of(rows, per_word)
+        stored = self.source.read_stored(f"{self.layer}qzeros", rows=groups, columns=words)
+        zeros = unpack(stored, bits)[:, places]
         # What was below 0 is the largest number.
         return zeros + self.scheme.zero_offset & (1 << bits) - 1

@@ -3,7 +3,7 @@
 weight = scale * (q - zero)        q: 4 or 8 bits unsigned; a group of columns shares scale and zero
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
-from octavo.models.formats.quantised_tensors import StoredTensors
+from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
 from octavo.models.weights import slice_bounds
 
 WORD = "I32"
@@ -98,6 +98,18 @@ def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, 
         bits / 8 + num_scales * scale_bytes / BLOCK + order,
         bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
     )
+
+
+def words_of(part: slice, per_word: int) -> tuple[slice, slice]:
+    """Return the words that hold some numbers, and where these are among all that the words hold.
+
+    Args:
+        part: the numbers, with bounds.
+        per_word: numbers in a word.
+    """
+    first = part.start // per_word
+    start = part.start - first * per_word
+    return slice(first, -(-part.stop // per_word)), slice(start, start + part.stop - part.start)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -199,6 +211,31 @@ def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
     if kind != WORD:
         raise UnsupportedModelError(f"{name} has the type {kind}; expected {WORD}")
     return shape[0], shape[1]
+
+
+def open_matrices(
+    tensors: StoredTensors, suffix: str, matrix_of: Callable[[StoredTensors, str], StoredMatrix]
+) -> QuantisedTensors:
+    """Return a checkpoint's tensors, those of packed matrices as matrices.
+
+    Args:
+        tensors: of the checkpoint.
+        suffix: of the names of packed integers, without its dot.
+        matrix_of: makes the matrix of a layer, given all tensors and the layer's name with its dot.
+
+    Raises:
+        UnsupportedModelError: a tensor of integers belongs to no matrix.
+    """
+    layers = [name.removesuffix(suffix) for name in sorted(tensors.names()) if name.endswith(f".{suffix}")]
+    matrices = {f"{layer}weight": matrix_of(tensors, layer) for layer in layers}
+    check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
+    return QuantisedTensors(tensors, matrices, {})
+
+
+def refuse_both(tensors: StoredTensors, name: str, layer: str) -> None:
+    """Raise WeightsError if a packed matrix is there as numbers, too."""
+    if f"{layer}weight" in tensors.names():
+        raise WeightsError(f"the checkpoint has both {name} and {layer}weight")
 
 
 def check_the_rest(tensors: StoredTensors, used: Set[str]) -> None:

@@ -22,14 +22,15 @@ from octavo.models.formats.integers import (
     WORD,
     Groups,
     check_tensor,
-    check_the_rest,
     check_words,
     groups_of,
     make_blocks,
+    open_matrices,
     order_of,
     storage_of,
     unpack,
     unpack_down,
+    words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds
@@ -57,11 +58,7 @@ class PackQuantizedScheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
-        names = sorted(tensors.names())
-        layers = [name.removesuffix(_SUFFIX) for name in names if name.endswith(f".{_SUFFIX}")]
-        matrices = {f"{layer}weight": self._matrix(tensors, layer) for layer in layers}
-        check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
-        return QuantisedTensors(tensors, matrices, {})
+        return open_matrices(tensors, _SUFFIX, self._matrix)
 
     def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
         name, per_word = layer + _SUFFIX, _WORD_BITS // self.bits
@@ -122,10 +119,9 @@ class _Matrix:
         order = self._order()
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))
-        first, last = columns.start // per_word, -(-columns.stop // per_word)
-        words = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=slice(first, last))
-        start = columns.start - first * per_word
-        quants = unpack(words, bits)[:, start : start + columns.stop - columns.start]
+        words, places = words_of(columns, per_word)
+        stored = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=words)
+        quants = unpack(stored, bits)[:, places]
         return make_blocks(
             quants if order is None else quants[:, order],
             self.source.read_stored(f"{self.layer}weight_scale", rows=rows, columns=groups),
@@ -144,7 +140,6 @@ class _Matrix:
     def _zeros(self, rows: slice, groups: slice) -> Tensor:
         """Read zeros, [rows, groups] uint8."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        first = rows.start // per_word
-        words = slice(first, -(-rows.stop // per_word))
+        words, places = words_of(rows, per_word)
         stored = self.source.read_stored(f"{self.layer}weight_zero_point", rows=words, columns=groups)
-        return unpack_down(stored, bits)[rows.start - first * per_word :][: rows.stop - rows.start]
+        return unpack_down(stored, bits)[places]
