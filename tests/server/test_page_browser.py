@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from octavo import SamplingParams
+from octavo.engine.engine import Engine
 from octavo.server.live.routes import page_routes
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.loop.stream import Stream
@@ -158,10 +159,25 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture
-def server(start_loop: Callable[..., EngineLoop]) -> Iterator[Page]:
-    page = Page(start_loop(num_blocks=512, max_num_seqs=16))
+def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
+    loop = EngineLoop(lambda: paced(tiny_engine(num_blocks=512, max_num_seqs=16)))
+    loop.start()
+    page = Page(loop)
     yield page
     page.stop()
+    loop.stop()
+
+
+def paced(engine: Engine) -> Engine:
+    """Ten steps a second: a browser that starts slowly still finds eight sequences that fit the pool."""
+    step = engine.step
+
+    def slow_step() -> None:
+        time.sleep(0.1)
+        step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
+    return engine
 
 
 class Tab:
