@@ -134,6 +134,11 @@ class LeaderRunner:
         """The error after which no step will ever run again, or None."""
         return self._ranks.thread.error
 
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that this one waits for, as it does not answer; None: all do. See Followers."""
+        return self._ranks.followers.late_rank
+
     def when_dead(self, call: Callable[[OctavoError], None]) -> None:
         """Register a function to be called in another thread when a rank is gone, perhaps twice."""
         self._ranks.on_death.append(call)

@@ -239,7 +239,8 @@ class Front:
     async def _say_health(self, path: str, send: Send) -> None:
         health = self.health()
         alive = health.status == "ready" or (
-            path != "/ready" and any(replica.state not in ("down", "dead") for replica in health.replicas)
+            path != "/ready"
+            and any(replica.state not in ("down", "dead", "stalled") for replica in health.replicas)
         )
         headers = _JSON if alive else [*_JSON, (b"retry-after", b"1")]
         await _say(send, 200 if alive else 503, msgspec.json.encode(health), headers)

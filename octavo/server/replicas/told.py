@@ -59,7 +59,8 @@ class ToldApp:
         digests, tokens = self._ledger.held(engine.manager.store.tree.has_digest)
         free_blocks = stats.engine.kv.num_free + stats.engine.kv.num_cached
         return Report(
-            self._loop.state,
+            # A replica whose rank is silent takes no requests.
+            "stalled" if self._loop.has_late_rank else self._loop.state,
             digests,
             tokens,
             free_tokens=free_blocks * engine.plan.block_size,

@@ -68,3 +68,19 @@ def test_a_rank_that_is_killed_ends_streams_health_and_server(
     assert "rank 1 of 2 was killed by SIGKILL" in error["message"]
     assert process.wait(10) == 3
     assert "the engine died: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]
+
+
+def test_health_is_red_within_a_second_while_a_rank_is_stopped(
+    served: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = served
+    with httpx.Client(base_url=url, timeout=20) as client:
+        rank = rank_of(process.pid)
+        os.kill(rank, signal.SIGSTOP)
+        stopped = time.monotonic()
+        eventually(lambda: client.get("/health").status_code == 503)
+        assert time.monotonic() - stopped < 1.0
+        assert client.get("/ready").json()["status"] == "stalled"
+        os.kill(rank, signal.SIGCONT)
+        eventually(lambda: client.get("/health").status_code == 200)
+        assert client.post(CHAT, json=chat("Hi", max_tokens=2)).status_code == 200
