@@ -143,6 +143,23 @@ def test_a_rank_without_memory_says_so(start: Callable[..., tuple[LLM, int]]) ->
         llm.generate(prompts, SHORT)
 
 
+@pytest.mark.parametrize("moment", ["load", "step"])
+def test_one_rank_alone_without_memory_ends_all_in_its_own_words(
+    moment: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "now"
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("short_of_memory")))
+    monkeypatch.setenv("SHORT_OF_MEMORY", "load" if moment == "load" else str(flag))
+    message = r"^rank 1 of 2 failed: .*Tried to allocate 7 GiB, as this test asks for"
+    with pytest.raises(EngineDeadError, match=message):
+        llm = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
+        assert moment == "step"
+        llm.generate([5, 8], SHORT)
+        flag.touch()
+        llm.generate([5, 8], SHORT)
+    eventually(lambda: not other_ranks())
+
+
 def test_ranks_that_disagree_are_found() -> None:
     steps = _Steps(None, 4)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="this rank sampled other tokens than rank 0 within 0 steps"):
