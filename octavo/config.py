@@ -114,10 +114,10 @@ class EngineConfig:
             raise ConfigError(f"max_step_ms must be a positive number of milliseconds, got {limit!r}")
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
-        if self.deterministic and self.tensor_parallel_size > 1:
+        if self.deterministic and self.tensor_parallel_size > 1 and self.all_reduce == "nccl":
             raise ConfigError(
-                f"deterministic=True runs on one rank, got tensor_parallel_size={self.tensor_parallel_size}: "
-                "the order in which ranks are summed depends on the size of the batch"
+                "deterministic=True over several ranks needs all_reduce='auto', got 'nccl': NCCL's order of "
+                "sums depends on the size of the batch"
             )
 
     @classmethod

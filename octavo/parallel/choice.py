@@ -18,6 +18,8 @@ Way = Literal["one-shot", "two-shot", "nccl"]
 # Number of ranks -> most bytes of a tensor; for other numbers, what the next larger one has.
 _ONE_SHOT_BYTES: Mapping[int, int] = MappingProxyType({2: 2**23, 4: 3 * 2**17, 8: 2**17})
 _TWO_SHOT_BYTES = 2**24
+# In two shots every rank's part is a multiple of 16 values, which have at most 4 bytes each.
+_PART_MULTIPLE_BYTES = 16 * 4
 MAX_RANKS = 8
 """Ranks that share memory; more of them sum by NCCL."""
 
@@ -31,6 +33,16 @@ def one_shot_bytes(num_ranks: int) -> int:
     return _ONE_SHOT_BYTES[min(size for size in _ONE_SHOT_BYTES if size >= num_ranks)]
 
 
+def two_shot_bytes(num_ranks: int) -> int:
+    """Return the most bytes of a tensor that is summed in two shots: parts of all ranks have the same size.
+
+    Args:
+        num_ranks: from 2 to MAX_RANKS.
+    """
+    multiple = num_ranks * _PART_MULTIPLE_BYTES
+    return _TWO_SHOT_BYTES // multiple * multiple
+
+
 def choose_way(num_bytes: int, num_ranks: int) -> Way:
     """Return how ranks that share memory sum a tensor.
 
@@ -40,10 +52,16 @@ def choose_way(num_bytes: int, num_ranks: int) -> Way:
     """
     if num_bytes <= one_shot_bytes(num_ranks):
         return "one-shot"
-    return "two-shot" if num_bytes <= _TWO_SHOT_BYTES else "nccl"
+    return "two-shot" if num_bytes <= two_shot_bytes(num_ranks) else "nccl"
 
 
-def describe(num_ranks: int) -> str:
-    """Say for people which sums go which way."""
-    one_shot, two_shot = one_shot_bytes(num_ranks) // 2**10, _TWO_SHOT_BYTES // 2**10
-    return f"one-shot up to {one_shot:,} KiB, two-shot up to {two_shot:,} KiB, NCCL beyond"
+def describe(num_ranks: int, *, in_order: bool = False) -> str:
+    """Say for people which sums go which way.
+
+    Args:
+        num_ranks: from 2 to MAX_RANKS.
+        in_order: larger sums are cut, instead of left to NCCL.
+    """
+    one_shot, two_shot = one_shot_bytes(num_ranks) // 2**10, two_shot_bytes(num_ranks) // 2**10
+    beyond = "in pieces" if in_order else "NCCL"
+    return f"one-shot up to {one_shot:,} KiB, two-shot up to {two_shot:,} KiB, {beyond} beyond"

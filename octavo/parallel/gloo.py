@@ -24,9 +24,16 @@ class GlooCollectives:
         self._size = size
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` over all ranks in place and return it."""
-        self._run(lambda group: group.allreduce([tensor]))
-        return tensor
+        """Sum `tensor` over all ranks in place and return it: at least in float32, in the order of ranks.
+
+        gloo's own sum begins at another rank in each part of a tensor, so a row's bits would depend on the
+        number of rows.
+        """
+        parts = self.all_gather(tensor)
+        total = parts[0].to(torch.promote_types(tensor.dtype, torch.float32))
+        for part in parts[1:]:
+            total += part
+        return tensor.copy_(total)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""

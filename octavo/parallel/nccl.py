@@ -1,7 +1,7 @@
 """Ranks on the GPUs of one machine: they sum over memory that all of them map, and through NCCL.
 
-All operations go to the current stream, so that CUDA graphs capture them like any kernel. The order in which
-values are added depends on the size of the tensor, not on the rank: all ranks get the same bits.
+All operations go to the current stream, so that CUDA graphs capture them like any kernel. All ranks get the same
+bits. NCCL's order of sums depends on the size of the tensor; sums over shared memory have the order of ranks.
 """
 
 import logging
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError
-from octavo.parallel.choice import choose_way, describe
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.parallel.choice import choose_way, describe, two_shot_bytes
 from octavo.parallel.handle import PeerLostError, TensorParallel
 from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
 
@@ -30,12 +30,20 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 class NcclCollectives:
     """Collectives over a torch process group object; torch's global default group is never touched."""
 
-    def __init__(self, group: Any, size: int) -> None:
+    def __init__(self, group: Any, size: int, *, in_order: bool = False) -> None:
+        """Keep the group; `share_memory` may follow.
+
+        Args:
+            group: a process group that has met.
+            size: number of ranks.
+            in_order: all sums have the order of ranks: once memory is shared, NCCL sums no floats.
+        """
         from torch.distributed import distributed_c10d
 
         api: Any = distributed_c10d
         self._group = group
         self._size = size
+        self._in_order = in_order
         self._end: threading.Thread | None = None
         self._memory: SharedMemory | None = None
         self._why_not = "as asked for"
@@ -49,13 +57,17 @@ class NcclCollectives:
         way = "nccl"
         if memory is not None and tensor.dtype in _FLOATS:
             way = choose_way(tensor.nbytes, self._size)
-        if way == "nccl" or memory is None:
+        if memory is None or (way == "nccl" and not self._in_order):
             if not _is_dry_run():
                 _finish(self._live().allreduce([tensor], self._sum))
             return tensor
         from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
 
-        (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
+        if way == "nccl":
+            for piece in tensor.view(-1).split(two_shot_bytes(self._size) // tensor.itemsize):
+                sum_two_shot(piece, memory)
+        else:
+            (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -67,13 +79,28 @@ class NcclCollectives:
 
     def memory_for(self, tensor: Tensor) -> SharedMemory | None:
         """See Collectives."""
-        if self._memory is None or choose_way(tensor.nbytes, self._size) != "one-shot":
+        # In order, a step of any size has the same kernels.
+        if self._in_order or self._memory is None:
             return None
-        return self._memory
+        return self._memory if choose_way(tensor.nbytes, self._size) == "one-shot" else None
 
     def describe(self) -> str:
         """See Collectives."""
-        return f"NCCL: {self._why_not}" if self._memory is None else describe(self._size)
+        if self._memory is None:
+            return f"NCCL: {self._why_not}"
+        return describe(self._size, in_order=self._in_order)
+
+    def check_order(self) -> None:
+        """Check that all sums have the order of ranks.
+
+        Raises:
+            ConfigError: the ranks share no memory.
+        """
+        if self._memory is None:
+            raise ConfigError(
+                "deterministic=True over several ranks needs GPUs that reach each other's memory: "
+                f"{self._why_not}; use one rank, or deterministic=False"
+            )
 
     def abort(self) -> None:
         """End the kernels that wait for other ranks. Idempotent.
@@ -139,6 +166,7 @@ def connect_nccl(
     rendezvous: Path,
     *,
     shares_memory: bool = True,
+    in_order: bool = False,
     timeout_s: float = 120.0,
 ) -> TensorParallel:
     """Meet the other ranks of this machine and return the handle.
@@ -149,10 +177,12 @@ def connect_nccl(
         device: the GPU of this rank.
         rendezvous: path of a file that does not exist yet, the same for all ranks.
         shares_memory: sum small tensors over memory that the GPUs share, where they can.
+        in_order: sum all tensors so, in the order of ranks.
         timeout_s: how long to wait for the others.
 
     Raises:
         UnsupportedModelError: this torch is built without NCCL.
+        ConfigError: sums cannot have the order of ranks.
         PeerLostError: the ranks did not meet.
     """
     from torch import distributed
@@ -172,7 +202,7 @@ def connect_nccl(
         options._timeout = timedelta(days=30)
         with torch.cuda.device(device):
             group = api.ProcessGroupNCCL(store, rank, size, options)
-            collectives = NcclCollectives(group, size)
+            collectives = NcclCollectives(group, size, in_order=in_order)
             # NCCL connects at the first exchange of a kind, which must not be in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
             collectives.all_reduce(torch.zeros(_LARGE_SUM, device=device))
@@ -184,5 +214,7 @@ def connect_nccl(
                 collectives.share_memory(rank, device, store)
     except RuntimeError as error:
         raise PeerLostError(f"rank {rank} of {size} did not meet the others: {error}") from error
+    if in_order:
+        collectives.check_order()
     logger.info("sums over %d ranks: %s", size, collectives.describe())
     return TensorParallel(rank, size, collectives)

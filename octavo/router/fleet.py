@@ -47,6 +47,11 @@ class Replica:
         return heard and self.report is not None and self.report.state == "ready"
 
     @property
+    def may_be_ready(self) -> bool:
+        """Whether it has not said that it takes no requests, however long ago that was."""
+        return self.report is None or self.report.state == "ready"
+
+    @property
     def load_tokens(self) -> float:
         """Its load: prompts to compute, and requests under way, including those of other routers."""
         report = self.report

@@ -212,7 +212,8 @@ def test_a_process_that_is_killed_leaves_no_rank(tiny_folder: Path, tmp_path: Pa
         ({"tensor_parallel_size": 3}, "3 ranks must divide the model's 4 attention heads"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be a positive integer"),
         ({"tensor_parallel_size": True}, "tensor_parallel_size must be a positive integer"),
-        ({"deterministic": True}, "deterministic=True runs on one rank"),
+        ({"deterministic": True}, "deterministic=True runs by the Triton kernels for NVIDIA GPUs"),
+        ({"deterministic": True, "all_reduce": "nccl"}, "several ranks needs all_reduce='auto', got 'nccl'"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_any_rank_starts(

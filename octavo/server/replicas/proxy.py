@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import msgspec
 from starlette.types import Send
 from yarl import URL
 
 from octavo.router import Flight, Marks, Report
 from octavo.router.marks import HEADER
-from octavo.server.errors import ApiError
 from octavo.server.limits import ClientGoneError
+from octavo.server.replicas.last_words import EVENT_END, last_words
 from octavo.server.replicas.paths import REPORT_PATH
 
 # Headers of a single connection, or set by the sender.
@@ -25,7 +24,6 @@ _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
 # Less than a replica keeps an idle connection open, so that no request meets its closing.
 _KEEP_ALIVE_S = 5.0
-_EVENT_END = b"\n\n"
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -135,7 +133,7 @@ class Link:
 
     async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
         """Pass events on; if the replica dies, the last event says so."""
-        last = _EVENT_END
+        last = EVENT_END
         try:
             async for piece in answer.content.iter_any():
                 flight.note_first_byte()
@@ -144,7 +142,7 @@ class Link:
             piece = b""
         except aiohttp.ClientError:
             # It may have died within an event.
-            piece = (b"" if last == _EVENT_END else _EVENT_END) + _last_words(path)
+            piece = (b"" if last == EVENT_END else EVENT_END) + last_words(path)
         await self._write(send, piece, more=False)
 
     async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
@@ -162,16 +160,3 @@ def _url(path: str) -> URL:
 def _kept(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     lowered = ((name.lower(), value) for name, value in headers)
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name != b"date"]
-
-
-def _last_words(path: str) -> bytes:
-    """Return the event that ends a stream whose replica died, in the form of its API."""
-    message = "the replica that wrote this answer died"
-    if path.startswith("/v1/responses"):
-        detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": message}
-        return b"event: error\ndata: " + msgspec.json.encode({**detail, "param": None}) + _EVENT_END
-    if path.startswith("/v1/messages"):
-        gone = {"type": "error", "error": {"type": "api_error", "message": message}}
-        return b"event: error\ndata: " + msgspec.json.encode(gone) + _EVENT_END
-    error = ApiError(500, message, type="server_error", code="replica_died")
-    return b"data: " + error.body + _EVENT_END + b"data: [DONE]" + _EVENT_END
