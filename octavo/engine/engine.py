@@ -175,7 +175,7 @@ class Engine:
 
     @property
     def late_rank(self) -> int | None:
-        """A rank that has not answered for 0.8 s; None: all answer, or there are no others. Any thread may ask."""
+        """A rank that has not answered for 0.8 s, or None. Any thread may ask."""
         return None if self._ranks is None else self._ranks.late_rank
 
     def when_dead(self, call: Callable[[OctavoError], None]) -> None:

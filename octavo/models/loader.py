@@ -67,8 +67,8 @@ def load_decoder(
         )
     if deterministic and parallel.size > 1 and config.has_wide_qk_norm:
         raise ConfigError(
-            f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: it norms queries "
-            "over the heads of all ranks; use deterministic=False"
+            f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
+            "queries spans the heads of all ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
     weights = with_expert_names(weights, config)

@@ -1,7 +1,7 @@
 """Ranks on the GPUs of one machine: they sum over memory that all of them map, and through NCCL.
 
-All operations go to the current stream, so that CUDA graphs capture them like any kernel. All ranks get the same
-bits. NCCL's order of sums depends on the size of the tensor; sums over shared memory have the order of ranks.
+All operations go to the current stream, so that CUDA graphs capture them like any kernel. All ranks get the
+same bits. NCCL's order of sums depends on the size of the tensor; over shared memory it is that of the ranks.
 """
 
 import logging

@@ -11,7 +11,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """One replica, as it is now.
 
     Attributes:
-        state: EngineLoop.state, or "stalled" while a rank is silent; requests go to replicas that are "ready".
+        state: EngineLoop.state, or "stalled" while a rank is silent; only "ready" replicas get requests.
         digests: marks whose blocks are in the prefix tree, DIGEST_BYTES each, at most MAX_REPORTED_MARKS.
         tokens: prompt tokens that each of them stands for.
         free_tokens: tokens that fit in blocks that nobody reads; cached ones count.

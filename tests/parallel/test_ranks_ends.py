@@ -151,12 +151,16 @@ def test_one_rank_alone_without_memory_ends_all_in_its_own_words(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("short_of_memory")))
     monkeypatch.setenv("SHORT_OF_MEMORY", "load" if moment == "load" else str(flag))
     message = r"^rank 1 of 2 failed: .*Tried to allocate 7 GiB, as this test asks for"
-    with pytest.raises(EngineDeadError, match=message):
+
+    def run() -> None:
         llm = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)
         assert moment == "step"
         llm.generate([5, 8], SHORT)
         flag.touch()
         llm.generate([5, 8], SHORT)
+
+    with pytest.raises(EngineDeadError, match=message):
+        run()
     eventually(lambda: not other_ranks())
 
 

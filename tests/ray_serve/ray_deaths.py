@@ -1,9 +1,10 @@
 """Two replicas, of which some die and all are replaced while they answer. Prints JSON."""
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from ray_program import COMPLETIONS, cluster, deploy, event, eventually, lines_o
 import octavo.ray.deployments as deployments
 from octavo.ray.front import Front
 
-LONG = {"max_tokens": 1200, "ignore_eos": True, "stream": True, "return_token_ids": True}
+LONG = {"max_tokens": 3000, "ignore_eos": True, "stream": True, "return_token_ids": True}
 NUM_QUICK = 400
 
 
@@ -40,40 +41,41 @@ def kept() -> dict[str, int]:
     return serve.get_deployment_handle("front", "octavo").kept.remote().result()
 
 
-def stream(client: httpx.Client, begun: threading.Semaphore, **fields: object) -> dict[str, Any]:
-    """Read a stream to its end; return who wrote it, how it ended, and how many tokens it had."""
+def stream(client: httpx.Client, begun: "SimpleQueue[str]", **fields: object) -> dict[str, Any]:
+    """Read a stream to its end; return who wrote it, how it ended, and how many tokens it had.
+
+    Args:
+        client: sends the request.
+        begun: gets the replica's name when the first token is there.
+        fields: of the request.
+    """
     with client.stream("POST", COMPLETIONS, json={**LONG, **fields}) as answer:
         lines = lines_of(answer)
         events = [next(lines)]
-        begun.release()
+        begun.put(answer.headers["x-octavo-replica"])
         events += lines
     before, last = event(events[-2]), events[-1]
     error = before.get("error", {}).get("code")
-    reasons = [] if error else [choice["finish_reason"] for choice in before["choices"]]
     choices = [choice for line in events[:-1] for choice in event(line).get("choices", ())]
-    num_tokens = sum(len(choice.get("token_ids") or ()) for choice in choices)
     return {
         "replica": answer.headers["x-octavo-replica"],
         "error": error,
         "last": last,
-        "reasons": reasons,
-        "num_tokens": num_tokens,
+        "reasons": [] if error else [choice["finish_reason"] for choice in before["choices"]],
+        "num_tokens": sum(len(choice.get("token_ids") or ()) for choice in choices),
     }
 
 
 def die_in_streams(client: httpx.Client) -> list[dict[str, Any]]:
-    """Kill the replica of the first of four streams; return how they ended, that replica's first."""
-    begun = threading.Semaphore(0)
+    """Kill the replica of the last of four streams to begin; return how they ended, a killed one first."""
+    begun: SimpleQueue[str] = SimpleQueue()
     with ThreadPoolExecutor(4) as pool:
         tasks = [pool.submit(stream, client, begun, prompt=[9 + n] * 300) for n in range(4)]
-        for _ in tasks:
-            begun.acquire(timeout=60)
-        name = client.post(COMPLETIONS, json={"prompt": [9] * 300, "max_tokens": 1}).headers[
-            "x-octavo-replica"
-        ]
+        name = [begun.get(timeout=60) for _ in tasks][-1]
         kill(name)
         ended = [task.result() for task in tasks]
-    return sorted(ended, key=lambda one: one["replica"] != name)
+    # Its first streams may have ended before.
+    return sorted(ended, key=lambda one: (one["replica"] != name, one["error"] is None))
 
 
 def die_before_an_answer(client: httpx.Client) -> dict[str, Any]:
@@ -98,17 +100,13 @@ def die_before_an_answer(client: httpx.Client) -> dict[str, Any]:
 def replace_all(client: httpx.Client) -> dict[str, Any]:
     """Deploy another version while a stream is under way; return how it ended, and who answers now."""
     engine, server = deployments.read_options()
-    begun = threading.Semaphore(0)
+    begun: SimpleQueue[str] = SimpleQueue()
     with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(stream, client, begun, prompt=[50] * 20)
-        begun.acquire(timeout=60)
-        deploy(deployments.make_app(engine, type(server)(**{**vars_of(server), "served_model_name": "new"})))
+        task = pool.submit(stream, client, begun, prompt=[50] * 20, max_tokens=800)
+        begun.get(timeout=60)
+        deploy(deployments.make_app(engine, replace(server, served_model_name="new")))
         ended = task.result()
     return {**ended, "model": client.get("/v1/models").json()["data"][0]["id"]}
-
-
-def vars_of(server: Any) -> dict[str, Any]:
-    return {name: getattr(server, name) for name in server.__dataclass_fields__}
 
 
 deployments.Front = OpenFront  # type: ignore[misc]

@@ -21,6 +21,7 @@ block_size = 16
 device = "cpu"
 [serve]
 replicas = 2
+shutdown_timeout = 90
 api_key = "{KEY}"
 served_model_name = "tiny"
 """

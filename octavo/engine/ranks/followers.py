@@ -28,8 +28,8 @@ from octavo.errors import EngineDeadError, OctavoError
 Wanted = TypeVar("Wanted", bound=Report)
 
 _PING_S = 0.2
-# Pings without an answer before a rank counts as late. Pings are counted, not seconds: if this process gets no
-# processor, it sends none. A rank's own thread answers, also during a long kernel.
+# Pings without an answer before a rank counts as late. Pings are counted, not seconds: while this process
+# does not run, it sends none. A thread of the rank answers, even during a long kernel.
 _MAX_LATE = 3
 # The same before a rank is given up: while it imports and loads, and afterwards.
 _MAX_SILENT_LOADING, _MAX_SILENT = 300, 25

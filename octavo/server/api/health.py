@@ -22,7 +22,10 @@ class Health(msgspec.Struct):
 
 
 async def health(context: Context, request: Request) -> Response:
-    """Answer 200 while the engine loads or makes progress; 503 when it is dead, restarts, a step hangs or a rank is silent."""
+    """Answer 200 while the engine loads or makes progress.
+
+    503 when it is dead or restarts, when a step hangs, and when a rank is silent.
+    """
     found = _health(context)
     return _answer(found, alive=found.status not in ("dead", "restarting", "stalled"))
 

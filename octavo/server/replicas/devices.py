@@ -1,6 +1,7 @@
 """Each replica's share of a machine: GPUs of its own, and as many of the cores as the others get."""
 
 import os
+from itertools import takewhile
 from pathlib import Path
 
 from octavo.errors import ConfigError
@@ -17,7 +18,8 @@ def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry
         dry: only find out whether that is possible.
 
     Raises:
-        ConfigError: there are fewer GPUs than replicas need, or the device is one GPU.
+        ConfigError: there are fewer GPUs than replicas need, CUDA_VISIBLE_DEVICES names one twice, or the
+            device is one GPU.
     """
     found = share_of(device, index, num_replicas, num_gpus, _gpus(), _num_cores())
     if not dry:
@@ -53,10 +55,23 @@ def share_of(
     return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
+def named_gpus(visible: str) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names: as CUDA does, those before the first name of none.
+
+    Raises:
+        ConfigError: one is named twice; CUDA then shows none at all.
+    """
+    names = [name.strip() for name in visible.split(",")]
+    found = list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
+    if len(set(found)) < len(found):
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible!r} names a GPU twice; name each once")
+    return found
+
+
 def _gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        return named_gpus(visible)
     # Asking CUDA would bring it into a process that forks.
     return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
