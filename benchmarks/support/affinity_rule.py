@@ -2,8 +2,8 @@
 
 It keeps a tree of all prompts that it has sent, and never forgets one. A prompt goes to a replica that was
 sent the longest beginning of it, if that is a tenth of the prompt or more; else to one that was sent the
-fewest characters so far. Among equals, the shortest queue counts. It does not know what replicas have evicted.
-The original compares characters; this one compares marks, which lie up to 256 bytes apart.
+fewest characters so far. Among equals, the shortest queue counts. What replicas evict it does not know. The
+original compares characters; this one compares marks, which lie up to 256 bytes apart.
 """
 
 from collections.abc import Sequence

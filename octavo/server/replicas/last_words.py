@@ -1,4 +1,4 @@
-"""The event that ends a stream whose replica died."""
+"""The final event of a stream whose replica died."""
 
 import msgspec
 

@@ -197,7 +197,8 @@ def test_the_unit_has_the_sections_and_settings_of_systemd() -> None:
         "Install": "WantedBy",
         "Service": "Type EnvironmentFile ExecStart WorkingDirectory Restart RestartSec "
         "RestartPreventExitStatus TimeoutStopSec KillMode LimitNOFILE DynamicUser StateDirectory "
-        "CacheDirectory CacheDirectoryMode Environment NoNewPrivileges ProtectSystem ProtectHome PrivateTmp ProtectKernelTunables "
+        "CacheDirectory CacheDirectoryMode Environment "
+        "NoNewPrivileges ProtectSystem ProtectHome PrivateTmp ProtectKernelTunables "
         "ProtectKernelModules ProtectKernelLogs ProtectControlGroups ProtectClock ProtectHostname "
         "RestrictAddressFamilies RestrictNamespaces RestrictRealtime RestrictSUIDSGID LockPersonality "
         "CapabilityBoundingSet SystemCallArchitectures SystemCallFilter UMask",
