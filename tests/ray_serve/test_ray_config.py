@@ -25,6 +25,14 @@ QUICK = {
     "look_back_period_s": 2,
     "metrics_interval_s": 0.5,
 }
+VARIABLES = {
+    "OCTAVO_LOAD_FORMAT": "dummy",
+    "OCTAVO_DEVICE": "cpu",
+    "OCTAVO_NUM_BLOCKS": "2048",
+    "OCTAVO_REPLICAS": "2",
+    "OCTAVO_API_KEY": KEY,
+    "OCTAVO_SERVED_MODEL_NAME": "tiny",
+}
 LONG = {"prompt": [5, 6], "max_tokens": 3500, "ignore_eos": True, "stream": True, "return_token_ids": True}
 
 
@@ -45,6 +53,18 @@ def num_replicas() -> int:
     return found
 
 
+def wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait until the server is healthy; fail with its log when it has ended."""
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with suppress(httpx.HTTPError):
+            return client.get("/health").status_code == 200
+        return False
+
+    eventually(is_ready, 150)
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[httpx.Client]:
     """A client of `serve run` on deploy/serve.yaml with another model and short periods."""
@@ -55,7 +75,7 @@ def served(tmp_path: Path) -> Iterator[httpx.Client]:
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     config["http_options"]["port"] = port
     (application,) = config["applications"]
-    application["runtime_env"] = {"env_vars": {"OCTAVO_MODEL": str(tmp_path)}, "working_dir": str(tmp_path)}
+    application["runtime_env"]["env_vars"] = {"OCTAVO_MODEL": str(tmp_path), **VARIABLES}
     application["deployments"][0]["autoscaling_config"] |= QUICK
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(config))
     log = (tmp_path / "log").open("w")
@@ -64,6 +84,7 @@ def served(tmp_path: Path) -> Iterator[httpx.Client]:
     key = {"Authorization": f"Bearer {KEY}"}
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=key)
     try:
+        wait_until_ready(client, process, tmp_path / "log")
         yield client
     finally:
         client.close()
@@ -75,14 +96,7 @@ def served(tmp_path: Path) -> Iterator[httpx.Client]:
             log.close()
 
 
-def is_ready(client: httpx.Client) -> bool:
-    with suppress(httpx.HTTPError):
-        return client.get("/health").status_code == 200
-    return False
-
-
 def test_replicas_follow_the_requests_under_way(served: httpx.Client) -> None:
-    eventually(lambda: is_ready(served), 150)
     assert served.get("/v1/models").json()["data"][0]["id"] == "tiny"
     assert num_replicas() == 1
     is_over = threading.Event()
