@@ -48,7 +48,8 @@ class EngineConfig:
             request; results agree within rounding.
         deterministic: a request gives the same tokens and log-probabilities, bit for bit, in any batch, with
             any chunking, with or without a cached prefix or preemption; set a seed to fix what it samples.
-            NVIDIA GPUs only, and slower: it turns share_prefixes off.
+            NVIDIA GPUs only, several only if they map each other's memory, and slower: it turns
+            share_prefixes off.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies

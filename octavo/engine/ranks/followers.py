@@ -32,7 +32,7 @@ _PING_S = 0.2
 # does not run, it sends none. A thread of the rank answers, even during a long kernel.
 _MAX_LATE = 3
 # The same before a rank is given up: while it imports and loads, and afterwards.
-_MAX_SILENT_LOADING, _MAX_SILENT = 300, 25
+_MAX_SILENT_LOADING, _MAX_SILENT = 300, 30
 # When one rank ends, others fail because of it, and their reports may arrive first. So reports are
 # read for this long before one rank is blamed.
 _HEAR_S = 0.2
