@@ -25,6 +25,8 @@ class Ledger:
     def __init__(self, max_marks: int = MAX_REPORTED_MARKS) -> None:
         self._max_marks = max_marks
         self._blocks: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        # Marks whose blocks have not been in the prefix tree since they were recorded.
+        self._awaited: set[bytes] = set()
         self._num_bytes = self._num_tokens = 0.0
 
     def __len__(self) -> int:
@@ -54,11 +56,14 @@ class Ledger:
             if num_blocks:
                 self._blocks[digest] = (blocks.block_keys[num_blocks - 1].digest, num_blocks * block_size)
                 self._blocks.move_to_end(digest)
+                self._awaited.add(digest)
         while len(self._blocks) > self._max_marks:
-            self._blocks.popitem(last=False)
+            self._awaited.discard(self._blocks.popitem(last=False)[0])
 
     def held(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
-        """Return the marks whose blocks are cached now, with their lengths in tokens. Drop all others.
+        """Return the marks whose blocks are cached now, with their lengths in tokens.
+
+        Drops the marks whose blocks were evicted. Marks of prompts that still wait for prefill stay.
 
         Args:
             is_registered: whether the prefix tree has a block with this digest.
@@ -66,9 +71,11 @@ class Ledger:
         Returns:
             The digests of the marks, joined, and tokens up to each mark.
         """
-        for digest in [mark for mark, (block, _) in self._blocks.items() if not is_registered(block)]:
+        cached = {mark: tokens for mark, (block, tokens) in self._blocks.items() if is_registered(block)}
+        self._awaited.difference_update(cached)
+        for digest in [mark for mark in self._blocks if mark not in cached and mark not in self._awaited]:
             del self._blocks[digest]
-        return b"".join(self._blocks), tuple(tokens for _, tokens in self._blocks.values())
+        return b"".join(cached), tuple(cached.values())
 
     def _measure(self, num_bytes: int, num_tokens: int) -> None:
         self._num_bytes += num_bytes
