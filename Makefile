@@ -15,7 +15,7 @@ gpu-test gpu-slow-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH
 # The oldest transformers that octavo.hf knows; constraints.txt has the newest. It is put in front of .venv's own.
 HF_OLD := build/transformers-5.17.0
 
-# Ray Serve, pinned; it is put in front of .venv's own packages.
+# Ray Serve, pinned; it is put in front of .venv's own packages. Its tests take minutes and two cores.
 RAY := build/ray-2.60.0
 
 # Clients of others, in environments of their own: what they depend on does not agree.
@@ -71,7 +71,7 @@ $(HF_OLD)/installed: Makefile | .venv/installed-dev
 
 ray-test: export PYTHONPATH := $(CURDIR)/$(RAY):$(CURDIR):$(PYTHONPATH)
 ray-test: $(RAY)/installed .venv/installed-dev
-	$(BIN)/python -m pytest tests/router/test_ray_serve.py
+	$(BIN)/python -m pytest tests/ray_serve
 
 $(RAY)/installed: Makefile | .venv/installed-dev
 	$(PIP) --target $(RAY) --upgrade 'ray[serve]==2.60.0'

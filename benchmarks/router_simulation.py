@@ -19,6 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from support.affinity_rule import AffinityRule
 from support.common import make_parser, publish, table
 from support.fleet_model import Load, ModelReplica, Outcome, Policy, Prompt, Simulation
 
@@ -92,6 +93,18 @@ class TwoChoices(Policy):
     def choose(self, prompt: Prompt, replicas: list[ModelReplica], now: float) -> int:
         pair = self._dice.sample(range(len(replicas)), 2)
         return min(pair, key=lambda index: replicas[index].num_open)
+
+
+class Affinity(Policy):
+    """Ray Serve's PrefixCacheAffinityRouter, by its published rule."""
+
+    name = "Ray's affinity rule"
+
+    def __init__(self, load: Load) -> None:
+        self._rule = AffinityRule(load.num_replicas)
+
+    def choose(self, prompt: Prompt, replicas: list[ModelReplica], now: float) -> int:
+        return self._rule.choose(prompt.marks(), [replica.num_open for replica in replicas])
 
 
 class Hashing(Policy):
@@ -195,6 +208,7 @@ def main() -> None:
     policies: list[Policy] = [Ours(load, Weights(beta=arguments.beta, slack_tokens=arguments.slack))]
     if not arguments.only_ours:
         policies += [
+            Affinity(load),
             Hashing(load, "user"),
             Hashing(load, "system prompt"),
             TwoChoices(),

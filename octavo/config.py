@@ -48,7 +48,8 @@ class EngineConfig:
             request; results agree within rounding.
         deterministic: a request gives the same tokens and log-probabilities, bit for bit, in any batch, with
             any chunking, with or without a cached prefix or preemption; set a seed to fix what it samples.
-            NVIDIA GPUs only, and slower: it turns share_prefixes off.
+            NVIDIA GPUs only, several only if they map each other's memory, and slower: it turns
+            share_prefixes off.
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies
@@ -114,10 +115,10 @@ class EngineConfig:
             raise ConfigError(f"max_step_ms must be a positive number of milliseconds, got {limit!r}")
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
-        if self.deterministic and self.tensor_parallel_size > 1:
+        if self.deterministic and self.tensor_parallel_size > 1 and self.all_reduce == "nccl":
             raise ConfigError(
-                f"deterministic=True runs on one rank, got tensor_parallel_size={self.tensor_parallel_size}: "
-                "the order in which ranks are summed depends on the size of the batch"
+                "deterministic=True over several ranks needs all_reduce='auto', got 'nccl': NCCL's order of "
+                "sums depends on the size of the batch"
             )
 
     @classmethod

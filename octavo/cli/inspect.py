@@ -34,7 +34,11 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         if len(plans) > 1:
             table.add_section()
             table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
-            sums = expected_sums(size, plans[0].device, shares_memory=config.all_reduce == "auto")
+            sums = expected_sums(
+                *(size, plans[0].device),
+                shares_memory=config.all_reduce == "auto",
+                in_order=config.deterministic,
+            )
             table.add_row("sums over ranks", sums)
         for name, value in rows:
             table.add_row(name, value)

@@ -173,6 +173,11 @@ class Engine:
         """The error after which the engine never runs again, because a rank has ended; else None."""
         return None if self._ranks is None else self._ranks.error
 
+    @property
+    def late_rank(self) -> int | None:
+        """A rank that has not answered for 0.8 s, or None. Any thread may ask."""
+        return None if self._ranks is None else self._ranks.late_rank
+
     def when_dead(self, call: Callable[[OctavoError], None]) -> None:
         """Register a function to be called in another thread as soon as a rank of the engine ends."""
         if self._ranks is not None:

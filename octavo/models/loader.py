@@ -54,17 +54,21 @@ def load_decoder(
             multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
             linear layers are rounded, the LM head included (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
-            quantization, one rank).
+            quantization).
         progress: called with (tensors read, tensors in all).
 
     Raises:
         WeightsError: tensors are missing, unexpected or of the wrong shape.
         ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
-    if deterministic and (quantization in ("int8", "fp8") or parallel.size > 1):
+    if deterministic and quantization in ("int8", "fp8"):
         raise ConfigError(
-            f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
-            f"{parallel.size} ranks; use deterministic=False"
+            f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
+        )
+    if deterministic and parallel.size > 1 and config.has_wide_qk_norm:
+        raise ConfigError(
+            f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
+            "queries spans the heads of all ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
     weights = with_expert_names(weights, config)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which part of the network a rank holds, and the handle that sums and gathers."""
+"""Tensor parallelism: how dimensions are sharded over ranks, and the collectives."""
 
 from octavo.parallel.connect import connect, expected_sums
 from octavo.parallel.gloo import connect_gloo

@@ -1,4 +1,4 @@
-"""The tensor-parallel handle, which every layer that needs it gets as an argument."""
+"""The tensor-parallel handle, passed to every layer that needs it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -12,45 +12,45 @@ if TYPE_CHECKING:
 
 
 class PeerLostError(EngineError):
-    """A collective or a meeting failed, as another rank ended: why, only that one or its parent can say."""
+    """A collective failed because another rank ended. Only that rank or its parent knows why."""
 
 
 class Collectives(Protocol):
-    """The collectives of a group of ranks; all ranks make the same calls in the same order."""
+    """The collectives of a group of ranks. All ranks make the same calls in the same order."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
         ...
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, in rank order; all have the shape of `tensor`."""
+        """Return the tensors of all ranks, in rank order. All have the shape of `tensor`."""
         ...
 
     def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
-        """Return the memory by which a kernel can sum a tensor in one shot, or None: all_reduce has to."""
+        """Return shared memory for a kernel that sums `tensor` itself; None: call all_reduce."""
         ...
 
     def describe(self) -> str:
-        """Say for people how tensors are summed."""
+        """Describe for people how tensors are summed."""
         ...
 
     def abort(self) -> None:
-        """End collectives under way in other threads, and begin to close all connections. Idempotent."""
+        """Abort collectives in other threads and start to close all connections. Idempotent."""
         ...
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
+        """After abort, wait until all connections are closed. CUDA graphs with collectives delay that."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One rank of a tensor-parallel group; the default is the only rank, and costs nothing.
+    """One rank of a tensor-parallel group. The default is a single rank, which costs nothing.
 
     Attributes:
         rank: 0 <= rank < size.
         size: number of ranks.
-        group: what ranks communicate by; None exactly when size is 1.
+        group: the collectives; None exactly when size is 1.
 
     Raises:
         ConfigError: rank, size and group contradict one another.
@@ -68,33 +68,33 @@ class TensorParallel:
 
     @classmethod
     def not_met(cls, rank: int, size: int) -> "TensorParallel":
-        """Return a rank that can be planned for, but that has not met the others."""
+        """Return a rank for planning only, without connections."""
         return cls(rank, size, _NotMet() if size > 1 else None)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` (any shape, contiguous) over all ranks, in place; returns it."""
+        """Sum `tensor` (any shape, contiguous) over all ranks in place, and return it."""
         return tensor if self.group is None else self.group.all_reduce(tensor)
 
     def memory_for(self, tensor: Tensor) -> "SharedMemory | None":
-        """Return the memory by which a kernel can itself sum a tensor over ranks; None: all_reduce has to."""
+        """Return shared memory for a kernel that sums `tensor` itself; None: call all_reduce."""
         return None if self.group is None else self.group.memory_for(tensor)
 
     def describe(self) -> str:
-        """Say for people how tensors are summed over ranks; empty for a single one."""
+        """Describe for people how tensors are summed; empty for a single rank."""
         return "" if self.group is None else self.group.describe()
 
     def abort(self) -> None:
-        """Leave the other ranks: what waits for them ends, nothing more can be exchanged. Idempotent."""
+        """Leave the group: pending collectives end, and later ones fail. Idempotent."""
         if self.group is not None:
             self.group.abort()
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """After abort, wait until all connections are closed: CUDA graphs of collectives prevent that."""
+        """After abort, wait until all connections are closed. CUDA graphs with collectives delay that."""
         if self.group is not None:
             self.group.wait_for_end(timeout_s)
 
     def all_gather_last_dim(self, tensor: Tensor) -> Tensor:
-        """Join every rank's [..., n] tensor to [..., size * n], in rank order."""
+        """Concatenate the [..., n] tensors of all ranks to [..., size * n], in rank order."""
         if self.group is None:
             return tensor
         parts = self.group.all_gather(tensor.contiguous())
@@ -105,7 +105,7 @@ class TensorParallel:
 
 
 class _NotMet:
-    """Collectives of a rank that is alone so far."""
+    """Collectives of a rank that is not connected."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Collectives."""
@@ -123,7 +123,7 @@ class _NotMet:
         return "not met"
 
     def abort(self) -> None:
-        """See Collectives: nothing is under way."""
+        """See Collectives: nothing is pending."""
 
     def wait_for_end(self, timeout_s: float) -> None:
         """See Collectives."""

@@ -1,7 +1,7 @@
-"""Ranks on the GPUs of one machine: they sum over memory that all of them map, and through NCCL.
+"""Collectives on the GPUs of one machine: kernels over shared memory for small sums, NCCL for the rest.
 
-All operations go to the current stream, so that CUDA graphs capture them like any kernel. The order in which
-values are added depends on the size of the tensor, not on the rank: all ranks get the same bits.
+All operations run on the current stream, so CUDA graphs capture them like any kernel. All ranks get the same
+bits. NCCL's summation order depends on the size of the tensor; kernels over shared memory use rank order.
 """
 
 import logging
@@ -14,32 +14,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError
-from octavo.parallel.choice import choose_way, describe
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.parallel.choice import choose_way, describe, two_shot_bytes
 from octavo.parallel.handle import PeerLostError, TensorParallel
 from octavo.parallel.shared_memory import SharedMemory, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
-# Values of a sum for which NCCL takes what it takes for the largest.
+# A sum of this many values makes NCCL allocate all the buffers that it will ever need.
 _LARGE_SUM = 2**23
-# Dtypes of what is summed over shared memory.
+# Dtypes that the kernels over shared memory sum.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class NcclCollectives:
-    """Collectives over a torch process group object; torch's global default group is never touched."""
+    """Collectives over a process group object. torch's global default group is not used."""
 
-    def __init__(self, group: Any, size: int) -> None:
+    def __init__(self, group: Any, size: int, *, in_order: bool = False) -> None:
+        """Wrap a process group. Call `share_memory` afterwards to enable kernels over shared memory.
+
+        Args:
+            group: a connected process group.
+            size: number of ranks.
+            in_order: with shared memory, never sum floats by NCCL, so all sums use rank order.
+        """
         from torch.distributed import distributed_c10d
 
         api: Any = distributed_c10d
         self._group = group
         self._size = size
+        self._in_order = in_order
         self._end: threading.Thread | None = None
         self._memory: SharedMemory | None = None
         self._why_not = "as asked for"
-        # Not asynchronous: on the current stream, instead of one of NCCL's own beside it.
+        # Synchronous means: on the current stream, not on a stream of NCCL's own.
         self._sum, self._gather = api.AllreduceOptions(), api.AllgatherOptions()
         self._sum.asyncOp = self._gather.asyncOp = False
 
@@ -49,17 +57,21 @@ class NcclCollectives:
         way = "nccl"
         if memory is not None and tensor.dtype in _FLOATS:
             way = choose_way(tensor.nbytes, self._size)
-        if way == "nccl" or memory is None:
+        if memory is None or (way == "nccl" and not self._in_order):
             if not _is_dry_run():
                 _finish(self._live().allreduce([tensor], self._sum))
             return tensor
         from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
 
-        (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
+        if way == "nccl":
+            for piece in tensor.view(-1).split(two_shot_bytes(self._size) // tensor.itemsize):
+                sum_two_shot(piece, memory)
+        else:
+            (sum_one_shot if way == "one-shot" else sum_two_shot)(tensor, memory)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, in rank order."""
+        """Return the tensors of all ranks, in rank order."""
         gathered = tensor.new_empty(self._size * tensor.shape[0], *tensor.shape[1:])
         if not _is_dry_run():
             _finish(self._live()._allgather_base(gathered, tensor, self._gather))
@@ -67,19 +79,34 @@ class NcclCollectives:
 
     def memory_for(self, tensor: Tensor) -> SharedMemory | None:
         """See Collectives."""
-        if self._memory is None or choose_way(tensor.nbytes, self._size) != "one-shot":
+        # Sums in order use the same kernels for steps of any size.
+        if self._in_order or self._memory is None:
             return None
-        return self._memory
+        return self._memory if choose_way(tensor.nbytes, self._size) == "one-shot" else None
 
     def describe(self) -> str:
         """See Collectives."""
-        return f"NCCL: {self._why_not}" if self._memory is None else describe(self._size)
+        if self._memory is None:
+            return f"NCCL: {self._why_not}"
+        return describe(self._size, in_order=self._in_order)
+
+    def check_order(self) -> None:
+        """Check that all sums use rank order.
+
+        Raises:
+            ConfigError: the ranks share no memory.
+        """
+        if self._memory is None:
+            raise ConfigError(
+                "deterministic=True over several ranks needs GPUs that reach each other's memory: "
+                f"{self._why_not}; use one rank, or deterministic=False"
+            )
 
     def abort(self) -> None:
-        """End the kernels that wait for other ranks. Idempotent.
+        """Abort the kernels that wait for other ranks. Idempotent.
 
-        NCCL ends its kernels at once, but closes connections only when every CUDA graph that holds one is
-        gone, and who calls this may hold them: see wait_for_end.
+        NCCL aborts its kernels at once. It closes connections only after every CUDA graph that uses them is
+        destroyed, and the caller may hold such graphs: see wait_for_end.
         """
         if self._memory is not None:
             self._memory.abort()
@@ -94,12 +121,12 @@ class NcclCollectives:
             self._end.join(timeout_s)
 
     def share_memory(self, rank: int, device: torch.device, store: Any) -> None:
-        """Map the memory of all ranks' GPUs, if every rank can; else all sums go through NCCL.
+        """Map the memory of all GPUs if every rank can. Otherwise NCCL does all sums.
 
         Args:
             rank: this process' rank.
             device: of this rank, the current one.
-            store: that the ranks met through.
+            store: the store of the process group.
         """
         memory, self._why_not = None, unsupported_reason(self._size, device) or ""
         if not self._why_not:
@@ -107,7 +134,7 @@ class NcclCollectives:
                 memory = SharedMemory(rank, self._size, device, store)
             except RuntimeError as error:
                 self._why_not = f"memory could not be mapped: {error}"
-        # Of one mind: a rank that sums another way would wait for ever.
+        # All ranks must agree: a rank that sums differently would wait forever.
         if self.all_reduce(torch.full((1,), int(memory is not None), device=device)).item() == self._size:
             self._memory = memory
         elif not self._why_not:
@@ -120,13 +147,13 @@ class NcclCollectives:
 
 
 def _finish(work: Any) -> None:
-    """Let the current stream wait for an operation, unless it is on that stream anyway."""
+    """Make the current stream wait for an operation, unless it runs on that stream."""
     if work is not None:
         work.wait()
 
 
 def _is_dry_run() -> bool:
-    """Whether kernels are compiled and not run: ranks do that each for itself, some not at all."""
+    """Whether kernels are compiled but not run. Ranks do that independently, so they must not communicate."""
     from octavo.gpu.launch import is_dry_run
 
     return is_dry_run()
@@ -139,41 +166,44 @@ def connect_nccl(
     rendezvous: Path,
     *,
     shares_memory: bool = True,
+    in_order: bool = False,
     timeout_s: float = 120.0,
 ) -> TensorParallel:
-    """Meet the other ranks of this machine and return the handle.
+    """Connect to the other ranks of this machine.
 
     Args:
         rank: this process' rank.
         size: number of ranks.
         device: the GPU of this rank.
         rendezvous: path of a file that does not exist yet, the same for all ranks.
-        shares_memory: sum small tensors over memory that the GPUs share, where they can.
-        timeout_s: how long to wait for the others.
+        shares_memory: sum small tensors through shared memory where the GPUs can.
+        in_order: sum tensors of all sizes that way, in rank order.
+        timeout_s: how long to wait for the other ranks.
 
     Raises:
-        UnsupportedModelError: this torch is built without NCCL.
-        PeerLostError: the ranks did not meet.
+        UnsupportedModelError: this build of torch has no NCCL.
+        ConfigError: sums in rank order are impossible here.
+        PeerLostError: the ranks did not connect.
     """
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_nccl_available():
         raise UnsupportedModelError("tensor parallelism on GPUs needs a torch built with NCCL")
-    # All ranks are on this machine, and nothing else may reach them.
+    # Loopback only: all ranks are on this machine, and nobody else may connect.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    # Whoever starts ranks watches them. NCCL's own watch would look into the store, which is gone by then.
+    # engine/ranks watches the ranks. NCCL's own monitor would need the store, which is gone by then.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     api: Any = distributed
     try:
         store = api.FileStore(str(rendezvous), size)
         store.set_timeout(timedelta(seconds=timeout_s))
         options = api.ProcessGroupNCCL.Options()
-        # Whoever starts ranks notices much earlier that one is gone.
+        # engine/ranks notices much earlier that a rank is gone.
         options._timeout = timedelta(days=30)
         with torch.cuda.device(device):
             group = api.ProcessGroupNCCL(store, rank, size, options)
-            collectives = NcclCollectives(group, size)
-            # NCCL connects at the first exchange of a kind, which must not be in a graph.
+            collectives = NcclCollectives(group, size, in_order=in_order)
+            # NCCL connects lazily at the first call of each kind, which must not happen in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
             collectives.all_reduce(torch.zeros(_LARGE_SUM, device=device))
             collectives.all_gather(met)
@@ -184,5 +214,7 @@ def connect_nccl(
                 collectives.share_memory(rank, device, store)
     except RuntimeError as error:
         raise PeerLostError(f"rank {rank} of {size} did not meet the others: {error}") from error
+    if in_order:
+        collectives.check_order()
     logger.info("sums over %d ranks: %s", size, collectives.describe())
     return TensorParallel(rank, size, collectives)

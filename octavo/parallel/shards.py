@@ -1,4 +1,4 @@
-"""Which part of a dimension a rank holds."""
+"""Sharding: the part of a dimension that a rank holds."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class HeadShard:
 
     Attributes:
         query: range of query heads.
-        kv: range of kv heads; several ranks may hold the same one.
+        kv: range of kv heads; several ranks may hold the same head.
     """
 
     query: range
@@ -20,10 +20,10 @@ class HeadShard:
 
 
 def shard_range(length: int, parallel: TensorParallel, *, what: str) -> range:
-    """Return this rank's equal, consecutive part of `length` things.
+    """Return this rank's contiguous part of `length` items. All parts have the same size.
 
     Raises:
-        ConfigError: `length` is not divisible; the message names `what`.
+        ConfigError: the ranks do not divide `length`; the message names `what`.
     """
     if length % parallel.size:
         raise ConfigError(f"{parallel.size} ranks must divide the model's {length} {what}; use fewer ranks")
@@ -32,7 +32,7 @@ def shard_range(length: int, parallel: TensorParallel, *, what: str) -> range:
 
 
 def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> HeadShard:
-    """Return this rank's query heads and the kv heads they read.
+    """Return this rank's query heads and the kv heads that they read.
 
         4 query heads, 2 kv heads, 4 ranks:   rank    0    1    2    3
                                               query   0    1    2    3
@@ -40,7 +40,7 @@ def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> 
 
     Args:
         num_heads: query heads of the model.
-        num_kv_heads: kv heads of the model; divides num_heads.
+        num_kv_heads: kv heads of the model, a divisor of num_heads.
         parallel: this rank.
 
     Raises:

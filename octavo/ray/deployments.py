@@ -1,27 +1,24 @@
-"""The two deployments: a front that reads requests, and replicas, each a whole server without sockets."""
+"""The application: a front that reads requests, and replicas, each a whole server without sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
 
 from octavo.cli.app import app as cli
 from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError
+from octavo.ray.front import Front
 from octavo.ray.router import REPORT, PrefixRouter
-from octavo.router import Marks, marks_of
-from octavo.router.marks import HEADER, holder_of, is_prompt
+from octavo.router import Marks
+from octavo.router.marks import HEADER
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError
-from octavo.server.limits import BodyReader, ClientGoneError
 
 _REPORT_S = 1.0
 _MAX_ONGOING = 4096
@@ -30,10 +27,8 @@ _TARGET_ONGOING = 32
 # A replica that is ended loses its cache.
 _KEEP_S = 600.0
 _HEALTH_S = 5.0
-
-Headers = list[tuple[bytes, bytes]]
-# The request's scope as far as it can be sent, and its body.
-Parts = tuple[dict[str, Any], bytes]
+# The front ends after its replicas, whose last parts it passes on.
+_FRONT_S = 5.0
 
 
 def read_options() -> tuple[EngineConfig, ServerConfig]:
@@ -69,39 +64,13 @@ def make_app(engine: EngineConfig, server: ServerConfig) -> Application:
         ),
     )
     front = serve.deployment(
-        Front, name="front", max_ongoing_requests=_MAX_ONGOING, ray_actor_options={"num_cpus": 0}
+        Front,
+        name="front",
+        max_ongoing_requests=_MAX_ONGOING,
+        graceful_shutdown_timeout_s=server.shutdown_timeout + _FRONT_S,
+        ray_actor_options={"num_cpus": 0},
     )
     return front.bind(server, replicas.bind(engine, server))
-
-
-class Front:
-    """Reads requests, and passes on what the replicas answer."""
-
-    def __init__(self, server: ServerConfig, replicas: DeploymentHandle) -> None:
-        self._isolates = server.cache_isolation == "key"
-        self._bodies = BodyReader(server.max_body_bytes, server.body_timeout_s)
-        self._replicas = replicas.options(stream=True, method_name="answer")
-
-    async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
-        scope = request.scope
-        headers: Headers = [(name, value) for name, value in scope["headers"] if name != HEADER]
-        body = b""
-        if request.method not in ("GET", "HEAD", "OPTIONS"):
-            try:
-                body = await self._bodies.read(headers, request.receive)
-            except ApiError as error:
-                return Response(error.body, error.status, error.headers, media_type="application/json")
-            except ClientGoneError:
-                return Response(status_code=499)
-        kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "http_version")}
-        holder = holder_of(headers) if self._isolates else b""
-        marks = marks_of(body, holder) if body and is_prompt(request.url.path) else Marks()
-        answer = self._replicas.remote({**kept, "headers": headers}, body, marks)
-        status, listed = await anext(answer)
-        response = StreamingResponse(answer, status)
-        response.raw_headers = [(name, value) for name, value in listed if name != b"content-length"]
-        return response
 
 
 class Replica:
@@ -119,7 +88,10 @@ class Replica:
             max_waiting_tokens=server.max_num_queued_tokens,
             step_deadline_s=server.step_deadline_s,
         )
+        # Ray starts a dead engine again, so clients are told to come back.
+        server = replace(server, restart=True)
         self._app = ToldApp(make_server(self._loop, server, engine.model), self._loop)
+        self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._loop.start()
         # Ray counts a replica as ready when this has returned.
         await self._loop.wait_until_ready()
@@ -160,7 +132,7 @@ class Replica:
         try:
             while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
-                    yield message["status"], message["headers"]
+                    yield message["status"], [*message["headers"], (b"x-octavo-replica", self._name)]
                 elif message.get("body"):
                     yield message["body"]
             await running

@@ -1,6 +1,7 @@
 """Ray Serve's side of the choice of a replica. Ray calls this interface alpha: its version is pinned."""
 
 import time
+from collections import OrderedDict
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
@@ -9,6 +10,8 @@ from octavo.router import Choice, Flight, Marks, Replica, Report, Weights, choos
 
 REPORT = "octavo_report"
 """Key of a replica's routing statistics."""
+# Ray says of a short answer that it has ended before it says that it was routed: so many are remembered.
+_MAX_ENDED = 1024
 
 
 class PrefixRouter(RequestRouter):
@@ -20,6 +23,8 @@ class PrefixRouter(RequestRouter):
         self._known: dict[ReplicaID, Replica] = {}
         self._told: dict[ReplicaID, bytes] = {}
         self._flights: dict[str, Flight] = {}
+        # (replica, request) of those that ended before they were counted, oldest first.
+        self._ended: OrderedDict[tuple[ReplicaID, str], None] = OrderedDict()
         self._num_choices = 0
 
     async def choose_replicas(
@@ -28,12 +33,15 @@ class PrefixRouter(RequestRouter):
         """Return the best replica, and the others in case that it takes no more."""
         if pending_request is None:
             return [candidate_replicas]
-        marks, known = _marks_of(pending_request), [self._hear(replica) for replica in candidate_replicas]
+        # Ray replaces a replica that is dead, but only after a while.
+        able = [replica for replica in candidate_replicas if self._hear(replica).may_be_ready]
+        able = able or candidate_replicas
+        marks, known = _marks_of(pending_request), [self._known[replica.replica_id] for replica in able]
         choice = choose(marks, num_tokens_of(marks, known), known, self._weights)
         if choice is None:
             return []
-        best = candidate_replicas[choice.index]
-        return [[best], [replica for replica in candidate_replicas if replica is not best]]
+        best = able[choice.index]
+        return [[best], [replica for replica in able if replica is not best]]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
@@ -49,14 +57,21 @@ class PrefixRouter(RequestRouter):
         replica.last_chosen = self._num_choices
         if marks.digests:
             replica.expect(marks, num_tokens)
-        choice = Choice(0, saved, num_tokens - saved)
-        self._flights[pending_request.metadata.internal_request_id] = Flight(replica, choice)
+        request_id = pending_request.metadata.internal_request_id
+        if (replica_id, request_id) in self._ended:
+            del self._ended[replica_id, request_id]
+        else:
+            self._flights[request_id] = Flight(replica, Choice(0, saved, num_tokens - saved))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Count a request no longer."""
         flight = self._flights.pop(internal_request_id, None)
         if flight is not None:
             flight.end()
+            return
+        self._ended[replica_id, internal_request_id] = None
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica."""

@@ -1,13 +1,14 @@
-"""Which of several replicas of a server answers a request: pure Python, without sockets and without PyTorch.
+"""Prefix-aware routing: which replica answers a request. Pure Python, no sockets, no PyTorch.
 
 | file | does |
 |---|---|
-| `marks.py` | cuts the text of a request into marks: digests that stand for its beginnings |
-| `ledger.py` | in a replica: which marks are in its prefix tree now; makes its `Report` |
-| `fleet.py` | in the router: what is known of each replica, and what is under way |
+| `marks.py` | cuts a prompt into marks: digests of ever longer prefixes |
+| `ledger.py` | in a replica: which marks its prefix cache holds now |
+| `report.py` | what a replica reports to the router |
+| `fleet.py` | in the router: the state of each replica, and the requests in flight |
 | `choice.py` | the choice itself |
 
-Transports are in `octavo.server.replicas`.
+The transports are `octavo.server.replicas` (unix sockets) and `octavo.ray` (Ray Serve).
 """
 
 from octavo.router.choice import Choice, Weights, choose

@@ -1,9 +1,9 @@
-"""The choice of a replica: tokens of prefill that it saves, less what it has to do already.
+"""The routing score: prefill tokens that a cache hit saves, minus a penalty for load.
 
     score = saved tokens - beta x load in tokens
 
-among replicas that are not far busier than the least busy one. A far busier replica gets no requests, not
-even those whose prefix it holds. The prefix then gets a second home.
+A replica that is far busier than the least busy one gets no requests, not even those whose prefix it holds.
+Another replica then computes and caches that prefix too.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from octavo.router.marks import Marks
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What counts how much.
+    """Weights of the routing score.
 
     Attributes:
-        beta: tokens of prefill that one token of load is worth.
-        spill: a replica with more than this many times the least load gets nothing,
-        slack_tokens: if its load is also above this many tokens.
-        request_tokens: load of one request under way, beside its prefill.
+        beta: saved prefill tokens that offset one token of load.
+        spill: a replica is too busy if its load exceeds this multiple of the least load
+        slack_tokens: and also this many tokens.
+        request_tokens: load of a request in flight, on top of its prefill.
     """
 
     beta: float = 0.25
@@ -31,36 +31,36 @@ class Weights:
 
 
 class Candidate(Protocol):
-    """What the choice asks of a replica."""
+    """A replica, as the score sees it."""
 
     @property
     def load_tokens(self) -> float:
-        """Its load: work that it has to do, in tokens."""
+        """Pending work, in tokens."""
         ...
 
     @property
     def free_tokens(self) -> float:
-        """Room in its cache that nobody reads."""
+        """Tokens that fit into blocks that no running request uses."""
         ...
 
     @property
     def last_chosen(self) -> int:
-        """Number of the last choice that took it; lower is longer ago."""
+        """Number of the last choice that picked it; lower means longer ago."""
         ...
 
     def saved_tokens(self, marks: Marks) -> int:
-        """Return how many tokens of a prompt are in its cache."""
+        """Return how many tokens of a prompt its cache holds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A replica for one request.
+    """The replica chosen for one request.
 
     Attributes:
-        index: of the replica among the candidates.
-        saved_tokens: prompt tokens that its cache holds.
-        prefill_tokens: those that it has to compute.
+        index: the replica's index among the candidates.
+        saved_tokens: prompt tokens in its cache.
+        prefill_tokens: prompt tokens that it must compute.
     """
 
     index: int
@@ -71,13 +71,13 @@ class Choice:
 def choose(
     marks: Marks, num_tokens: int, candidates: Iterable[Candidate], weights: Weights = Weights()
 ) -> Choice | None:
-    """Return the best of some replicas, or None if there is none. Takes O(replicas x log marks).
+    """Return the best candidate, or None if there are none. Takes O(replicas x log marks).
 
     Args:
         marks: of the prompt.
-        num_tokens: of the prompt, about.
-        candidates: replicas that take requests.
-        weights: what counts how much.
+        num_tokens: estimated length of the prompt.
+        candidates: replicas that accept requests.
+        weights: of the score.
     """
     replicas = list(candidates)
     if not replicas:
@@ -89,7 +89,7 @@ def choose(
         if load > limit:
             continue
         saved = min(replica.saved_tokens(marks), num_tokens)
-        # Tokens that do not fit must wait for other requests to end.
+        # Tokens that do not fit wait until other requests end.
         load += max(0.0, num_tokens - saved - replica.free_tokens)
         rank = (saved - weights.beta * load, -load, -replica.last_chosen)
         if best is None or rank > best:

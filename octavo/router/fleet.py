@@ -1,6 +1,6 @@
-"""What a router knows of its replicas: what they told, and what it has sent them since.
+"""What the router knows about each replica: its last report, and what was sent to it since.
 
-For one event loop; nothing here blocks or waits.
+Use it from one event loop. Nothing here blocks.
 """
 
 import time
@@ -11,21 +11,21 @@ from octavo.router.choice import Choice, Weights, choose
 from octavo.router.marks import Marks
 from octavo.router.report import MAX_REPORTED_MARKS, Report
 
-# Prompts that were sent count as held for this long; afterwards only the replica's report counts.
+# A prompt that was sent counts as cached for this long. After that, only the replica's report counts.
 _TRUST_S = 10.0
-# A replica without a report for this long gets no requests.
+# A replica that has not reported for this long gets no requests.
 _SILENCE_S = 5.0
 _BYTES_PER_TOKEN = 4.0
 
 
 class Replica:
-    """One replica, as its router sees it.
+    """One replica, as the router sees it.
 
     Attributes:
-        name: where it is, for people.
-        report: its latest, None while it is down.
-        num_open: requests sent to it and not ended.
-        last_chosen: number of the last choice that took it.
+        name: for people.
+        report: the latest one; None while the replica is down.
+        num_open: requests in flight that this router sent.
+        last_chosen: number of the last choice that picked it.
     """
 
     def __init__(self, name: str, weights: Weights, clock: Callable[[], float]) -> None:
@@ -37,36 +37,41 @@ class Replica:
         self._clock = clock
         self._heard_s = 0.0
         self._held: Mapping[bytes, int] = {}
-        # By mark: its tokens, and when it was sent.
+        # Mark -> (tokens, time when it was sent).
         self._sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests, as far as is known."""
+        """Whether it accepts requests, judging by a recent report."""
         heard = self._clock() - self._heard_s < _SILENCE_S
         return heard and self.report is not None and self.report.state == "ready"
 
     @property
+    def may_be_ready(self) -> bool:
+        """Whether its latest report, if any, says that it accepts requests; the report may be old."""
+        return self.report is None or self.report.state == "ready"
+
+    @property
     def load_tokens(self) -> float:
-        """Its load: prompts to compute, and requests under way, including those of other routers."""
+        """Pending prefill, plus a fixed cost for each request in flight, those of other routers included."""
         report = self.report
         told = 0 if report is None else report.num_running + report.num_waiting
-        # They include requests of this router that have arrived.
+        # The reported number includes requests from this router that have arrived.
         num_requests = told if told > self.num_open else self.num_open
         return self.open_prefill_tokens + self._weights.request_tokens * num_requests
 
     @property
     def free_tokens(self) -> float:
-        """Room in its cache that nobody reads."""
+        """Tokens that fit into blocks that no running request uses."""
         return 0.0 if self.report is None else self.report.free_tokens
 
     @property
     def num_marks(self) -> int:
-        """Marks that it is known to hold."""
+        """How many marks count as cached there."""
         return len(self._held) + len(self._sent)
 
     def saved_tokens(self, marks: Marks) -> int:
-        """Return how many tokens of a prompt are in its cache, as far as is known."""
+        """Return how many tokens of a prompt its cache holds, as far as the router knows."""
         digests, tokens = marks.digests, 0
         at = _longest(digests, self._held)
         if at >= 0:
@@ -75,7 +80,7 @@ class Replica:
         return tokens if at < 0 else max(tokens, self._sent[digests[at]][0])
 
     def hear(self, report: Report | None) -> None:
-        """Take note of its report; None: it is down, and its cache is lost."""
+        """Store its report. None means that it is down and its cache is lost."""
         self.report, self._heard_s = report, self._clock()
         if report is None:
             self._held = {}
@@ -87,7 +92,7 @@ class Replica:
             self._sent.popitem(last=False)
 
     def expect(self, marks: Marks, num_tokens: int) -> None:
-        """Count a prompt that is sent as held, until the replica reports what it holds."""
+        """Count a prompt as cached from when it is sent until the replica reports."""
         now = self._clock()
         for digest, end in zip(reversed(marks.digests), reversed(marks.ends), strict=True):
             self._sent[digest] = (num_tokens * end // marks.num_bytes, now)
@@ -97,11 +102,11 @@ class Replica:
 
 
 class Flight:
-    """A request that is under way to a replica and back.
+    """A request in flight.
 
     Attributes:
-        replica: where it was sent.
-        choice: why.
+        replica: the replica that it was sent to.
+        choice: how that replica was chosen.
     """
 
     def __init__(self, replica: Replica, choice: Choice) -> None:
@@ -113,12 +118,12 @@ class Flight:
         replica.open_prefill_tokens += self._prefill_tokens
 
     def note_first_byte(self) -> None:
-        """Note that its prompt is computed. Idempotent."""
+        """Record that its prefill is done. Idempotent."""
         self.replica.open_prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
 
     def end(self) -> None:
-        """Note that it has ended. Idempotent."""
+        """Record that it ended. Idempotent."""
         self.note_first_byte()
         self.replica.num_open -= self._is_open
         self._is_open = False
@@ -128,7 +133,7 @@ class Fleet:
     """All replicas.
 
     Attributes:
-        replicas: in the order of their names.
+        replicas: in the order of the given names.
     """
 
     def __init__(
@@ -139,11 +144,11 @@ class Fleet:
         self._num_choices = 0
 
     def send(self, marks: Marks, but: Container[str] = ()) -> Flight | None:
-        """Choose a replica for a request and count it there; None if there is none.
+        """Choose a replica for a request and count the request there; None if no replica is ready.
 
         Args:
             marks: of its prompt.
-            but: names of replicas to leave out.
+            but: names of replicas to skip.
         """
         ready = [replica for replica in self.replicas if replica.is_ready and replica.name not in but]
         num_tokens = num_tokens_of(marks, self.replicas)
@@ -159,16 +164,16 @@ class Fleet:
 
 
 def num_tokens_of(marks: Marks, replicas: Iterable[Replica]) -> int:
-    """Estimate how many tokens a prompt has, from what replicas have measured on others."""
+    """Estimate the length of a prompt from the bytes per token that replicas report."""
     reports = [replica.report for replica in replicas if replica.report is not None]
     told = [report.bytes_per_token for report in reports if report.bytes_per_token]
     return int(marks.num_bytes / (sum(told) / len(told) if told else _BYTES_PER_TOKEN))
 
 
 def _longest(digests: Sequence[bytes], known: Container[bytes]) -> int:
-    """Return the index of the last of a prompt's marks that is known, or -1.
+    """Return the index of the longest known mark of a prompt, or -1.
 
-    A prompt's longer marks are forgotten before its shorter ones, so a search by halves finds it.
+    Longer marks are forgotten before shorter ones of the same prompt, so binary search finds it.
     """
     if not digests or digests[0] not in known:
         return -1

@@ -1,4 +1,4 @@
-"""In a replica: which blocks the marks of its requests stand for, and which of these it still has."""
+"""In a replica: the block at which each mark ends, and whether that block is still cached."""
 
 from array import array
 from collections import OrderedDict
@@ -8,24 +8,25 @@ from octavo.kv.sequence_blocks import SequenceBlocks
 from octavo.router.marks import Marks
 from octavo.router.report import MAX_REPORTED_MARKS
 
-# What earlier prompts say about bytes per token counts half as much after this many tokens.
+# The running averages of bytes and tokens are halved when they pass twice this many tokens.
 _MEMORY_TOKENS = 1 << 16
 
 
 class Ledger:
-    """Marks of the latest prompts with the block that ends at each of them.
+    """A bounded LRU map from marks of recent prompts to the KV block at which each mark ends.
 
-    Bounded: the marks that were used longest ago go first, and of one prompt's the longest. So what stays is
-    the top of the prefix tree. A mark of token ids is exact; one of a text lies between two tokens whose
-    place is taken as proportional to bytes, rounded down to a whole block.
+    Of one prompt, the longest marks are evicted first, so the top of the prefix tree stays. A mark of token
+    ids is exact. A mark of text is placed in proportion to its bytes and rounded down to a whole block.
 
     Attributes:
-        bytes_per_token: of the prompts so far, 0 before the first.
+        bytes_per_token: average over recent prompts; 0 before the first.
     """
 
     def __init__(self, max_marks: int = MAX_REPORTED_MARKS) -> None:
         self._max_marks = max_marks
         self._blocks: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        # Marks whose blocks have not been in the prefix tree since they were recorded.
+        self._awaited: set[bytes] = set()
         self._num_bytes = self._num_tokens = 0.0
 
     def __len__(self) -> int:
@@ -36,12 +37,12 @@ class Ledger:
         return self._num_bytes / self._num_tokens if self._num_tokens else 0.0
 
     def note(self, marks: Marks, token_ids: "array[int]", salt: bytes, block_size: int) -> None:
-        """Note a prompt.
+        """Record a prompt.
 
         Args:
-            marks: of its request.
-            token_ids: the prompt that the replica made of it.
-            salt: the salt under which its blocks are found.
+            marks: of the request.
+            token_ids: the prompt after templating and tokenization.
+            salt: of the keys of its blocks.
             block_size: tokens per block.
         """
         if not marks.digests or not token_ids:
@@ -55,18 +56,26 @@ class Ledger:
             if num_blocks:
                 self._blocks[digest] = (blocks.block_keys[num_blocks - 1].digest, num_blocks * block_size)
                 self._blocks.move_to_end(digest)
+                self._awaited.add(digest)
         while len(self._blocks) > self._max_marks:
-            self._blocks.popitem(last=False)
+            self._awaited.discard(self._blocks.popitem(last=False)[0])
 
     def held(self, is_registered: Callable[[bytes], bool]) -> tuple[bytes, tuple[int, ...]]:
-        """Return the marks whose blocks can be hit now, and their tokens; forget the others.
+        """Return the marks whose blocks are cached now, with their lengths in tokens.
+
+        Drops the marks whose blocks were evicted. Marks of prompts that still wait for prefill stay.
 
         Args:
-            is_registered: tells whether a block with this digest is in the prefix tree.
+            is_registered: whether the prefix tree has a block with this digest.
+
+        Returns:
+            The digests of the marks, joined, and tokens up to each mark.
         """
-        for digest in [mark for mark, (block, _) in self._blocks.items() if not is_registered(block)]:
+        cached = {mark: tokens for mark, (block, tokens) in self._blocks.items() if is_registered(block)}
+        self._awaited.difference_update(cached)
+        for digest in [mark for mark in self._blocks if mark not in cached and mark not in self._awaited]:
             del self._blocks[digest]
-        return b"".join(self._blocks), tuple(tokens for _, tokens in self._blocks.values())
+        return b"".join(cached), tuple(cached.values())
 
     def _measure(self, num_bytes: int, num_tokens: int) -> None:
         self._num_bytes += num_bytes

@@ -1,11 +1,11 @@
-"""From the body of a request to marks: digests that stand for ever longer beginnings of its prompt.
+"""Marks: digests of ever longer prefixes of a request's prompt.
 
     {"messages": [{system}, {user}]}  ->  salt ─ [256 bytes] ─ [256 bytes] ─ [rest of {system}] ─ [{user}]
                                                   mark 0        mark 1        mark 2               mark 3
 
-Requests whose prompts begin alike have the same first marks, as far as they are alike. A router compares
-texts, not tokens: it needs neither a tokenizer nor a chat template, and the replica alone tokenizes. Which
-tokens a mark stands for is known where they are computed; see ledger.py.
+Prompts with a common prefix share their first marks. The router compares text, not tokens, so it needs
+neither a tokenizer nor a chat template. Only the replica tokenizes, so it alone maps marks to tokens
+(ledger.py).
 """
 
 import base64
@@ -20,23 +20,23 @@ import msgspec
 MAX_MARKS = 512
 DIGEST_BYTES = 8
 HEADER = b"x-octavo-marks"
-"""Carries the marks of a request from the router to a replica."""
+"""Header that carries marks from the router to a replica."""
 
-# (up to this offset in a segment, a mark every so many bytes): the longer, the coarser.
+# (up to this offset in a segment, bytes between two marks): longer texts get coarser marks.
 _STEPS = ((1 << 13, 1 << 8), (1 << 16, 1 << 10), (1 << 62, 1 << 13))
-# Fields that a template writes before the messages, or that change the prompt or its place in the cache.
+# Fields that change the whole prompt or its cache namespace. They go into the first digest.
 _NAMESPACE = ("cache_salt", "chat_template_kwargs", "add_special_tokens", "reasoning_effort", "reasoning")
 _FIRST = ("tools", "system", "instructions")
 _PROMPTS = ("messages", "input", "prompt")
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True):
-    """The beginnings of one prompt, shortest first.
+    """Marks of one prompt, shortest prefix first.
 
     Attributes:
-        digests: [M] each stands for all bytes up to its end, and for the namespace.
+        digests: [M] each covers the namespace and all bytes up to its end.
         ends: [M] bytes up to each mark, ascending.
-        num_bytes: of the whole prompt.
+        num_bytes: length of the whole prompt.
     """
 
     digests: tuple[bytes, ...] = ()
@@ -44,12 +44,12 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int = 0
 
     def to_header(self) -> str:
-        """Return them as the value of HEADER, at most 12 KiB."""
+        """Return the value of HEADER, at most 12 KiB."""
         return base64.b64encode(msgspec.msgpack.encode(self)).decode()
 
     @classmethod
     def from_header(cls, value: bytes) -> "Marks":
-        """Read what `to_header` wrote; any other value has no marks."""
+        """Decode what `to_header` wrote. Any other value gives no marks."""
         try:
             found = msgspec.msgpack.decode(base64.b64decode(value, validate=True), type=cls)
         except (binascii.Error, msgspec.DecodeError):
@@ -58,23 +58,22 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_prompt(path: str) -> bool:
-    """Return whether what is posted to a path is a prompt that a model will read."""
+    """Return whether a POST to this path carries a prompt for the model."""
     return path.startswith("/v1/") and not path.endswith("/count_tokens")
 
 
 def holder_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a digest of the key that a request was sent with, by either of its headers."""
+    """Return a digest of the API key of a request, from either header that may carry it."""
     sent = dict(headers)
     return blake2b(sent.get(b"authorization") or sent.get(b"x-api-key", b""), digest_size=32).digest()
 
 
 def marks_of(body: bytes, holder: bytes = b"") -> Marks:
-    """Return the marks of a request's prompt; none if there is no prompt in it.
+    """Return the marks of the prompt in a request's body; no marks if there is none.
 
     Args:
-        body: JSON: a chat, a completion (text or token ids; of several prompts the first one counts), or a
-            response.
-        holder: whose prefixes these are; requests of different holders have no mark in common.
+        body: JSON of a chat, a response, or a completion (text or token ids; of several prompts, the first).
+        holder: isolates prefixes: requests of different holders never share a mark.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -84,14 +83,14 @@ def marks_of(body: bytes, holder: bytes = b"") -> Marks:
                 segments += _segments(bytes(fields[name]))
                 break
     except (msgspec.MsgspecError, UnicodeError, RecursionError, struct.error):
-        # The replica will say what is wrong with the body.
+        # The replica reports what is wrong with the body.
         return Marks()
     namespace = [bytes(fields.get(name, b"")) for name in _NAMESPACE]
     return _mark(segments, b"\0".join((holder, *namespace)))
 
 
 def _segments(prompt: bytes) -> list[bytes]:
-    """Return a prompt's parts: messages one by one, a text as UTF-8, token ids as 32-bit integers."""
+    """Split a prompt: one segment for each message, UTF-8 for text, 32-bit integers for token ids."""
     if not prompt.startswith(b"["):
         value = msgspec.json.decode(prompt)
         return [value.encode("utf-8", "surrogatepass")] if isinstance(value, str) and value else []

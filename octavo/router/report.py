@@ -1,4 +1,4 @@
-"""What a replica tells a router about itself, about once a second."""
+"""What a replica reports to the router, about once a second."""
 
 import msgspec
 
@@ -8,17 +8,17 @@ MAX_REPORTED_MARKS = 4096
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """One replica, as it is now.
+    """The state of one replica.
 
     Attributes:
-        state: as EngineLoop.state; requests go to replicas that are "ready".
-        digests: marks whose blocks are in the prefix tree, DIGEST_BYTES each, at most MAX_REPORTED_MARKS.
-        tokens: prompt tokens that each of them stands for.
-        free_tokens: tokens that fit in blocks that nobody reads; cached ones count.
-        num_running: completions in the running set.
+        state: EngineLoop.state, or "stalled" while a rank is silent; only "ready" replicas get requests.
+        digests: cached marks, joined, DIGEST_BYTES each, at most MAX_REPORTED_MARKS.
+        tokens: prompt tokens up to each mark.
+        free_tokens: tokens that fit into blocks that no running request uses, cached blocks included.
+        num_running: completions that run.
         num_waiting: completions that wait for admission.
-        num_waiting_tokens: prompt tokens of these.
-        bytes_per_token: of prompts noted so far, as marks measure them; 0 before the first.
+        num_waiting_tokens: their prompt tokens.
+        bytes_per_token: average over recent prompts; 0 before the first.
     """
 
     state: str
@@ -31,20 +31,20 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     bytes_per_token: float = 0.0
 
     def held(self) -> dict[bytes, int]:
-        """Return tokens by mark."""
+        """Return a map from each mark to its tokens."""
         starts = range(0, len(self.digests), DIGEST_BYTES)
         digests = (self.digests[start : start + DIGEST_BYTES] for start in starts)
         return dict(zip(digests, self.tokens[:MAX_REPORTED_MARKS], strict=False))
 
     def encode(self) -> bytes:
-        """Return it as MessagePack."""
+        """Encode as MessagePack."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Report":
-        """Read what `encode` wrote.
+        """Decode what `encode` wrote.
 
         Raises:
-            msgspec.DecodeError: it is no report.
+            msgspec.DecodeError: `data` is not a report.
         """
         return msgspec.msgpack.decode(data, type=cls)

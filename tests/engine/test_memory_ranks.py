@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import plan_execution, require_devices
+from octavo.engine.memory import devices, plan_execution, require_devices
 from octavo.errors import ConfigError
 from octavo.models import ModelConfig
 from octavo.models.source import ModelSource
@@ -121,3 +121,16 @@ def test_a_decoder_of_another_rank_is_refused() -> None:
     decoder = read_decoder(ModelSource("folder", Path("tiny")), CONFIG, alone, model, None)
     with pytest.raises(ConfigError, match="needed by each of 2 ranks"):
         make_runner(decoder, CONFIG, plan_execution(CONFIG, model, rank(0, 2)))
+
+
+def test_wrong_names_of_gpus_do_not_mean_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "_has_gpus", lambda: True)
+    for visible in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert devices.device_of("auto", TensorParallel()).type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    with pytest.raises(ConfigError, match="none of this machine's GPUs with CUDA_VISIBLE_DEVICES='9'"):
+        devices.device_of("auto", TensorParallel())
+    assert devices.device_of("cpu", TensorParallel()).type == "cpu"

@@ -1,6 +1,7 @@
 """deterministic=True where it cannot run is refused; where it can, see test_deterministic_gpu.py."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,8 +37,8 @@ def test_a_decoder_of_the_other_kind_is_refused(tiny: MakeLLM, monkeypatch: pyte
 
 @pytest.mark.parametrize(("quantization", "num_ranks"), [("int8", 1), ("fp8", 1), ("none", 2)])
 def test_the_loader_refuses_what_it_cannot_promise(quantization: str, num_ranks: int, tiny: MakeLLM) -> None:
-    config = tiny(device="cpu").engine.model_config
-    with pytest.raises(ConfigError, match="one rank"):
+    config = replace(tiny(device="cpu").engine.model_config, has_wide_qk_norm=num_ranks > 1)
+    with pytest.raises(ConfigError, match="on one rank, got 2" if num_ranks > 1 else f"got '{quantization}'"):
         load_decoder(
             config,
             None,  # type: ignore[arg-type]

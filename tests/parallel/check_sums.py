@@ -16,6 +16,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +98,19 @@ def check_equal_bits(parallel: TensorParallel) -> list[str]:
     return wrong
 
 
+def check_order(parallel: TensorParallel) -> list[str]:
+    """Sums of deterministic engines: exact at any size, also beyond those that are left to NCCL otherwise."""
+    group: Any = parallel.group
+    wrong = []
+    group._in_order = True
+    for number, num_bytes in enumerate((2048, 2**24, 2**24 + 1024, 3 * 2**24 + 34)):
+        parts = parts_of((num_bytes // 2,), torch.bfloat16, parallel.size, number)
+        found = parallel.all_reduce(parts[parallel.rank].clone())
+        wrong += differs(f"in order, {num_bytes} bytes", found, in_order(parts), exact=True)
+    group._in_order = False
+    return wrong
+
+
 def check_replays(parallel: TensorParallel) -> list[str]:
     """Two graphs of an odd and an even number of sums, replayed in turn while one rank is often late."""
     errors = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -149,7 +163,7 @@ def check_lost_rank(parallel: TensorParallel) -> list[str]:
     return [] if 0.5 < took_s < 5 else [f"it took {took_s:.2f} s"]
 
 
-CHECKS = (check_sizes, check_norm, check_equal_bits, check_replays, check_lost_rank)
+CHECKS = (check_sizes, check_norm, check_equal_bits, check_order, check_replays, check_lost_rank)
 
 
 def be_rank(rank: int, size: int, folder: Path) -> None:

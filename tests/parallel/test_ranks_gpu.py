@@ -60,6 +60,24 @@ def test_two_gpus_give_what_one_gives(tiny_folder: Path, options: dict) -> None:
     two.engine.close()
 
 
+def test_two_gpus_give_a_request_the_same_bits_in_any_company(tiny_folder: Path) -> None:
+    """deterministic=True: bits do not depend on who else is in a step, nor on the run."""
+    found = []
+    for _ in range(2):
+        two = LLM(str(tiny_folder), **OPTIONS, deterministic=True, tensor_parallel_size=2)
+        together = two.generate(PROMPTS, GREEDY)
+        alone = []
+        for prompt in PROMPTS:
+            two.reset_prefix_cache()
+            alone += two.generate([prompt], GREEDY)
+        for outputs in (together, alone):
+            bits = [[value.logprob for entry in o.outputs[0].logprobs or [] for value in entry.values()]
+                    for o in outputs]  # fmt: skip
+            found.append((tokens(outputs), bits))
+        two.engine.close()
+    assert all(one == found[0] for one in found)
+
+
 def test_two_engines_side_by_side_until_a_rank_of_one_is_killed(tiny_folder: Path) -> None:
     """A rank that is killed ends a step that waits for it, in its own engine only."""
     llm = LLM(str(tiny_folder), **OPTIONS, tensor_parallel_size=2)

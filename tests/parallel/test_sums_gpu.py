@@ -28,7 +28,8 @@ def test_the_gpus_share_memory(found: dict[str, list[list[str]]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["check_sizes", "check_norm", "check_equal_bits", "check_replays", "check_lost_rank"]
+    "check",
+    ["check_sizes", "check_norm", "check_equal_bits", "check_order", "check_replays", "check_lost_rank"],
 )
 def test_sums_are_right(found: dict[str, list[list[str]]], check: str) -> None:
     assert found[check] == [[], []]

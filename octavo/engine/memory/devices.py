@@ -13,10 +13,10 @@ def device_of(name: str, parallel: TensorParallel) -> torch.device:
     """Return the device that a name stands for on one rank.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is none of this name, or CUDA_VISIBLE_DEVICES hides all GPUs by a mistake.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = _best_device()
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -30,6 +30,27 @@ def device_of(name: str, parallel: TensorParallel) -> torch.device:
             f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices"
         )
     return device
+
+
+def _best_device() -> str:
+    """Return "cuda" if there is a GPU, else "cpu": but not if somebody asked for GPUs by wrong names.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES names GPUs, this machine has some, and torch sees none.
+    """
+    if torch.cuda.is_available():
+        return "cuda"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if visible not in ("", "-1") and torch.version.cuda is not None and _has_gpus():
+        raise ConfigError(
+            f"torch sees none of this machine's GPUs with CUDA_VISIBLE_DEVICES={visible!r}; name some that "
+            "there are, each once, or ask for device='cpu'"
+        )
+    return "cpu"
+
+
+def _has_gpus() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _device_of_rank(device: torch.device, parallel: TensorParallel) -> torch.device:

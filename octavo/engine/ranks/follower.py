@@ -112,9 +112,10 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
     _choose_device(plan)
     reports.send(Planned(plan.num_blocks))
     begin = _receive(records, Begin)
-    shares_memory = config.all_reduce == "auto"
     parallel = connect(
-        setup.rank, setup.size, plan.device, Path(begin.rendezvous), shares_memory=shares_memory
+        *(setup.rank, setup.size, plan.device, Path(begin.rendezvous)),
+        shares_memory=config.all_reduce == "auto",
+        in_order=config.deterministic,
     )
     reports.send(Met())
     plan = replace(plan, parallel=parallel, num_blocks=begin.num_blocks)

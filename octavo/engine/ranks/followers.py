@@ -27,9 +27,12 @@ from octavo.errors import EngineDeadError, OctavoError
 
 Wanted = TypeVar("Wanted", bound=Report)
 
-_PING_S = 1.0
-# Pings without an answer: while a rank imports and loads, and afterwards.
-_MAX_SILENT_LOADING, _MAX_SILENT = 60, 5
+_PING_S = 0.2
+# Pings without an answer before a rank counts as late. Pings are counted, not seconds: while this process
+# does not run, it sends none. A thread of the rank answers, even during a long kernel.
+_MAX_LATE = 3
+# The same before a rank is given up: while it imports and loads, and afterwards.
+_MAX_SILENT_LOADING, _MAX_SILENT = 300, 30
 # When one rank ends, others fail because of it, and their reports may arrive first. So reports are
 # read for this long before one rank is blamed.
 _HEAR_S = 0.2
@@ -121,6 +124,12 @@ class Followers:
         if len(wanted) < len(reports):
             raise self.error or EngineDeadError("the other ranks were ended")
         return wanted
+
+    @property
+    def late_rank(self) -> int | None:
+        """A rank that is ready and has not answered for 0.8 s: it was stopped, or is about to be given up."""
+        late = (follower.rank for follower in self._all if follower.num_silent > _MAX_LATE)
+        return None if self.is_loading else next(late, None)
 
     def fail(self, error: OctavoError) -> None:
         """End all ranks because of what happened in this one."""

@@ -134,6 +134,11 @@ class LeaderRunner:
         """The error after which no step will ever run again, or None."""
         return self._ranks.thread.error
 
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that this one waits for, as it does not answer; None: all do. See Followers."""
+        return self._ranks.followers.late_rank
+
     def when_dead(self, call: Callable[[OctavoError], None]) -> None:
         """Register a function to be called in another thread when a rank is gone, perhaps twice."""
         self._ranks.on_death.append(call)
@@ -224,7 +229,7 @@ def start_ranks(
     ranks = Ranks(config)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
-        ranks.parallel = _meet(ranks, plan, num_blocks, shares_memory=config.all_reduce == "auto")
+        ranks.parallel = _meet(ranks, plan, num_blocks, config)
         plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
         masks = SentMasks(model.vocab_size, plan.device, ranks.followers.tell)
 
@@ -240,12 +245,16 @@ def start_ranks(
         raise
 
 
-def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int, *, shares_memory: bool) -> TensorParallel:
+def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int, config: EngineConfig) -> TensorParallel:
     """Let all ranks meet through a file in a folder that only this user can open."""
     with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
         rendezvous = Path(folder, "rendezvous")
         ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
-        meet = partial(connect, 0, ranks.size, plan.device, rendezvous, shares_memory=shares_memory)
+        meet = partial(
+            *(connect, 0, ranks.size, plan.device, rendezvous),
+            shares_memory=config.all_reduce == "auto",
+            in_order=config.deterministic,
+        )
         parallel = ranks.run(meet)
         ranks.followers.gather(Met)
     return parallel

@@ -1,7 +1,7 @@
-"""What kernels that sum over ranks are made of: send, meet, sum. See shared_memory for the memory's layout.
+"""Building blocks of kernels that sum over ranks: send, meet, sum. shared_memory.py has the memory layout.
 
-A program talks only to the programs of the same number on other ranks: it sends them values, meets them,
-and then reads what they sent. Programs of one rank need not meet.
+A program communicates only with the programs of the same index on other ranks: it sends them values, meets
+them, and reads what they sent. Programs of one rank never wait for each other.
 """
 
 import triton
@@ -15,10 +15,10 @@ _HALF_BYTES = tl.constexpr(shared_memory.HALF_BYTES)
 _MAX_PROGRAMS = tl.constexpr(shared_memory.MAX_PROGRAMS)
 _MAX_RANKS = tl.constexpr(MAX_RANKS)
 
-# Thread r tells rank r that this program has come, then waits until rank r's program has: until its flag is
-# not behind. Flags grow by one with each sum and may wrap around, so their difference counts. The release
-# makes visible what all threads of the program wrote before the barrier in front of it. Now and then a
-# waiting thread looks whether the host has given up.
+# Thread r tells rank r that this program arrived, then waits until the flag of rank r's program catches up.
+# Flags grow by one with each sum and may wrap around, so the code compares their difference. The release
+# store publishes what all threads of the program wrote before the barrier in front of it. Every 1,024 turns a
+# waiting thread checks whether the host gave up.
 _MEET = tl.constexpr("""{
     .reg .pred %meet_p;
     .reg .b32 %meet_thread, %meet_seen, %meet_turns;
@@ -53,12 +53,12 @@ meet_done:
 
 @triton.jit
 def meet(table, rank, count, MEETING: tl.constexpr, WORLD: tl.constexpr):
-    """Wait until this program has come here on all ranks; then their writes before can be seen.
+    """Wait until this program arrives here on all ranks. Their earlier writes are visible afterwards.
 
     Args:
         table: see SharedMemory.
-        rank: this one.
-        count: sums before this one.
+        rank: this rank.
+        count: number of sums before this one.
         MEETING: 0 for the first of a sum, 1 for the second.
         WORLD: number of ranks.
     """
@@ -80,37 +80,37 @@ def meet(table, rank, count, MEETING: tl.constexpr, WORLD: tl.constexpr):
 
 @triton.jit
 def area(table, rank, count, dtype: tl.constexpr):
-    """Return a pointer to the half of a rank's values that this sum uses."""
+    """Return a pointer to the half of a rank's block that this sum uses."""
     start = _FLAG_BYTES + (count & 1) * _HALF_BYTES
     return tl.multiple_of((tl.load(table + rank) + start).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def slot_size(dtype: tl.constexpr, WORLD: tl.constexpr):
-    """Return the values in the slot that each rank has in every half."""
+    """Return the number of values in each rank's slot of a half."""
     return _HALF_BYTES // WORLD // (dtype.primitive_bitwidth // 8)
 
 
 @triton.jit
 def send(values, table, rank, count, offset, inside, WORLD: tl.constexpr):
-    """Write values to the half of every rank, this one included, at an offset in values."""
+    """Write values into the half of every rank, this one included. `offset` counts values."""
     for turn in tl.static_range(WORLD):
-        # Not all to rank 0 first.
+        # Each rank starts with itself, so that not all write to rank 0 first.
         other = (rank + turn) % WORLD
         tl.store(area(table, other, count, values.dtype) + offset, values, mask=inside)
 
 
 @triton.jit
 def sum_slots(at, inside, SLOT: tl.constexpr, WORLD: tl.constexpr):
-    """Sum what all ranks sent, in float32 and in the order of ranks: all ranks get the same bits.
+    """Sum what all ranks sent, in float32 and in rank order, so all ranks get the same bits.
 
     Args:
         at: pointers into rank 0's slot.
-        inside: which of them count; others give 0.
-        SLOT: values from a slot to the next.
+        inside: mask of valid pointers; others give 0.
+        SLOT: distance between slots, in values.
         WORLD: number of ranks.
     """
-    # Not from the first-level cache, which other GPUs' writes do not reach.
+    # Bypass the L1 cache, which does not see the writes of other GPUs.
     total = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     for source in tl.static_range(1, WORLD):
         sent = tl.load(at + source * SLOT, mask=inside, other=0.0, cache_modifier=".cg")
@@ -120,6 +120,6 @@ def sum_slots(at, inside, SLOT: tl.constexpr, WORLD: tl.constexpr):
 
 @triton.jit
 def count_on(count_ptr, count):
-    """Count this sum: each program for itself, and for those that other sums have and this one has not."""
+    """Count this sum: each program for itself, and for the programs that only larger launches have."""
     program = tl.program_id(0) + tl.arange(0, _MAX_PROGRAMS) * tl.num_programs(0)
     tl.store(count_ptr + program, tl.zeros_like(program) + count + 1, mask=program < _MAX_PROGRAMS)

@@ -1,4 +1,4 @@
-"""Sums over ranks, in place; imported only where Triton runs."""
+"""All-reduce kernels, in place. Imported only where Triton runs."""
 
 import triton
 import triton.language as tl
@@ -9,15 +9,15 @@ from octavo.parallel.shared_memory import HALF_BYTES, MAX_PROGRAMS, SharedMemory
 from octavo.parallel.triton.meeting import area, count_on, meet, send, slot_size, sum_slots
 
 _TILE, _NUM_WARPS = 2048, 8
-# Of a part of a tensor in two shots: parts begin at 16 bytes.
+# Part sizes in two shots are multiples of this many values, so that parts are aligned.
 _PART_MULTIPLE = 16
 
 
 def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
-    """Sum a tensor over ranks, in place.
+    """Sum a tensor over ranks in place, with one meeting.
 
     Args:
-        tensor: contiguous, of at most memory.one_shot_bytes.
+        tensor: contiguous, at most memory.one_shot_bytes.
         memory: of this rank.
     """
     num_values = tensor.numel()
@@ -32,10 +32,10 @@ def sum_one_shot(tensor: Tensor, memory: SharedMemory) -> None:
 
 
 def sum_two_shot(tensor: Tensor, memory: SharedMemory) -> None:
-    """Sum a tensor over ranks, in place.
+    """Sum a tensor over ranks in place, with two meetings and less traffic.
 
     Args:
-        tensor: contiguous, of at most half of HALF_BYTES.
+        tensor: contiguous, at most choice.two_shot_bytes.
         memory: of this rank.
     """
     size = memory.size
@@ -55,7 +55,7 @@ def _one_shot_kernel(
     x_ptr, table, count_ptr, num_values, rank,
     WORLD: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,). Each program sums tiles of its own."""
+    """Grid: (programs,). Each program sums its own tiles."""
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     slot = slot_size(dtype, WORLD)
@@ -80,7 +80,7 @@ def _two_shot_kernel(
     x_ptr, table, count_ptr, num_values, part, rank,
     WORLD: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,). A program has the same tiles of each rank's part.
+    """Grid: (programs,). A program handles the same tiles of every rank's part.
 
     half    [rank] what ranks sent of this rank's part | [rank] sums of all parts
     """

@@ -22,7 +22,10 @@ class Health(msgspec.Struct):
 
 
 async def health(context: Context, request: Request) -> Response:
-    """Answer 200 while the engine loads or makes progress, 503 when it is dead, restarts or a step hangs."""
+    """Answer 200 while the engine loads or makes progress.
+
+    503 when it is dead or restarts, when a step hangs, and when a rank is silent.
+    """
     found = _health(context)
     return _answer(found, alive=found.status not in ("dead", "restarting", "stalled"))
 
@@ -56,7 +59,8 @@ async def metrics(context: Context, request: Request) -> Response:
 def _health(context: Context) -> Health:
     seconds = context.loop.seconds_since_progress
     state: str = context.loop.state
-    if state in ("ready", "draining") and seconds > context.config.step_deadline_s:
+    is_late = seconds > context.config.step_deadline_s or context.loop.has_late_rank
+    if state in ("ready", "draining") and is_late:
         state = "stalled"
     if state == "loading" and context.num_restarts:
         state = "restarting"

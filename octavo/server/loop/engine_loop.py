@@ -109,6 +109,11 @@ class EngineLoop:
         """Seconds since the last step ended; 0 while the engine loads or has nothing to do."""
         return self._worker.seconds_since_progress
 
+    @property
+    def has_late_rank(self) -> bool:
+        """Whether a rank of the engine does not answer. Steps wait for it until it does, or is given up."""
+        return self.error is None and self._worker.loaded.done() and self._worker.engine.late_rank is not None
+
     async def wait_until_ready(self) -> None:
         """Return once the engine is loaded.
 

@@ -1,8 +1,8 @@
-"""Several replicas of one server behind one address: `octavo serve --replicas N`.
+"""Several replicas behind one address: `octavo serve --replicas N`.
 
-    parent   fork ── forks another one when one has died ─────────────────
-    front        '─ granian ─ choose ─ proxy ──┬─ unix socket ─► replica 0    a whole server
-                                                '─ unix socket ─► replica 1    with a model of its own
+    parent   fork ── restarts a replica that died ────────────────────────
+    front        '─ granian ─ choose ─ proxy ──┬─ unix socket ─► replica 0    a complete server
+                                                '─ unix socket ─► replica 1    with its own model
 
-The parent and the front import neither PyTorch nor a model. See ADR 30.
+The parent and the front never import PyTorch or load a model. See ADR 30.
 """

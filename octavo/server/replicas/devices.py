@@ -1,27 +1,29 @@
-"""Each replica's share of a machine: GPUs of its own, and as many of the cores as the others get."""
+"""Each replica's share of the machine: its own GPUs, and an equal part of the CPU cores."""
 
 import os
+from itertools import takewhile
 from pathlib import Path
 
 from octavo.errors import ConfigError
 
 
 def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry: bool = False) -> None:
-    """Set the variables by which this process gets its share. Before PyTorch is imported.
+    """Set the environment variables that give this process its share. Call it before importing PyTorch.
 
     Args:
-        device: that the engine was asked to use.
-        index: of the replica.
+        device: the engine's option.
+        index: of this replica.
         num_replicas: replicas on this machine.
-        num_gpus: of each, as tensor_parallel_size says.
-        dry: only find out whether that is possible.
+        num_gpus: GPUs of each replica: tensor_parallel_size.
+        dry: only check that the share exists.
 
     Raises:
-        ConfigError: there are fewer GPUs than replicas need, or the device is one GPU.
+        ConfigError: there are fewer GPUs than replicas need, CUDA_VISIBLE_DEVICES names one twice, or the
+            device is one GPU.
     """
     found = share_of(device, index, num_replicas, num_gpus, _gpus(), _num_cores())
     if not dry:
-        # A number of threads that the user sets is for each replica.
+        # A thread count that the user sets applies to each replica.
         threads = os.environ.get("OMP_NUM_THREADS", found["OMP_NUM_THREADS"])
         os.environ.update({**found, "OMP_NUM_THREADS": threads})
 
@@ -29,12 +31,12 @@ def take_share(device: str, index: int, num_replicas: int, num_gpus: int, *, dry
 def share_of(
     device: str, index: int, num_replicas: int, num_gpus: int, gpus: list[str], num_cores: int
 ) -> dict[str, str]:
-    """Return the variables of one replica.
+    """Return the environment variables of one replica.
 
     Args:
         device, index, num_replicas, num_gpus: as take_share.
-        gpus: those of the machine, as CUDA_VISIBLE_DEVICES names them.
-        num_cores: that this process may use.
+        gpus: GPUs of the machine, named as in CUDA_VISIBLE_DEVICES.
+        num_cores: CPU cores that this process may use.
 
     Raises:
         ConfigError: as take_share.
@@ -53,11 +55,24 @@ def share_of(
     return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
+def named_gpus(visible: str) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names. Like CUDA, stop at the first invalid name.
+
+    Raises:
+        ConfigError: a GPU is named twice; CUDA would then hide all of them.
+    """
+    names = [name.strip() for name in visible.split(",")]
+    found = list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
+    if len(set(found)) < len(found):
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible!r} names a GPU twice; name each once")
+    return found
+
+
 def _gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
-    # Asking CUDA would bring it into a process that forks.
+        return named_gpus(visible)
+    # Asking CUDA would initialize it in a process that forks.
     return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 

@@ -1,6 +1,6 @@
-"""The parent of a front and of replicas: it forks them, forks again what has died, and ends them all.
+"""The parent process: it forks the front and the replicas, restarts those that die, and ends them all.
 
-Like the parent of `--restart` (ADR 27), it forks before PyTorch is imported, and has no thread and no device.
+Like the parent of `--restart` (ADR 27), it forks before PyTorch is imported and has no threads and no device.
 """
 
 import os
@@ -19,22 +19,22 @@ from octavo.server.config import ServerConfig
 from octavo.server.replicas.devices import take_share
 from octavo.server.restart.supervisor import Child, become_child, exit_code_of, note_death
 
-# Exit code of a process whose options or model are wrong; the next one would end the same way.
+# Exit code for wrong options or a wrong model: a restart would fail the same way.
 _CANNOT = 2
 _FRONT = -1
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-# How long replicas get to end: they have nothing to do once the front has ended.
+# How long replicas get to exit. The front exits first, so they are idle.
 _LEAVE_S, _POLL_S = 10.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a forked process is to do.
+    """What a forked process has to do.
 
     Attributes:
-        sockets: [N] where the replicas listen.
-        replica: which of them it is; None for the front.
-        child: what it knows of its parent.
+        sockets: [N] unix sockets of the replicas.
+        replica: its index; None for the front.
+        child: its view of the parent.
         config: its options.
     """
 
@@ -45,16 +45,16 @@ class Role:
 
 
 def raise_family(config: ServerConfig, device: str, num_gpus: int) -> Role:
-    """Fork a front and `config.replicas` replicas. Returns in each of them, never in the parent.
+    """Fork a front and `config.replicas` replicas. Returns in each child, never in the parent.
 
     Args:
         config: the options.
-        device: that the engine was asked to use.
-        num_gpus: of each replica.
+        device: the engine's option.
+        num_gpus: GPUs of each replica.
 
     Raises:
-        ConfigError: there are fewer GPUs than replicas need.
-        SystemExit: in the parent: the front ended, or a replica cannot be started.
+        ConfigError: there are too few GPUs.
+        SystemExit: in the parent: the front exited, or a replica cannot start.
         EngineDeadError: in the parent: replicas died more often than `max_restarts` allows.
     """
     take_share(device, 0, config.replicas, num_gpus, dry=True)
@@ -71,7 +71,7 @@ def raise_family(config: ServerConfig, device: str, num_gpus: int) -> Role:
 
 
 class _Family:
-    """The processes, as their parent sees them."""
+    """All child processes, from the parent's side."""
 
     def __init__(self, config: ServerConfig, device: str, num_gpus: int, folder: Path) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class _Family:
         self._is_leaving = False
 
     def attend(self) -> Role:
-        """Fork, and wait for what happens; see raise_family."""
+        """Fork all members, then handle signals; see raise_family."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         missing = [_FRONT, *range(self._config.replicas)]
         while True:
@@ -99,7 +99,7 @@ class _Family:
                 missing = [member for member, code in self._ended() if self._is_missed(member, code)]
 
     def end(self) -> None:
-        """End all processes that are left; kill those that do not end soon."""
+        """Terminate the remaining processes, and kill those that do not exit in time."""
         for number, seconds in ((signal.SIGTERM, _LEAVE_S), (signal.SIGKILL, _LEAVE_S)):
             self._kill(number, *self._members)
             deadline = time.monotonic() + seconds
@@ -108,7 +108,7 @@ class _Family:
                 time.sleep(_POLL_S)
 
     def _fork(self, member: int) -> Role | None:
-        """Fork a member of the family; return its role in it, None in the parent."""
+        """Fork one member. Return its role in the child, None in the parent."""
         sys.stdout.flush()
         parent, pid = os.getpid(), os.fork()
         if pid:
@@ -119,14 +119,14 @@ class _Family:
         if member == _FRONT:
             return Role(self._sockets, None, Child(), self._config)
         socket = self._sockets[member]
-        # A killed process leaves its socket behind.
+        # A killed replica leaves its socket file behind.
         socket.unlink(missing_ok=True)
         take_share(self._device, member, self._config.replicas, self._num_gpus)
         child = Child(self._num_restarts[member])
         return Role(self._sockets, member, child, replica_config(self._config, socket))
 
     def _ended(self) -> list[tuple[int, int]]:
-        """Return the members that have ended, with their exit codes."""
+        """Return the members that exited, with their exit codes."""
         found: list[tuple[int, int]] = []
         for pid in list(self._members):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -135,11 +135,11 @@ class _Family:
         return found
 
     def _is_missed(self, member: int, code: int) -> bool:
-        """Return whether a member that has ended must be started again.
+        """Return whether a member that exited must be restarted.
 
         Raises:
-            SystemExit: all is over.
-            EngineDeadError: this was one death too many.
+            SystemExit: the whole server has to end.
+            EngineDeadError: replicas died too often.
         """
         if member == _FRONT:
             sys.exit(code)
@@ -150,14 +150,14 @@ class _Family:
         try:
             note_death(self._deaths, self._config)
         except EngineDeadError:
-            # The others must not go on alone, unseen.
+            # No replica may outlive the command unseen.
             self._is_leaving = True
             raise
         self._num_restarts[member] += 1
         return True
 
     def _leave(self) -> None:
-        """Make the front drain; when it ends, all end. The second signal ends all at once."""
+        """Drain the front; all others end after it. A second signal kills all."""
         fronts = [pid for pid, member in self._members.items() if member == _FRONT]
         if self._is_leaving:
             self._kill(signal.SIGKILL, *self._members)
@@ -172,16 +172,16 @@ class _Family:
 
 
 def replica_config(config: ServerConfig, socket: Path) -> ServerConfig:
-    """Return the options of a replica behind a front: who may call is checked there as without a front."""
+    """Return the options of a replica behind the front. It checks keys and hosts as a lone server does."""
     return replace(
         config,
         uds=str(socket),
         ssl_certfile=None,
         ssl_keyfile=None,
         root_path="",
-        # A socket counts as local: what a public address lets in must pass.
+        # A socket counts as local, but requests to a public address must pass.
         allowed_hosts=config.allowed_hosts if config.is_local else ("*",),
-        # A dead engine answers 503 then, and the front asks another replica.
+        # A dead engine then answers 503, and the front tries another replica.
         restart=True,
         replicas=1,
     )

@@ -1,6 +1,6 @@
-"""The application that clients reach: it chooses a replica for each request, and answers what concerns all.
+"""The application that clients reach. It routes each request to a replica and answers /health and /metrics.
 
-It checks neither keys nor hosts: whatever is not open to everybody is asked of a replica, which checks both.
+It checks neither keys nor hosts. Replicas do, and everything that is not public comes from a replica.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from octavo.server.replicas.metrics import CONTENT_TYPE, RouterMetrics, merged
 from octavo.server.replicas.proxy import Asked, Headers, Link
 
 REFRESH_S = 1.0
-# A replica that is gone is asked more often, because it may be back at any moment.
+# A replica that is down is polled more often, as it may return at any moment.
 _RETRY_S = 0.2
-# Longer bodies are parsed in another thread.
+# Larger bodies are parsed in another thread.
 _INLINE_BYTES = 1 << 18
 _JSON = [(b"content-type", b"application/json")]
 
 
 class ReplicaHealth(msgspec.Struct):
-    """One replica in the answer of GET /health: see octavo.router.Report."""
+    """One replica in the response of GET /health; see octavo.router.Report."""
 
     replica: str
     state: str
@@ -42,10 +42,10 @@ class ReplicaHealth(msgspec.Struct):
 
 
 class FleetHealth(msgspec.Struct):
-    """Answer of GET /health and /ready.
+    """Response of GET /health and /ready.
 
     Attributes:
-        status: ready, draining, or loading (no replica takes requests).
+        status: ready, draining, or loading (no replica accepts requests).
     """
 
     status: str
@@ -53,20 +53,20 @@ class FleetHealth(msgspec.Struct):
 
 
 class Front:
-    """An ASGI application. For one event loop.
+    """The front as an ASGI application. Use it from one event loop.
 
     Attributes:
         fleet: the replicas.
-        num_open: requests whose answers are not complete.
-        is_draining: no new requests are taken.
+        num_open: requests in flight.
+        is_draining: whether new requests are refused.
     """
 
     def __init__(self, config: ServerConfig, sockets: Sequence[Path]) -> None:
-        """Connect to nothing yet; `watch` does.
+        """Set up without connecting; `watch` connects.
 
         Args:
             config: the options.
-            sockets: [N] where replicas listen.
+            sockets: [N] unix sockets of the replicas.
         """
         self.fleet = Fleet([str(index) for index in range(len(sockets))])
         self.num_open = 0
@@ -80,7 +80,7 @@ class Front:
         self._metrics = RouterMetrics(self.fleet)
 
     async def watch(self) -> None:
-        """Ask the replicas for reports, for ever; close the links when cancelled."""
+        """Poll all replicas for reports until cancelled, then close the links."""
         try:
             await asyncio.gather(*map(self._watch, self.fleet.replicas))
         finally:
@@ -90,7 +90,7 @@ class Front:
     async def _watch(self, replica: Replica) -> None:
         link = self._links[replica.name]
         while True:
-            # A replica that is only slow keeps its last report for a while.
+            # A slow replica keeps its last report for a while.
             with suppress(TimeoutError):
                 try:
                     replica.hear(await link.report())
@@ -153,15 +153,15 @@ class Front:
         return Asked(scope["method"], whole, headers, body, marks)
 
     def _holder(self, headers: Headers) -> bytes:
-        """Return whose prefixes a request may find."""
+        """Return the holder whose cached prefixes a request may use."""
         if self._config.cache_isolation != "key":
             return b""
         return holder_of(headers)
 
     async def _route(self, asked: Asked, send: Send) -> None:
-        """Answer by the best replica. If it refuses or is gone before it has answered, ask another one.
+        """Send a request to the best replica, and to another one if that refuses or dies before it answers.
 
-        A request that was under way when a replica died is sent to one more, not to all: it may be the cause.
+        If a replica dies, the request gets one retry, not more: the request itself may be the cause.
         """
         tried: set[str] = set()
         num_deaths = 0
@@ -198,7 +198,7 @@ class Front:
             flight.end()
 
     async def _show(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
-        """Answer /live by the replica that ?replica= names, 0 if none, and tell how many there are."""
+        """Answer /live from the replica that ?replica= names (default 0), and add the number of replicas."""
         query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
         name = query.get("replica", "0")
         if name not in self._links:
@@ -208,7 +208,7 @@ class Front:
         flight = self.fleet.send(Marks(), others)
         if flight is None:
             raise NotReadyError(f"replica {name} is not ready; try again in a few seconds")
-        # A watcher is no load.
+        # A viewer adds no load.
         flight.end()
         with suppress(aiohttp.ClientError):
             await unless_gone(receive, self._try(asked, flight, send, final=True, more=headers))
@@ -216,7 +216,7 @@ class Front:
         raise NotReadyError(f"replica {name} is gone; try again in a few seconds")
 
     async def _say_metrics(self, asked: Asked, send: Send) -> None:
-        """Answer with the samples of all replicas, each with the label `replica`, and with the router's."""
+        """Answer with the metrics of all replicas, labelled `replica`, and the router's own."""
         ready = [replica.name for replica in self.fleet.replicas if replica.report is not None]
         found = await asyncio.gather(
             *(self._links[name].fetch(asked) for name in ready), return_exceptions=True
@@ -239,13 +239,14 @@ class Front:
     async def _say_health(self, path: str, send: Send) -> None:
         health = self.health()
         alive = health.status == "ready" or (
-            path != "/ready" and any(replica.state not in ("down", "dead") for replica in health.replicas)
+            path != "/ready"
+            and any(replica.state not in ("down", "dead", "stalled") for replica in health.replicas)
         )
         headers = _JSON if alive else [*_JSON, (b"retry-after", b"1")]
         await _say(send, 200 if alive else 503, msgspec.json.encode(health), headers)
 
     def health(self) -> FleetHealth:
-        """Return how all replicas are."""
+        """Return the state of the fleet."""
         replicas = [_health_of(replica) for replica in self.fleet.replicas]
         is_ready = any(replica.is_ready for replica in self.fleet.replicas)
         status = "draining" if self.is_draining else "ready" if is_ready else "loading"

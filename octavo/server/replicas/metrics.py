@@ -1,4 +1,4 @@
-"""The metrics of all replicas as one text, and the router's own."""
+"""Metrics: those of all replicas merged, and the router's own."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,12 +12,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
-    """Return the metrics of several replicas as one text.
+    """Merge the metrics of several replicas.
 
     Args:
-        texts: Prometheus' text by replica.
+        texts: replica -> metrics in Prometheus' text format.
     """
-    # By the two lines that begin a metric: Prometheus wants the samples of one side by side.
+    # Keyed by the HELP and TYPE lines: Prometheus wants all samples of a metric together.
     metrics: dict[bytes, list[bytes]] = {}
     for replica, text in texts.items():
         label = b'replica="%s"' % replica.encode()
@@ -42,7 +42,7 @@ def _labelled(sample: bytes, label: bytes) -> bytes:
 
 
 class RouterMetrics:
-    """Counts what a router does."""
+    """The router's counters and gauges."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -63,16 +63,16 @@ class RouterMetrics:
         )
 
     def note(self, flight: Flight) -> None:
-        """Count a request that is sent."""
+        """Count a request sent to a replica."""
         self._sent.labels(flight.replica.name).inc()
         self._saved.labels(flight.replica.name).inc(flight.choice.saved_tokens)
 
     def note_retry(self) -> None:
-        """Count a request that is to be sent again."""
+        """Count a retry on another replica."""
         self._retries.inc()
 
     def text(self) -> bytes:
-        """Return them as Prometheus reads them."""
+        """Return all of them in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

@@ -1,4 +1,4 @@
-"""What a router and its replicas agree on."""
+"""Paths that the router and its replicas agree on."""
 
 REPORT_PATH = "/octavo/report"
-"""A replica's report, for requests with the header of marks, which no client can send through the front."""
+"""Returns a replica's report, but only to requests with the marks header, which clients cannot send."""

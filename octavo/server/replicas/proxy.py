@@ -1,4 +1,4 @@
-"""Sends a client's request to one replica, and its answer back as it comes."""
+"""Forwards a request to one replica and streams the response back."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,26 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import msgspec
 from starlette.types import Send
 from yarl import URL
 
 from octavo.router import Flight, Marks, Report
 from octavo.router.marks import HEADER
-from octavo.server.errors import ApiError
 from octavo.server.limits import ClientGoneError
+from octavo.server.replicas.last_words import EVENT_END, last_words
 from octavo.server.replicas.paths import REPORT_PATH
 
-# Headers of a single connection, or set by the sender.
+# Headers that belong to one connection, or that the sender sets itself.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length"}
 )
 _REPORT_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-# No limit in all: a replica may compute for long before it answers, and reports show that it lives.
+# No total limit: prefill may take long, and reports show whether the replica is alive.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-# Less than a replica keeps an idle connection open, so that no request meets its closing.
+# Shorter than the keep-alive of a replica, so no request hits a connection that is being closed.
 _KEEP_ALIVE_S = 5.0
-_EVENT_END = b"\n\n"
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,10 +33,10 @@ class Asked:
     """A client's request.
 
     Attributes:
-        method: GET, POST ...
-        path: without the root path, with the query, as it was sent.
-        headers: names in lower case.
-        body: all of it.
+        method: GET, POST, ...
+        path: as sent, with the query, without the root path.
+        headers: with names in lower case.
+        body: the complete body.
         marks: of its prompt.
     """
 
@@ -50,60 +48,60 @@ class Asked:
 
 
 class Link:
-    """The connections to one replica. For one event loop."""
+    """The connections to one replica. Use it from one event loop."""
 
     def __init__(self, socket: Path, write_timeout_s: float) -> None:
-        """Connect to nothing yet.
+        """Set up without connecting.
 
         Args:
-            socket: where the replica listens.
-            write_timeout_s: how long a client may leave a part of a streamed answer unread.
+            socket: the replica's unix socket.
+            write_timeout_s: how long a client may block a streamed response by not reading.
         """
         connector = aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False)
         self._write_timeout_s = write_timeout_s
 
     async def close(self) -> None:
-        """Close all connections; requests under way break off."""
+        """Close all connections. Requests in flight break off."""
         await self._session.close()
 
     async def report(self) -> Report:
-        """Ask the replica for its report.
+        """Fetch the replica's report.
 
         Raises:
-            aiohttp.ClientError: it is not there.
+            aiohttp.ClientError: it is down.
             TimeoutError: it is slow.
-            msgspec.DecodeError: it is no replica.
+            msgspec.DecodeError: the response is not a report.
         """
         headers = {HEADER.decode(): ""}
         async with self._session.get(_url(REPORT_PATH), headers=headers, timeout=_REPORT_TIMEOUT) as answer:
             return Report.decode(await answer.read())
 
     async def fetch(self, asked: Asked) -> tuple[int, Headers, bytes]:
-        """Return the whole answer to a request.
+        """Return the complete response to a request.
 
         Raises:
-            aiohttp.ClientError: the replica is not there.
+            aiohttp.ClientError: the replica is down.
         """
         async with self._request(asked) as answer:
             return answer.status, _kept(answer.raw_headers), await answer.read()
 
     async def pass_on(self, asked: Asked, flight: Flight, send: Send, *, more: Headers, final: bool) -> bool:
-        """Send a request, and answer the client with what comes back.
+        """Forward a request, and send the response to the client.
 
         Args:
             asked: the request.
-            flight: counts it at the replica.
+            flight: its entry in the router's books.
             send: to the client.
-            more: headers to add to the answer.
-            final: pass a 503 on, too.
+            more: headers to add to the response.
+            final: forward a 503 as well.
 
         Returns:
-            False for an answer of 503 if not `final`: the client has got nothing, another replica may answer.
+            False for a 503, unless `final`: nothing was sent to the client, so another replica may answer.
 
         Raises:
-            aiohttp.ClientError: the replica is gone, and the client has got nothing.
-            ClientGoneError: the client does not read.
+            aiohttp.ClientError: the replica is down, and nothing was sent to the client.
+            ClientGoneError: the client left or does not read.
         """
         async with self._request(asked) as answer:
             if answer.status == 503 and not final:
@@ -134,8 +132,8 @@ class Link:
         )
 
     async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
-        """Pass events on; if the replica dies, the last event says so."""
-        last = _EVENT_END
+        """Forward events. If the replica dies, end with an error event."""
+        last = EVENT_END
         try:
             async for piece in answer.content.iter_any():
                 flight.note_first_byte()
@@ -143,8 +141,8 @@ class Link:
                 await self._write(send, piece, more=True)
             piece = b""
         except aiohttp.ClientError:
-            # It may have died within an event.
-            piece = (b"" if last == _EVENT_END else _EVENT_END) + _last_words(path)
+            # It may have died in the middle of an event.
+            piece = (b"" if last == EVENT_END else EVENT_END) + last_words(path)
         await self._write(send, piece, more=False)
 
     async def _write(self, send: Send, piece: bytes, *, more: bool) -> None:
@@ -162,16 +160,3 @@ def _url(path: str) -> URL:
 def _kept(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     lowered = ((name.lower(), value) for name, value in headers)
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name != b"date"]
-
-
-def _last_words(path: str) -> bytes:
-    """Return the event that ends a stream whose replica died, in the form of its API."""
-    message = "the replica that wrote this answer died"
-    if path.startswith("/v1/responses"):
-        detail = {"type": "error", "sequence_number": 0, "code": "replica_died", "message": message}
-        return b"event: error\ndata: " + msgspec.json.encode({**detail, "param": None}) + _EVENT_END
-    if path.startswith("/v1/messages"):
-        gone = {"type": "error", "error": {"type": "api_error", "message": message}}
-        return b"event: error\ndata: " + msgspec.json.encode(gone) + _EVENT_END
-    error = ApiError(500, message, type="server_error", code="replica_died")
-    return b"data: " + error.body + _EVENT_END + b"data: [DONE]" + _EVENT_END

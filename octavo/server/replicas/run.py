@@ -1,4 +1,4 @@
-"""Runs the front from the first client to the last."""
+"""Runs the front from start to drain."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ _STOP_S = 2.0
 
 
 async def serve_front(config: ServerConfig, sockets: Sequence[Path], tell_ready: Callable[[], None]) -> None:
-    """Serve until a signal, then let requests under way end.
+    """Serve until a signal, then drain.
 
     Args:
         config: the options.
-        sockets: [N] where replicas listen, or will.
-        tell_ready: called once, when all replicas take requests for the first time.
+        sockets: [N] unix sockets of the replicas, which may not exist yet.
+        tell_ready: called once, when all replicas accept requests for the first time.
     """
     leave = asyncio.Event()
     leave_on_signals(leave)
@@ -53,7 +53,7 @@ async def _announce(front: Front, tell_ready: Callable[[], None]) -> None:
 
 
 async def _drain(front: Front, timeout_s: float) -> None:
-    """Let requests end; those left after the timeout end with the links."""
+    """Wait for requests in flight. Those left at the timeout break off when the links close."""
     front.is_draining = True
     deadline = time.monotonic() + timeout_s
     while front.num_open and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A replica's side: it notes what its router sends, and tells what it holds, at a route of its own."""
+"""The replica's side of routing: it records the marks of its prompts and reports which are cached."""
 
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -16,7 +16,7 @@ _current: ContextVar[tuple["ToldApp", Marks] | None] = ContextVar("octavo-marks"
 
 
 def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
-    """Note the prompt of the request that this task answers, if a router sent the request."""
+    """Record the prompt of the current task's request, if a router sent it."""
     found = _current.get()
     if found is not None:
         app, marks = found
@@ -24,7 +24,7 @@ def note_prompts(prompts: Sequence[TokenIds], cache_salt: str) -> None:
 
 
 class ToldApp:
-    """A server's application for a router: it also reads marks and answers reports."""
+    """The server's application, which also reads marks and answers the router's polls for reports."""
 
     def __init__(self, app: ASGIApp, loop: EngineLoop) -> None:
         self._app = app
@@ -33,7 +33,7 @@ class ToldApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        # The front lets no client send this header, so what has it comes from the front itself.
+        # The front strips this header from clients' requests, so only the front can send it.
         marks = next((value for name, value in scope.get("headers", ()) if name == HEADER), None)
         if marks is not None and scope["path"] == REPORT_PATH:
             return await self._tell(send)
@@ -44,22 +44,23 @@ class ToldApp:
             _current.reset(token)
 
     def note(self, marks: Marks, prompt: TokenIds, cache_salt: str) -> None:
-        """Note a prompt that was submitted."""
+        """Record a submitted prompt."""
         engine = self._loop.engine
         if engine.config.enable_prefix_caching:
             self._ledger.note(marks, prompt.packed, salt_bytes(cache_salt), engine.plan.block_size)
 
     def report(self) -> Report:
-        """Return what a router needs to know, in less than a millisecond and in any state."""
+        """Return the current report. Works in any state and takes less than a millisecond."""
         stats = self._loop.stats()
         if stats.engine is None:
             return Report(self._loop.state)
         engine = self._loop.engine
-        # A look into a dict that the engine's thread changes; the next report has what changes meanwhile.
+        # The engine's thread may change this dict meanwhile; the next report catches up.
         digests, tokens = self._ledger.held(engine.manager.store.tree.has_digest)
         free_blocks = stats.engine.kv.num_free + stats.engine.kv.num_cached
         return Report(
-            self._loop.state,
+            # A replica with a silent rank gets no requests.
+            "stalled" if self._loop.has_late_rank else self._loop.state,
             digests,
             tokens,
             free_tokens=free_blocks * engine.plan.block_size,

@@ -7,8 +7,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
+from deploy_schema import Compose, Deployment, Manifest, Service
 from test_http_metrics import EXPECTED, OTHERS
 
 from octavo.cli.app import app
@@ -144,4 +146,86 @@ def test_a_ray_service_serves_our_app_on_the_ray_that_is_tested() -> None:
     assert f"ray[serve]=={cluster['rayVersion']}" in (DEPLOY.parent / "pyproject.toml").read_text()
     (worker,) = (group["template"]["spec"]["containers"][0] for group in cluster["workerGroupSpecs"])
     names = {variable["name"].removeprefix("OCTAVO_") for variable in worker["env"]}
+    assert {"--" + name.lower().replace("_", "-") for name in names} <= FLAGS
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
+def test_manifests_have_the_fields_that_kubernetes_knows(path: Path) -> None:
+    manifests = [msgspec.convert(found, Manifest) for found in yaml.safe_load_all(path.read_text())]
+    services = [manifest.spec for manifest in manifests if isinstance(manifest, Service)]
+    for manifest in manifests:
+        if not isinstance(manifest, Deployment):
+            continue
+        pod = manifest.spec.template
+        (container,) = pod.spec.containers
+        labels = manifest.spec.selector.match_labels
+        assert pod.metadata is not None
+        assert labels == pod.metadata.labels
+        assert all(service.selector == labels for service in services)
+        ports = {port.name for port in container.ports}
+        probes = (container.startup_probe, container.readiness_probe, container.liveness_probe)
+        assert {probe.http_get.port for probe in probes if probe is not None} <= ports
+        assert {port.target_port for service in services for port in service.ports} <= ports
+        mounted = {mount.name for mount in container.volume_mounts}
+        assert mounted == {volume.name for volume in pod.spec.volumes}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("readinessProbe", "readynessProbe"), ("8000}", '"8000"}'), ("Recreate", "Rolling"), ("8Gi", "8GB")],
+)
+def test_a_mistake_in_a_manifest_is_found(old: str, new: str) -> None:
+    text = (DEPLOY / "kubernetes" / "octavo.yaml").read_text()
+    deployment = next(iter(yaml.safe_load_all(text.replace(old, new, 1))))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(deployment, Manifest)
+
+
+def test_compose_has_the_fields_that_it_knows() -> None:
+    compose = msgspec.convert(COMPOSE, Compose)
+    for name, service in compose.services.items():
+        assert (service.build is None) != (service.image is None), name
+        assert set(service.depends_on) <= set(compose.services)
+        named = {volume.split(":")[0] for volume in service.volumes if not volume.startswith((".", "$"))}
+        assert named <= set(compose.volumes)
+
+
+def test_the_unit_has_the_sections_and_settings_of_systemd() -> None:
+    assert UNIT.sections() == ["Unit", "Service", "Install"]
+    known = {
+        "Unit": "Description After Wants StartLimitIntervalSec StartLimitBurst",
+        "Install": "WantedBy",
+        "Service": "Type EnvironmentFile ExecStart WorkingDirectory Restart RestartSec "
+        "RestartPreventExitStatus TimeoutStopSec KillMode LimitNOFILE DynamicUser StateDirectory "
+        "CacheDirectory CacheDirectoryMode Environment "
+        "NoNewPrivileges ProtectSystem ProtectHome PrivateTmp ProtectKernelTunables "
+        "ProtectKernelModules ProtectKernelLogs ProtectControlGroups ProtectClock ProtectHostname "
+        "RestrictAddressFamilies RestrictNamespaces RestrictRealtime RestrictSUIDSGID LockPersonality "
+        "CapabilityBoundingSet SystemCallArchitectures SystemCallFilter UMask",
+    }
+    for section, names in known.items():
+        assert set(UNIT[section]) <= set(names.split()), section
+    assert UNIT["Service"]["Type"] in ("exec", "notify", "simple")
+    assert UNIT["Service"]["KillMode"] in ("control-group", "mixed", "process")
+
+
+def test_the_dockerfile_copies_from_its_stages_what_there_is() -> None:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    words = {"ARG", "FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "VOLUME", "EXPOSE", "HEALTHCHECK"}
+    assert {line[0] for line in lines} <= words | {"ENTRYPOINT", "CMD"}
+    stages = {line[line.index("AS") + 1] for line in lines if line[0] == "FROM" and "AS" in line}
+    for line in lines:
+        if line[0] == "COPY" and line[1].startswith("--from="):
+            assert line[1].removeprefix("--from=") in stages
+        elif line[0] == "COPY":
+            assert all((DEPLOY.parent / source).exists() for source in line[1:-1])
+
+
+def test_ray_is_asked_for_deployments_that_there_are() -> None:
+    config = yaml.safe_load((DEPLOY / "serve.yaml").read_text())
+    (application,) = config["applications"]
+    assert application["import_path"] == "octavo.ray:app"
+    assert {deployment["name"] for deployment in application["deployments"]} <= {"octavo", "front"}
+    names = {name.removeprefix("OCTAVO_") for name in application["runtime_env"]["env_vars"]}
     assert {"--" + name.lower().replace("_", "-") for name in names} <= FLAGS

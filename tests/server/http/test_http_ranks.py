@@ -15,14 +15,23 @@ import pytest
 from http_helpers import chat, eventually, free_port
 
 CHAT = "/v1/chat/completions"
+HOOK = Path(__file__).parents[2] / "parallel" / "short_of_memory"
 
 
 @pytest.fixture
-def served(model_folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server on two ranks and its URL."""
+def served(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server on two ranks and its URL; a parameter is a further flag."""
     command = [sys.executable, "-m", "octavo", "serve", str(model_folder), "-tp", "2", "--device", "cpu"]
     command += ["--load-format", "dummy", "--num-blocks", "64", "--port", str(free_port())]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command += [request.param] if hasattr(request, "param") else []
+    # The other rank finds no memory once this file exists.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{HOOK}:{os.getcwd()}",
+        "SHORT_OF_MEMORY": str(tmp_path / "now"),
+    }
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
     )
@@ -45,11 +54,24 @@ def rank_of(server: int) -> int:
     raise AssertionError("there is no other rank")
 
 
-def test_a_rank_that_is_killed_ends_streams_health_and_server(
+def stop_for_a_while(client: httpx.Client, rank: int) -> None:
+    """Stop a rank: health is red soon, and green when the rank goes on."""
+    os.kill(rank, signal.SIGSTOP)
+    stopped = time.monotonic()
+    eventually(lambda: client.get("/health").status_code == 503)
+    # 0.8 s, and what a busy machine adds.
+    assert time.monotonic() - stopped < 2.0
+    assert client.get("/ready").json()["status"] == "stalled"
+    os.kill(rank, signal.SIGCONT)
+    eventually(lambda: client.get("/health").status_code == 200)
+
+
+def test_health_is_red_while_a_rank_is_stopped_and_a_rank_that_is_killed_ends_all(
     served: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, url = served
     with httpx.Client(base_url=url, timeout=20) as client:
+        stop_for_a_while(client, rank_of(process.pid))
         answer = client.post(CHAT, json=chat("Hi"))
         assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
         assert client.get("/health").status_code == 200
@@ -68,3 +90,22 @@ def test_a_rank_that_is_killed_ends_streams_health_and_server(
     assert "rank 1 of 2 was killed by SIGKILL" in error["message"]
     assert process.wait(10) == 3
     assert "the engine died: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", ["--restart"], indirect=True)
+def test_a_rank_without_memory_ends_its_streams_and_the_server_starts_again(
+    served: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, url = served
+    with httpx.Client(base_url=url, timeout=20) as client:
+        assert client.post(CHAT, json=chat("Hi", max_tokens=2)).status_code == 200
+        (tmp_path / "now").touch()
+        with client.stream("POST", CHAT, json=chat("Hi", max_tokens=490, stream=True)) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        error = json.loads(lines[-2].removeprefix("data: "))["error"]
+        assert "rank 1 of 2 failed: OutOfMemoryError('Tried to allocate 7 GiB" in error["message"]
+        eventually(lambda: client.get("/health").status_code == 503)
+        eventually(lambda: client.get("/ready").status_code == 200, 30)
+        assert client.post(CHAT, json=chat("Hi", max_tokens=2)).status_code == 200
+    assert process.poll() is None

@@ -18,7 +18,7 @@ from http_helpers import LiveServer, eventually, free_port, start_process
 from tiny_chat import write_model
 
 from octavo.errors import ConfigError
-from octavo.server.replicas.devices import share_of
+from octavo.server.replicas.devices import named_gpus, share_of
 
 TEXT = "/v1/completions"
 OPTIONS = {"num_blocks": 512, "block_size": 16}
@@ -270,5 +270,9 @@ def test_each_replica_has_a_gpu_and_its_share_of_the_cores() -> None:
     assert share_of("auto", 1, 3, 1, [], 8) == share_of("cpu", 0, 3, 1, ["0"], 8) == {"OMP_NUM_THREADS": "2"}
     with pytest.raises(ConfigError, match="replicas=2 of tensor_parallel_size=2 need 4 GPUs, there are 3"):
         share_of("cuda", 0, 2, 2, ["0", "1", "2"], 8)
+    assert named_gpus(" 3, GPU-5e ,-1,0") == ["3", "GPU-5e"]
+    assert named_gpus("") == named_gpus("-1") == named_gpus("none") == []
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES='0,1,0' names a GPU twice"):
+        named_gpus("0,1,0")
     with pytest.raises(ConfigError, match="device must be cuda or auto"):
         share_of("cuda:1", 0, 2, 1, ["0", "1"], 8)
