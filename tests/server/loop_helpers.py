@@ -20,7 +20,7 @@ def texts_of(deltas: list[CompletionDelta], num_completions: int = 1) -> list[st
     ]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not condition():
