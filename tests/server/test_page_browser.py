@@ -14,6 +14,7 @@ import pytest
 from granian.constants import Interfaces
 from granian.log import LogLevels
 from granian.server.embed import Server
+from loop_helpers import pace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -160,7 +161,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
-    loop = EngineLoop(lambda: paced(tiny_engine(num_blocks=512, max_num_seqs=16)))
+    loop = EngineLoop(lambda: slow(tiny_engine(num_blocks=512, max_num_seqs=16)))
     loop.start()
     page = Page(loop)
     yield page
@@ -168,15 +169,9 @@ def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
     loop.stop()
 
 
-def paced(engine: Engine) -> Engine:
+def slow(engine: Engine) -> Engine:
     """Ten steps a second: a browser that starts slowly still finds eight sequences that fit the pool."""
-    step = engine.step
-
-    def slow_step() -> None:
-        time.sleep(0.1)
-        step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
+    pace(engine, 0.1)
     return engine
 
 
