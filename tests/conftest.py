@@ -3,7 +3,11 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
+
+import pytest
 
 # Two test processes share the machine: threads of one would spin against the other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,3 +21,27 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     import interpreted_triton
 
     interpreted_triton.patch()
+
+
+@pytest.fixture(scope="session")
+def load_once() -> Callable[..., Any]:
+    """octavo's load_decoder, which loads each network once in a process of tests."""
+    from octavo.models import load_decoder
+
+    loaded: dict[str, Any] = {}
+
+    def load(config: Any, weights: Any, **options: Any) -> Any:
+        options.pop("progress", None)
+        key = repr((config, sorted(options.items())))
+        if key not in loaded:
+            loaded[key] = load_decoder(config, weights, **options)
+        return loaded[key]
+
+    return load
+
+
+@pytest.fixture
+def loads_once(monkeypatch: pytest.MonkeyPatch, load_once: Callable[..., Any]) -> None:
+    """Engines share their networks: nearly all that is run with a real one is run with the same two."""
+    monkeypatch.setattr("octavo.models.load_decoder", load_once)
+    monkeypatch.setattr("octavo.engine.loading.load_decoder", load_once)

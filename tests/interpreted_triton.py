@@ -30,7 +30,6 @@ def patch() -> None:
     _know_equal_types()
     _make_constants_once()
     _look_up_dtypes()
-    _index_by_item()
     builder = interpreter.interpreter_builder
     assert not builder.options.debug, "overflows are reported"
     builder.options = replace(builder.options, sanitize_overflow=False)
@@ -177,14 +176,3 @@ def _look_up_dtypes() -> None:
         return known[name]
 
     interpreter._get_np_dtype = look_up
-
-
-def _index_by_item() -> None:
-    """Triton 3.6 turns a loop bound into an int in a way NumPy 2.4 refuses; item() works in both."""
-    patch_lang_tensor = interpreter._patch_lang_tensor
-
-    def patch_with_index(tensor, scope):
-        patch_lang_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_with_index

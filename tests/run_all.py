@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 LINT = (
     ("format", ["ruff", "format", "--check", "."]),
@@ -38,9 +37,9 @@ def main() -> int:
         return 1
     if "--lint-only" in sys.argv[1:]:
         return 0 if run(*TYPES) else 1
-    # Tests start some hundred processes: they read bytecode instead of compiling the package again.
+    # Tests start some hundred processes: they read bytecode instead of compiling the package again. It lies
+    # where Python puts it: elsewhere that of the libraries, which pip has made, would not be found.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(".pytest_cache/bytecode").absolute())
     # Pyright alone would leave a core idle; niced, it hardly slows tests that watch a clock.
     name, command = TYPES[0], ["nice", *TYPES[1]]
     with (

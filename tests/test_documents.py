@@ -4,15 +4,11 @@ import re
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from octavo.models import Decoder, ModelConfig, load_decoder
-from octavo.models.weights import WeightSource
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -29,26 +25,9 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 CITATION = re.compile(r"[a-z0-9-]+-[0-9a-f]{7}-[a-z0-9_.*-]+[a-z0-9*]|\*prefix_accuracy\*")
 
 
-@pytest.fixture(scope="module")
-def load_once() -> Callable[..., Decoder]:
-    """load_decoder, which loads each network once: nearly all programs are of the same two."""
-    loaded: dict[str, Decoder] = {}
-
-    def load(config: ModelConfig, weights: WeightSource, **options: Any) -> Decoder:
-        options.pop("progress", None)
-        key = repr((config, sorted(options.items())))
-        if key not in loaded:
-            loaded[key] = load_decoder(config, weights, **options)
-        return loaded[key]
-
-    return load
-
-
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, load_once: Callable[..., Decoder]) -> Iterator[None]:
+def program(monkeypatch: pytest.MonkeyPatch, loads_once: None) -> Iterator[None]:
     """A place to run programs in: at the root, beside the examples, which are forgotten afterwards."""
-    monkeypatch.setattr("octavo.models.load_decoder", load_once)
-    monkeypatch.setattr("octavo.engine.loading.load_decoder", load_once)
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / "examples")
     yield

@@ -61,6 +61,52 @@ print("serve" in text.getvalue(), *({"torch", "numpy", "starlette", "granian"} &
     assert run_python(code).split() == ["True"]
 
 
+# Each begins with torch imported, which takes longer than the rest: one process forks for them all.
+IMPORTS = {
+    "attention needs no triton": """
+import octavo.attention.gpu_paged, octavo.attention.choice
+assert "triton" not in sys.modules
+""",
+    "all is there without triton": """
+sys.modules["triton"] = None
+import octavo.layers, octavo.models, octavo.engine.model_runner, octavo.llm
+""",
+    "operators need neither triton nor the engine": """
+import octavo.ops
+wanted = {"triton", "octavo.engine", "octavo.models", "octavo.layers", "transformers", "octavo.kv"}
+assert not wanted & set(sys.modules)
+""",
+    "a single rank needs nothing distributed": """
+import builtins
+real = builtins.__import__
+def check(name, globals=None, *rest, **options):
+    asker = (globals or {}).get("__name__", "")
+    assert not (asker.startswith("octavo") and "distributed" in name), asker
+    return real(name, globals, *rest, **options)
+builtins.__import__ = check
+import octavo.parallel
+octavo.parallel.TensorParallel()
+""",
+}
+FORKS = """
+import os, sys, torch
+assert not [name for name in sys.modules if name.startswith("octavo")]
+for name, code in zip(sys.argv[1::2], sys.argv[2::2]):
+    print(name, flush=True)
+    if os.fork() == 0:
+        exec(code)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_what_rooms_import() -> None:
+    arguments = [text for pair in IMPORTS.items() for text in pair]
+    done = subprocess.run([sys.executable, "-c", FORKS, *arguments], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.splitlines() == [*IMPORTS]
+
+
 def test_the_scheduler_and_kv_need_no_torch() -> None:
     loaded = run_python("import octavo.engine.scheduler, octavo.kv, sys; print('torch' in sys.modules)")
     assert loaded.strip() == "False"

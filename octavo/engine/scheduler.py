@@ -166,12 +166,18 @@ class Scheduler:
             elif request.num_pending_tokens > 0:
                 return False
             else:
-                capacity = self.manager.num_blocks * self.manager.block_size
-                request.finish("length", message=f"the KV cache is full: it holds {capacity} tokens in all")
-                self.finish(request)
-                output.finished.append(request)
+                self._end_for_lack_of_blocks(request, output)
                 return False
         return True
+
+    def _capacity(self) -> int:
+        return self.manager.num_blocks * self.manager.block_size
+
+    def _end_for_lack_of_blocks(self, request: Request, output: SchedulerOutput) -> None:
+        """End a request that needs more tokens than the whole pool holds."""
+        request.finish("length", message=f"the KV cache is full: it holds {self._capacity()} tokens in all")
+        self.finish(request)
+        output.finished.append(request)
 
     def _schedule_catching_up(self, output: SchedulerOutput, budget: int) -> int:
         for request in self.running:
@@ -195,6 +201,10 @@ class Scheduler:
             request = self.waiting.popleft()
             if request.num_pending_tokens > 0:
                 deferred.append(request)
+                continue
+            if request.num_tokens > self._capacity():
+                # It grew so far before it was preempted, or before a step failed.
+                self._end_for_lack_of_blocks(request, output)
                 continue
             if not self._start(request, output, budget):
                 deferred.append(request)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import make_float8_case
+from fewer import fewer
 from triton_cases import DEVICE, assert_close, check, make_case, poisoned_memory, run, to_device
 
 from octavo.attention import LayerCache, gpu_paged
@@ -15,13 +16,13 @@ QUERY_LENS = [[1, 1, 1], [3, 60, 90]]
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("right", [1, 40, None])
+@fewer("right", [1, 40, None])
 @pytest.mark.parametrize("query_lens", QUERY_LENS)
 def test_keys_after_the_query(query_lens, right, window):
     check([70, 100, 90], query_lens, right=right, window=window)
 
 
-@pytest.mark.parametrize("right", [0, 3, None])
+@fewer("right", [0, 3, None])
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("query_lens", QUERY_LENS)
 def test_keys_before_the_first_one_are_not_read(query_lens, window, right):
@@ -77,7 +78,7 @@ def test_float8_values_of_another_head_dim():
     assert_close(exact, run(case, k_scale=k_scale, v_scale=v_scale), eps=2 * torch.finfo(torch.float16).eps)
 
 
-@pytest.mark.parametrize("right", [0, 5, None])
+@fewer("right", [5, 0, None], every=3)
 @pytest.mark.parametrize("query_lens", QUERY_LENS)
 def test_slopes_by_head_and_by_sequence(query_lens, right):
     slopes = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
@@ -98,7 +99,7 @@ def test_scales_by_sequence(query_lens):
         assert torch.equal(lse[tokens], alone[1][tokens])
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 100])
+@fewer("num_splits", [1, 2, 3, 100])
 @pytest.mark.parametrize(("seq_lens", "query_lens"), [([300, 0, 65, 2], [1, 1, 1, 1]), ([300, 80], [9, 80])])
 def test_keys_are_read_in_as_many_parts_as_asked_for(seq_lens, query_lens, num_splits):
     check(seq_lens, query_lens, num_splits=num_splits, right=2)
@@ -145,7 +146,7 @@ def test_full_tiles_of_tokens_that_see_all_keys_need_no_mask():
     assert {tuple(unit[3:7]) for unit in units if unit[2] > 0} == {(70, 300, 70, 300)}
 
 
-@pytest.mark.parametrize("head_dim", [1, 40, 59, 96, 192, 256])
+@fewer("head_dim", [1, 40, 59, 96, 256, 192])
 @pytest.mark.parametrize("block_size", [1, 7, 48, 1025])
 def test_any_head_dim_in_blocks_of_any_size(head_dim, block_size):
     check([70, 33, 17], [1, 20, 17], head_dim=head_dim, block_size=block_size)

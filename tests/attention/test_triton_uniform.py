@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import KERNELS, assert_error, dense_oracle, finite_max
+from fewer import fewer
 from triton_cases import DEVICE, make_case, poisoned_memory, to_device
 
 from octavo.attention import gpu_paged, uniform_attention_with_lse
@@ -40,7 +41,7 @@ SEEN = [
 
 @pytest.mark.parametrize("options", SEEN)
 @pytest.mark.parametrize("kv_begin", [None, [0, 70, 3, 500, 64]])
-@pytest.mark.parametrize("query_len", [1, 3, 30, 70])
+@fewer("query_len", [1, 3, 70, 30])
 @pytest.mark.parametrize("lens_dtype", [torch.int32, torch.int64])
 def test_the_map_is_the_same(query_len, kv_begin, options, lens_dtype):
     case = make_case([300, 130, 90, 77, 300], [query_len] * 5, kv_begin=kv_begin)
@@ -88,7 +89,7 @@ def test_a_batch_of_the_largest_size():
 @pytest.mark.parametrize("impl", [*KERNELS, "triton"])
 @pytest.mark.parametrize("num_splits", [0, 1, 3])
 @pytest.mark.parametrize("query_len", [1, 30])
-@pytest.mark.parametrize("right", [0, 2, None])
+@fewer("right", [0, 2, None])
 def test_against_the_oracle(impl, query_len, right, num_splits):
     """Also sequences shorter than their queries, whose first queries may see nothing."""
     lens = [300, 17, 0, 64]

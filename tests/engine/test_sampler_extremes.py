@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from fewer import fewer
 from test_sampler import draw, request
 
 from octavo.engine.sampling.sampler import Sampler
@@ -84,8 +85,7 @@ PENALTIES: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("penalties", PENALTIES, ids=str)
+@fewer(("kind", "penalties"), [*itertools.product(LOGITS, PENALTIES)])
 def test_penalties_make_no_infinity_and_allow_nothing_that_is_forbidden(
     kind: str, penalties: dict[str, object]
 ) -> None:

@@ -4,6 +4,7 @@ The fake model reads the past back through the block table, cell by cell, so a w
 a reused block shows as a wrong token. No torch: thousands of schedules a second.
 """
 
+import os
 import zlib
 from array import array
 from collections import deque
@@ -20,6 +21,9 @@ from octavo.engine.step.time import StepTime, StepWork
 from octavo.kv import KVCacheManager
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
+
+# More with FUZZ_SCHEDULES=5000.
+NUM_SCHEDULES = int(os.environ.get("FUZZ_SCHEDULES", "75"))
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -362,8 +366,22 @@ def test_a_copy_never_reaches_a_block_that_changed_hands() -> None:
 
 
 @in_both_ways
+def test_a_request_that_outgrew_the_pool_ends_when_a_step_fails(ahead: int) -> None:
+    """Its prompt fills the pool; the token that was sampled has no room when all is computed again."""
+    engine = FakeEngine(6, 1, max_num_seqs=1, budget=6, ahead=ahead)
+    request = engine.add("a", [1, 2, 3, 4, 5, 6], max_tokens=3)[0]
+    other = engine.add("b", [9], max_tokens=2)[0]
+    engine.step()
+    engine.step(fails="launch")
+    engine.run()
+    assert request.finish_reason == "length"
+    assert request.token_ids == expected_tokens([1, 2, 3, 4, 5, 6], 1)
+    assert other.token_ids == expected_tokens([9], 2)
+
+
+@in_both_ways
 @pytest.mark.parametrize("caching", [True, False])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=NUM_SCHEDULES, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_schedule_gives_the_tokens_of_each_request_alone(
     caching: bool, ahead: int, data: st.DataObject

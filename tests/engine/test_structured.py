@@ -290,21 +290,22 @@ def test_all_options_together_stay_within_the_grammar(
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_are_refused_or_cheap(compiled: Grammars, name: str) -> None:
     compiled.compile(StructuredOutput(choice=["the vocabulary is read"]))
-    begun_at = time.perf_counter()
+    # Of work: the clock on the wall goes on while others have the processor.
+    begun_at = time.process_time()
     refusal, grammar = "", None
     try:
         grammar = compiled.compile(HOSTILE[name])
     except StructuredOutputError as error:
         refusal = str(error)
-    assert time.perf_counter() - begun_at < 2.5
+    assert time.process_time() - begun_at < 2.5
     assert len(refusal) < 700
     if grammar is None:
         return
     request, rng = a_request(grammar, [], max_tokens=99), random.Random(0)
     for _ in range(50):
-        begun_at = time.perf_counter()
+        begun_at = time.process_time()
         (row,) = allowed(request)
-        assert time.perf_counter() - begun_at < 1.5, "a step waits for it"
+        assert time.process_time() - begun_at < 1.5, "a step waits for it"
         request.append_output(rng.choice(row))
         if request.finish_reason is not None:
             break

@@ -1,7 +1,10 @@
 """Top-k, top-p and min-p on a GPU against a sort in float64."""
 
+from itertools import product
+
 import pytest
 import torch
+from fewer import fewer
 from torch import Tensor
 from triton_sampling_cases import (
     INTERPRETED,
@@ -73,17 +76,15 @@ FILTERS = [
 
 @everywhere
 @in_all_dtypes
-@pytest.mark.parametrize("options", FILTERS)
-@pytest.mark.parametrize(("num_rows", "vocab_size", "scale"), [(2, 3001, 3.0), (1, 9000, 0.1)])
+@fewer(("options", "shape"), [*product(FILTERS, [(2, 3001, 3.0), (1, 9000, 0.1)])], every=3)
 def test_filters_draw_what_the_oracle_draws(
     device: str,
     dtype: torch.dtype,
-    num_rows: int,
-    vocab_size: int,
-    scale: float,
+    shape: tuple[int, int, float],
     options: tuple[float, int, float, float],
 ) -> None:
     """Few candidates, and (9000 nearly equal logits) more than fit."""
+    num_rows, vocab_size, scale = shape
     logits = random_logits(num_rows, vocab_size, device, dtype, scale)
     noise = gumbel_noise(list(range(num_rows)), 5, vocab_size, device)
     temperature, top_k, top_p, min_p = options
@@ -122,15 +123,14 @@ def assert_kept_as_by_a_sort(
 
 @only_interpreted
 @in_all_dtypes
-@pytest.mark.parametrize("options", FILTERS)
-@pytest.mark.parametrize(("vocab_size", "scale"), [(1, 1.0), (7, 1.0), (8193, 0.1), (10241, 2.5)])
+@fewer(("options", "shape"), [*product(FILTERS, [(1, 1.0), (7, 1.0), (8193, 0.1), (10241, 2.5)])], every=3)
 def test_filters_keep_exactly_what_a_sort_keeps(
     dtype: torch.dtype,
-    vocab_size: int,
-    scale: float,
+    shape: tuple[int, float],
     options: tuple[float, int, float, float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    vocab_size, scale = shape
     assert_kept_as_by_a_sort(random_logits(1, vocab_size, "cpu", dtype, scale), options, monkeypatch)
 
 

@@ -1,9 +1,13 @@
 """Modules that answer to flash-attention's names."""
 
+import importlib
+import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,13 +22,23 @@ from octavo.ops import flash_attn_func, flash_attn_with_kvcache
 HERE = Path(__file__).parent
 
 
-def run(code: str, *, expected: int = 0, paths: tuple[Path, ...] = (HERE,)) -> str:
+def run(code: str) -> str:
     """Output of a new Python process, errors included."""
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, paths), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == expected, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if nobody had imported transformers; what stands in for flash-attention is gone afterwards."""
+    monkeypatch.delitem(sys.modules, "transformers.utils.import_utils", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    yield
+    for name in [name for name in sys.modules if name.startswith("flash_attn")]:
+        del sys.modules[name]
 
 
 def test_transformers_reads_pages_in_place_through_flash_attention_2() -> None:
@@ -47,21 +61,24 @@ def test_transformers_pages_through_octavo_on_a_gpu() -> None:
     assert counts["attached"].startswith("octavo")
 
 
+@pytest.mark.usefixtures("untouched")
 def test_metadata_names_the_release() -> None:
-    out = run(
-        "import octavo.hf; octavo.hf.stand_in_for_flash_attn(); octavo.hf.stand_in_for_flash_attn(3)\n"
-        "import importlib.metadata as metadata, importlib.util as util, flash_attn, flash_attn_interface\n"
-        "print(metadata.version('flash_attn'), metadata.version('flash-attn-3'), flash_attn.__version__)\n"
-        "print(metadata.packages_distributions()['flash_attn'], util.find_spec('flash_attn.cute'))\n"
-        "print(flash_attn_interface.flash_attn_with_kvcache.__module__)"
-    )
-    assert out.splitlines() == ["2.8.3 3.0.0 2.8.3", "['flash-attn'] None", "octavo.hf.flash_attn_3"]
+    octavo.hf.stand_in_for_flash_attn()
+    octavo.hf.stand_in_for_flash_attn(3)
+    assert metadata.version("flash_attn") == importlib.import_module("flash_attn").__version__ == "2.8.3"
+    assert metadata.version("flash-attn-3") == "3.0.0"
+    assert metadata.packages_distributions()["flash_attn"] == ["flash-attn"]
+    assert importlib.util.find_spec("flash_attn.cute") is None
+    third = importlib.import_module("flash_attn_interface")
+    assert third.flash_attn_with_kvcache.__module__ == "octavo.hf.flash_attn_3"
 
 
-def test_a_real_package_is_not_hidden(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("untouched")
+def test_a_real_package_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "flash_attn.py").write_text("real = True\n")
-    out = run("import octavo.hf; octavo.hf.stand_in_for_flash_attn()", expected=1, paths=(tmp_path,))
-    assert "InvalidArgumentError: flash_attn is installed: Octavo does not hide it" in out
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="flash_attn is installed: Octavo does not hide it"):
+        octavo.hf.stand_in_for_flash_attn()
 
 
 def test_transformers_must_not_have_looked_yet() -> None:

@@ -32,13 +32,6 @@ def test_all_layers_in_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(INTERPRETED, reason="triton is imported here")
-def test_the_package_imports_without_triton() -> None:
-    rooms = "octavo.layers, octavo.models, octavo.engine.model_runner, octavo.llm"
-    code = f"import sys; sys.modules['triton'] = None; import {rooms}"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @everywhere
 @pytest.mark.parametrize("size", [1, 7, 64, 896, 1000, 4096])
 def test_rms_norm(device: str, dtype: torch.dtype, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
@@ -99,9 +100,7 @@ def test_pairs_are_sorted_by_expert(device: str, dtype: torch.dtype, num_tokens:
 
 
 @everywhere
-@pytest.mark.parametrize(
-    ("product", "num_tokens"), [("few", 1), ("few", 3), ("grouped", 1), ("grouped", 5), ("grouped", 40)]
-)
+@fewer(("product", "num_tokens"), [("few", 3), ("few", 1), ("grouped", 5), ("grouped", 1), ("grouped", 40)])
 @pytest.mark.parametrize(("num_experts", "num_chosen", "inner", "hidden"), [(4, 2, 12, 40), (6, 3, 24, 64)])
 def test_experts(
     device: str, dtype: torch.dtype, num_tokens: int, num_experts: int, num_chosen: int, inner: int,
@@ -183,7 +182,7 @@ def rounded(weight: Tensor, width: int) -> ExpertWeight:
 
 
 @everywhere
-@pytest.mark.parametrize("width", [128, 256])
+@fewer("width", [128, 256])
 @pytest.mark.parametrize(("product", "num_tokens"), [("few", 2), ("grouped", 9)])
 def test_float8_experts(device: str, dtype: torch.dtype, product: str, num_tokens: int, width: int) -> None:
     if dtype == torch.float32:

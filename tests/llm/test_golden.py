@@ -28,10 +28,10 @@ def test_the_tokenizer_agrees(exact: LLM, golden: list[dict]) -> None:
         assert exact.engine.tokenizer.encode(row["prompt"]) == row["prompt_ids"]
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (1, 2, 3))])
 def test_alone(idle_exact: LLM, golden: list[dict], first: int) -> None:
     params = replace(GREEDY, max_tokens=NUM_TOKENS)
-    for row in golden[first::2]:
+    for row in golden[first::4]:
         output = idle_exact.generate(row["prompt_ids"], params)[0]
         assert output.outputs[0].token_ids == row["output_ids"][:NUM_TOKENS], row["prompt"]
 
@@ -55,10 +55,10 @@ def test_all_together_cold_and_warm(idle_exact: LLM, golden: list[dict]) -> None
 @pytest.mark.parametrize("impl", ["torch", "reference"])
 def test_every_attention_implementation(golden: list[dict], impl: str, exact: LLM) -> None:
     llm = resized(exact, num_blocks=1024, attention_impl=impl)
-    assert completions(llm, golden[:2]) == expected(golden)[:2]
+    assert completions(llm, golden[1:2]) == expected(golden[1:2])
 
 
-SOME = [(1, 512), (64, 7), *(pytest.param(16, budget, marks=pytest.mark.slow) for budget in (7, 512))]
+SOME = [(64, 7), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((1, 512), (16, 7), (16, 512)))]
 
 
 @pytest.mark.parametrize(("block_size", "budget"), SOME)

@@ -34,8 +34,8 @@ SHORT_PARAMS = [dataclasses.replace(params, max_tokens=2) for params in PARAMS]
 STREAMED = [9, 9, 8, 7]
 STREAM_PARAMS = SamplingParams(temperature=0, max_tokens=24, logprobs=1, ignore_eos=True)
 # More cases with FUZZ_INTERRUPTS=20000 and the like; a seed repeats a run as nearly as signals can.
-NUM_INTERRUPTS = int(os.environ.get("FUZZ_INTERRUPTS", "500"))
-LINE_STRIDE = int(os.environ.get("FUZZ_LINE_STRIDE", "797"))
+NUM_INTERRUPTS = int(os.environ.get("FUZZ_INTERRUPTS", "250"))
+LINE_STRIDE = int(os.environ.get("FUZZ_LINE_STRIDE", "1597"))
 SEED = int(os.environ.get("FUZZ_SEED", random.randrange(2**32)))
 
 

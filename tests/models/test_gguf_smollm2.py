@@ -67,9 +67,9 @@ def test_numbers_equal_those_of_the_gguf_package(name, gguf_name, source, weight
 
 
 def test_loading_time(weights, capsys):
-    start = time.perf_counter()
+    start = time.process_time()
     num_weights = sum(weights.read(name, dtype=torch.float32).numel() for name in weights.names())
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     with capsys.disabled():
         print(f"\n{num_weights:,} weights dequantised in {seconds:.2f} s")
     assert num_weights == 134_515_008

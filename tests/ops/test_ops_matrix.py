@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fewer import fewer
 from kvcache_cases import kvcache_case
 from ops_cases import EPSILON, Maker, dense_case, varlen_case
 
@@ -45,7 +46,7 @@ def run_cases(first_seed, device, dtypes):
             ) from error
 
 
-@pytest.mark.parametrize("block", range(30))
+@fewer("block", range(30))
 def test_cpu(block):
     run_cases(
         block * PER_TEST, "cpu", (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)

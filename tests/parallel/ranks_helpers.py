@@ -27,7 +27,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not condition():

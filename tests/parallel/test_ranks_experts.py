@@ -1,14 +1,17 @@
 """Mixtures of experts over two ranks, each with a part of every expert, give the tokens of one."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks_helpers import OPTIONS
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, RequestOutput, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
+from octavo.parallel import connect_gloo
 
 TINY: dict[str, Any] = {
     "vocab_size": 101,
@@ -39,10 +42,19 @@ def make_llm(folder: Path, family: str, **options: Any) -> LLM:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    llms = [make_llm(tmp_path, family, tensor_parallel_size=size) for size in (1, 2)]
-    expected, found = ([output.outputs[0] for output in llm.generate(PROMPTS, params)] for llm in llms)
-    llms[1].engine.close()
-    assert [c.token_ids for c in found] == [c.token_ids for c in expected]
+    one = make_llm(tmp_path, family)
+
+    def run(rank: int) -> list[RequestOutput]:
+        """As one of two ranks, each of which is a thread."""
+        parallel = connect_gloo(rank, 2, tmp_path / "rendezvous")
+        return LLM.from_engine(Engine(one.engine.config, parallel=parallel)).generate(PROMPTS, params)
+
+    with ThreadPoolExecutor(2) as threads:
+        ranks = [*threads.map(run, range(2))]
+    expected, found, other = (
+        [output.outputs[0] for output in outputs] for outputs in (one.generate(PROMPTS, params), *ranks)
+    )
+    assert [c.token_ids for c in other] == [c.token_ids for c in found] == [c.token_ids for c in expected]
     for one, two in zip(expected, found, strict=True):
         for before, after in zip(one.logprobs or [], two.logprobs or [], strict=True):
             assert {t: v.logprob for t, v in after.items()} == pytest.approx(

@@ -4,9 +4,26 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from octavo.engine.engine import Engine
 from octavo.outputs import CompletionDelta
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.loop.stream import Stream
+
+
+def pace(engine: Engine, step_s: float = 0.05) -> None:
+    """Let every step take at least so long: who looks late finds requests still under way."""
+    step = type(engine).step
+
+    def paced() -> None:
+        time.sleep(step_s)
+        step(engine)
+
+    engine.step = paced  # type: ignore[method-assign]
+
+
+def hurry(engine: Engine) -> None:
+    """Let steps take no longer than they need."""
+    del engine.step
 
 
 async def collect(stream: Stream) -> list[CompletionDelta]:
@@ -20,7 +37,7 @@ def texts_of(deltas: list[CompletionDelta], num_completions: int = 1) -> list[st
     ]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -180,7 +180,7 @@ def test_the_route_streams_and_ends_with_its_client(start_loop: StartLoop) -> No
                 gone.set()
 
         scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
-        await asyncio.wait_for(app(scope, receive, send), 5)
+        await asyncio.wait_for(app(scope, receive, send), 60)
         headers = dict(sent[0]["headers"])
         assert headers[b"content-type"].startswith(b"text/event-stream")
         assert headers[b"cache-control"] == b"no-store"
@@ -205,7 +205,7 @@ def test_a_client_that_never_reads_loses_its_place(
         loop = start_loop()
         await loop.wait_until_ready()
         watch = Watch(loop)
-        await asyncio.wait_for(watch.answer()({"type": "http"}, for_ever, for_ever), 5)
+        await asyncio.wait_for(watch.answer()({"type": "http"}, for_ever, for_ever), 60)
         assert watch.num_made == 1
         assert watch.num_watchers == 0
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from loop_helpers import assert_drained, collect, texts_of, until
+from loop_helpers import assert_drained, collect, hurry, pace, texts_of, until
 
 from octavo import LLM, EngineConfig, SamplingParams
 from octavo.engine.engine import Engine
@@ -149,6 +149,7 @@ def test_an_abort_frees_the_blocks_within_two_steps(start_loop: StartLoop, state
     async def run() -> None:
         loop = start_loop(**options)
         await loop.wait_until_ready()
+        await loop.call(lambda engine: pace(engine, 0.02))
         busy = None if busy_params is None else await loop.submit([9] * 8, busy_params, request_id="busy")
         stream = await loop.submit([5] * 100, params, request_id="aborted")
         job = stream._job
@@ -159,6 +160,7 @@ def test_an_abort_frees_the_blocks_within_two_steps(start_loop: StartLoop, state
             nonlocal stream
             if job.output is None or not is_reached(job.output):
                 return False
+            hurry(engine)
             before, step = engine._steps.num_steps, engine.step
 
             def counted() -> None:

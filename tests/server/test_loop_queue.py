@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from loop_helpers import assert_drained, collect, until
+from loop_helpers import assert_drained, collect, hurry, pace, until
 
 from octavo import SamplingParams
 from octavo.errors import (
@@ -26,6 +26,7 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(start_loop: StartLoop) -
     async def run() -> None:
         loop = start_loop({"max_waiting": 4, "max_waiting_tokens": 100}, max_num_seqs=1)
         await loop.wait_until_ready()
+        await loop.call(pace)
         busy = await loop.submit([9], LONG, request_id="busy")
         await until(lambda: loop.stats().num_waiting == 0)
         waiting = [await loop.submit([5] * 20, PARAMS, request_id=str(n)) for n in range(3)]
@@ -38,6 +39,7 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(start_loop: StartLoop) -
         with pytest.raises(QueueFullError):
             await loop.submit([5], PARAMS, request_id="more")
         assert loop.stats().num_rejected == 3
+        await loop.call(hurry)
         await busy.aclose()
         await asyncio.gather(*(stream.result() for stream in waiting))
         # An empty queue takes what is larger than all of it.
@@ -52,6 +54,7 @@ def test_lower_priorities_are_admitted_first(start_loop: StartLoop) -> None:
     async def run() -> None:
         loop = start_loop(max_num_seqs=1)
         await loop.wait_until_ready()
+        await loop.call(pace)
         busy = await loop.submit([9], LONG, request_id="busy")
         await until(lambda: loop.stats().num_waiting == 0)
         order: list[str] = []
@@ -64,6 +67,7 @@ def test_lower_priorities_are_admitted_first(start_loop: StartLoop) -> None:
         named = [("a", 1), ("b", 0), ("c", -1), ("d", 0), ("e", -1)]
         clients = [asyncio.ensure_future(client(*pair)) for pair in named]
         await until(lambda: loop.stats().num_waiting == 5)
+        await loop.call(hurry)
         await busy.aclose()
         await asyncio.gather(*clients)
         assert order == ["c", "e", "b", "d", "a"]
@@ -79,6 +83,7 @@ def test_what_can_never_run_is_refused_before_it_waits(start_loop: StartLoop) ->
         with pytest.raises(NotReadyError, match="loading"):
             loop.engine  # noqa: B018
         await loop.wait_until_ready()
+        await loop.call(pace)
         running = await loop.submit([5], LONG, request_id="a")
         for prompt, params, options, error in [
             ([], PARAMS, {}, PromptError),
@@ -94,6 +99,7 @@ def test_what_can_never_run_is_refused_before_it_waits(start_loop: StartLoop) ->
         ]:
             with pytest.raises(error):
                 await loop.submit(prompt, params, **{"request_id": "b", **options})  # type: ignore[arg-type]
+        await loop.call(hurry)
         await running.result()
         await assert_drained(loop)
 
@@ -110,6 +116,8 @@ def test_a_drain_lets_requests_finish_and_aborts_the_rest_at_its_timeout(start_l
     async def run(timeout_s: float) -> str | None:
         loop = start_loop(max_num_seqs=2)
         await loop.wait_until_ready()
+        if timeout_s == 0:
+            await loop.call(pace)
         streams = [await loop.submit([5, n], LONG, request_id=str(n)) for n in range(6)]
         draining = asyncio.ensure_future(loop.drain(timeout_s))
         await asyncio.sleep(0)

@@ -14,6 +14,7 @@ import pytest
 from granian.constants import Interfaces
 from granian.log import LogLevels
 from granian.server.embed import Server
+from loop_helpers import pace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -61,7 +62,7 @@ class Page:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
 
     def stop(self) -> None:
         self._events.call_soon_threadsafe(self._leave.set)
@@ -142,7 +143,7 @@ def _listens(port: int) -> bool:
 
 def until(page: object, condition: str) -> None:
     """Wait until something is true in a page; its policy lets the browser's own waits not look twice."""
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 60
     while not page.evaluate(condition):  # type: ignore[attr-defined]
         assert time.monotonic() < deadline, condition
         time.sleep(0.03)
@@ -160,7 +161,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
-    loop = EngineLoop(lambda: paced(tiny_engine(num_blocks=512, max_num_seqs=16)))
+    loop = EngineLoop(lambda: slow(tiny_engine(num_blocks=512, max_num_seqs=16)))
     loop.start()
     page = Page(loop)
     yield page
@@ -168,15 +169,9 @@ def server(tiny_engine: Callable[..., Engine]) -> Iterator[Page]:
     loop.stop()
 
 
-def paced(engine: Engine) -> Engine:
+def slow(engine: Engine) -> Engine:
     """Ten steps a second: a browser that starts slowly still finds eight sequences that fit the pool."""
-    step = engine.step
-
-    def slow_step() -> None:
-        time.sleep(0.1)
-        step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
+    pace(engine, 0.1)
     return engine
 
 
@@ -188,7 +183,7 @@ class Tab:
         self.elsewhere: list[str] = []
         self.context = browser.new_context(**options)  # type: ignore[attr-defined]
         self.page = page = self.context.new_page()
-        page.set_default_timeout(8000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         page.on("request", lambda request: self._note(request.url, server.url))
@@ -335,7 +330,7 @@ def test_an_answer_can_be_stopped_and_an_error_is_told(browser: object, server: 
     page.click("#stop")
     until(page, "document.querySelector('.meta').textContent.startsWith('stopped')")
     assert page.is_enabled("#send")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while server.num_left == 0 and time.monotonic() < deadline:
         page.wait_for_timeout(50)
     assert server.num_left == 1

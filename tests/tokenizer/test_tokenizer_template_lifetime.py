@@ -8,7 +8,7 @@ import pytest
 from template_scripts import is_gone, run_script, start_script
 
 
-def wait_until_gone(pid: int, seconds: float = 10.0) -> bool:
+def wait_until_gone(pid: int, seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not is_gone(pid) and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,11 +1,13 @@
 """Servers on loopback: one with the real model, and tiny ones, shared or with options of their own."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from http_helpers import LiveServer
+from http_helpers import LiveServer, slow
 from tiny_chat import write_model
 
 from octavo import EngineConfig
@@ -50,6 +52,21 @@ def live(tiny_server: LiveServer) -> Iterator[LiveServer]:
     """The tiny model; afterwards no request and no block may be left."""
     yield tiny_server
     tiny_server.assert_drained()
+
+
+@pytest.fixture
+def slow_live(live: LiveServer) -> Iterator[LiveServer]:
+    """The tiny model, which takes its time: long requests outlast any test."""
+    step = live.loop.engine.step
+    slow(live)
+    yield live
+    live.loop.engine.step = step  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session")
+def openai() -> ModuleType:
+    """OpenAI's client, which takes a second to import: only a process that runs its tests does."""
+    return importlib.import_module("openai")
 
 
 @pytest.fixture(scope="session")

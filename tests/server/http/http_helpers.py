@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,36 @@ from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.run import make_server
+
+# `octavo`, whose engine takes its time while a file named "slow" exists in its folder, and dies of one named
+# "kill": a test that looks late finds what it began still under way.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import octavo.cli.serve as cli
+
+serve = cli._serve
+
+def serve_paced(*arguments, **options):
+    from octavo.engine.engine import Engine
+
+    step = Engine.step
+
+    def paced(self):
+        if Path("kill").exists():
+            Path("kill").unlink()
+            raise SystemExit("device gone")
+        if Path("slow").exists():
+            time.sleep(0.05)
+        step(self)
+
+    Engine.step = paced
+    serve(*arguments, **options)
+
+cli._serve = serve_paced
+from octavo.cli import main
+main(sys.argv[1:])
+"""
 
 
 def free_port() -> int:
@@ -39,7 +70,7 @@ class LiveServer:
             step_deadline_s=self.config.step_deadline_s,
         )
         self.gate = make_app(self.loop, self.config, model)
-        self.http = httpx.Client(base_url=self.url, timeout=30.0)
+        self.http = httpx.Client(base_url=self.url, timeout=60.0)
         self._server: Any = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -56,7 +87,7 @@ class LiveServer:
         asyncio.run(serve())
 
     def _await_port(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.config.port)) == 0:
@@ -71,7 +102,7 @@ class LiveServer:
     def on_events(self, work: Callable[[], Any]) -> Any:
         """Run a coroutine on the server's event loop."""
         assert self._events is not None
-        return asyncio.run_coroutine_threadsafe(work(), self._events).result(30)
+        return asyncio.run_coroutine_threadsafe(work(), self._events).result(60)
 
     def post(self, path: str, body: Any, **keywords: Any) -> httpx.Response:
         return self.http.post(path, json=body, **keywords)
@@ -89,13 +120,13 @@ class LiveServer:
         """No request is left anywhere, and every block is free."""
         # A client that left at once may have a request that is still on its way to the engine.
         eventually(self._is_drained)
+        assert self.loop.stats().num_waiting == self.loop.stats().num_waiting_tokens == 0
+        self.on_events(lambda: self.loop.call(lambda engine: engine.manager.check_invariants()))
 
     def _is_drained(self) -> bool:
         stats = self.on_events(lambda: self.loop.call(lambda engine: engine.stats()))
         in_engine = (stats.num_running, stats.num_waiting, stats.kv.num_referenced)
         return self.loop.stats().num_live == 0 and in_engine == (0, 0, 0)
-        assert self.loop.stats().num_waiting == self.loop.stats().num_waiting_tokens == 0
-        self.on_events(lambda: self.loop.call(lambda engine: engine.manager.check_invariants()))
 
     def close(self) -> None:
         self.http.close()
@@ -106,19 +137,31 @@ class LiveServer:
         self.gate.context.close()
 
 
-def start_process(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start a command of this checkout in a folder."""
+def slow(server: LiveServer, step_s: float = 0.05) -> None:
+    """Make every step take at least so long: who looks late finds requests still under way."""
+    engine = server.loop.engine
+    step = engine.step
+
+    def slow_step() -> None:
+        time.sleep(step_s)
+        step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
+
+
+def start_process(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start PROGRAM of this checkout in a folder."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-c", PROGRAM, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,16 +1,16 @@
 """/v1/messages: Anthropic's own client against a live server, events byte for byte, what is refused."""
 
 import asyncio
+import importlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
-import anthropic
 import msgspec
 import pytest
-from http_helpers import LiveServer, chat
+from http_helpers import LiveServer, chat, slow
 
 URL, KEY = "/v1/messages", "sk-0123456789abcdef"
 # The client knows no temperature any more.
@@ -31,8 +31,14 @@ CALL: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> ModuleType:
+    """The client, which takes seconds to import: only a process that runs these tests does."""
+    return importlib.import_module("anthropic")
+
+
 @pytest.fixture
-def client(roomy: LiveServer) -> Iterator[anthropic.Anthropic]:
+def client(roomy: LiveServer, anthropic: ModuleType) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=roomy.url, api_key="unused", max_retries=0) as client:
         yield client
 
@@ -100,7 +106,7 @@ def test_the_answer_is_the_chats(roomy: LiveServer) -> None:
     assert count == roomy.post(f"{URL}/count_tokens", {"messages": HI}).json()["input_tokens"] + 1
 
 
-def test_a_call_whole_and_streamed_by_anthropics_client(client: anthropic.Anthropic) -> None:
+def test_a_call_whole_and_streamed_by_anthropics_client(client: Any) -> None:
     answer = client.messages.create(**CALL)
     (call,) = answer.content
     assert call.type == "tool_use"
@@ -120,7 +126,7 @@ def test_a_call_whole_and_streamed_by_anthropics_client(client: anthropic.Anthro
     assert again.content[0].type == "text"
 
 
-def test_texts_by_the_async_client(roomy: LiveServer) -> None:
+def test_texts_by_the_async_client(roomy: LiveServer, anthropic: ModuleType) -> None:
     arguments: dict[str, Any] = {
         "model": "tiny",
         "max_tokens": 5,
@@ -139,7 +145,7 @@ def test_texts_by_the_async_client(roomy: LiveServer) -> None:
     assert whole == streamed != ""
 
 
-def test_errors_have_anthropics_form(roomy: LiveServer, client: anthropic.Anthropic) -> None:
+def test_errors_have_anthropics_form(roomy: LiveServer, client: Any, anthropic: ModuleType) -> None:
     with pytest.raises(anthropic.BadRequestError, match="did you mean 'temperature'"):
         client.messages.create(model="tiny", max_tokens=4, messages=HI, extra_body={"temprature": 1})
     with pytest.raises(anthropic.NotFoundError, match="no model"):
@@ -152,8 +158,11 @@ def test_errors_have_anthropics_form(roomy: LiveServer, client: anthropic.Anthro
     )
 
 
-def test_keys_pings_and_an_error_in_a_stream(serve_tiny: Callable[..., LiveServer]) -> None:
+def test_keys_pings_and_an_error_in_a_stream(
+    serve_tiny: Callable[..., LiveServer], anthropic: ModuleType
+) -> None:
     server = serve_tiny(api_key=KEY, sse_keep_alive_s=0.01)
+    slow(server)
     refused = server.post(URL, ask()).json()
     assert (refused["type"], refused["error"]["type"]) == ("error", "authentication_error")
     engine = server.loop.engine
@@ -172,11 +181,6 @@ def test_keys_pings_and_an_error_in_a_stream(serve_tiny: Callable[..., LiveServe
         with pytest.raises(anthropic.APIStatusError, match="the model step failed"):
             list(stream)
 
-    def slow(step: object) -> object:
-        time.sleep(0.1)
-        return launch(step)
-
-    engine.runner.launch = slow  # type: ignore[method-assign]
     headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
     with server.http.stream("POST", URL, json=ask(stream=True), headers=headers) as answer:
         assert told("ping") in answer.read().decode()

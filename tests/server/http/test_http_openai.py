@@ -1,9 +1,10 @@
 """OpenAI's own client, sync and async, against a live server."""
 
 import asyncio
-from typing import Literal
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Literal
 
-import openai
 import pydantic
 import pytest
 from http_helpers import LiveServer, chat, eventually
@@ -13,12 +14,12 @@ ARGUMENTS = {"model": "tiny", "messages": MESSAGES, "seed": 7, "max_completion_t
 
 
 @pytest.fixture
-def client(live: LiveServer) -> openai.OpenAI:
+def client(live: LiveServer, openai: ModuleType) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as client:
         yield client
 
 
-def test_chats_completions_and_models(client: openai.OpenAI) -> None:
+def test_chats_completions_and_models(client: Any) -> None:
     answer = client.chat.completions.create(**ARGUMENTS, logprobs=True, top_logprobs=2)
     assert answer.choices[0].message.role == "assistant"
     assert answer.usage is not None
@@ -46,7 +47,7 @@ class Light(pydantic.BaseModel):
     blinks: bool
 
 
-def test_an_answer_of_a_type(client: openai.OpenAI) -> None:
+def test_an_answer_of_a_type(client: Any) -> None:
     arguments = {**ARGUMENTS, "max_completion_tokens": 60}
     answer = client.chat.completions.parse(**arguments, response_format=Light)
     assert isinstance(answer.choices[0].message.parsed, Light)
@@ -55,7 +56,7 @@ def test_an_answer_of_a_type(client: openai.OpenAI) -> None:
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
-def test_responses(client: openai.OpenAI) -> None:
+def test_responses(client: Any) -> None:
     arguments = {"model": "tiny", "input": "Hi", "temperature": 0, "max_output_tokens": 8}
     answer = client.responses.create(**arguments)
     with client.responses.stream(**arguments) as stream:
@@ -65,7 +66,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert events[-1].type == f"response.{answer.status}"
 
 
-def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
+def test_errors_are_the_clients_own(client: Any, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'"):
         client.chat.completions.create(**ARGUMENTS, extra_body={"temprature": 1})
     with pytest.raises(openai.NotFoundError, match="no model"):
@@ -75,8 +76,8 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_an_error_in_a_stream_is_raised(live: LiveServer, client: openai.OpenAI) -> None:
-    engine = live.loop.engine
+def test_an_error_in_a_stream_is_raised(slow_live: LiveServer, client: Any, openai: ModuleType) -> None:
+    engine = slow_live.loop.engine
     stream = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
@@ -92,16 +93,16 @@ def test_an_error_in_a_stream_is_raised(live: LiveServer, client: openai.OpenAI)
         list(stream)
 
 
-def test_leaving_a_stream_ends_it(live: LiveServer, client: openai.OpenAI) -> None:
+def test_leaving_a_stream_ends_it(slow_live: LiveServer, client: Any) -> None:
     stream = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
     stream.close()
-    eventually(lambda: live.loop.stats().num_live == 0, 2)
+    eventually(lambda: slow_live.loop.stats().num_live == 0)
 
 
-def test_the_async_client_side_by_side(live: LiveServer) -> None:
+def test_the_async_client_side_by_side(live: LiveServer, openai: ModuleType) -> None:
     expected = live.post("/v1/chat/completions", chat("x", seed=3, max_tokens=6)).json()
 
     async def many() -> list[str | None]:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import chat, eventually, free_port
+from http_helpers import chat, eventually, free_port, start_process
 
 CHAT = "/v1/chat/completions"
 HOOK = Path(__file__).parents[2] / "parallel" / "short_of_memory"
@@ -23,18 +22,12 @@ def served(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server on two ranks and its URL; a parameter is a further flag."""
-    command = [sys.executable, "-m", "octavo", "serve", str(model_folder), "-tp", "2", "--device", "cpu"]
+    command = ["serve", str(model_folder), "-tp", "2", "--device", "cpu"]
     command += ["--load-format", "dummy", "--num-blocks", "64", "--port", str(free_port())]
     command += [request.param] if hasattr(request, "param") else []
     # The other rank finds no memory once this file exists.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{HOOK}:{os.getcwd()}",
-        "SHORT_OF_MEMORY": str(tmp_path / "now"),
-    }
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
-    )
+    environment = {"PYTHONPATH": f"{HOOK}:{os.getcwd()}", "SHORT_OF_MEMORY": str(tmp_path / "now")}
+    process = start_process(command, tmp_path, **environment)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert "is served at" in line, process.communicate()
@@ -59,22 +52,22 @@ def stop_for_a_while(client: httpx.Client, rank: int) -> None:
     os.kill(rank, signal.SIGSTOP)
     stopped = time.monotonic()
     eventually(lambda: client.get("/health").status_code == 503)
-    # 0.8 s, and what a busy machine adds.
-    assert time.monotonic() - stopped < 2.0
+    assert time.monotonic() - stopped < 5, "0.8 s, and what a busy machine adds"
     assert client.get("/ready").json()["status"] == "stalled"
     os.kill(rank, signal.SIGCONT)
     eventually(lambda: client.get("/health").status_code == 200)
 
 
 def test_health_is_red_while_a_rank_is_stopped_and_a_rank_that_is_killed_ends_all(
-    served: tuple[subprocess.Popen[str], str],
+    served: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     process, url = served
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=60) as client:
         stop_for_a_while(client, rank_of(process.pid))
         answer = client.post(CHAT, json=chat("Hi"))
         assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
         assert client.get("/health").status_code == 200
+        (tmp_path / "slow").touch()
         body = chat("Hi", max_tokens=490, ignore_eos=True, stream=True)
         with client.stream("POST", CHAT, json=body) as stream:
             lines = stream.iter_lines()
@@ -83,12 +76,12 @@ def test_health_is_red_while_a_rank_is_stopped_and_a_rank_that_is_killed_ends_al
             killed = time.monotonic()
             os.kill(rank, signal.SIGKILL)
             eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
-            assert time.monotonic() - killed < 3
+            assert time.monotonic() - killed < 10, "the answer takes 20 s"
             rest = [line for line in lines if line]
     error = json.loads(rest[-2].removeprefix("data: "))["error"]
     assert error["code"] == "engine_dead"
     assert "rank 1 of 2 was killed by SIGKILL" in error["message"]
-    assert process.wait(10) == 3
+    assert process.wait(60) == 3
     assert "the engine died: rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]
 
 
@@ -98,7 +91,7 @@ def test_a_rank_without_memory_ends_its_streams_and_the_server_starts_again(
     served: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     process, url = served
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=60) as client:
         assert client.post(CHAT, json=chat("Hi", max_tokens=2)).status_code == 200
         (tmp_path / "now").touch()
         with client.stream("POST", CHAT, json=chat("Hi", max_tokens=490, stream=True)) as stream:
@@ -106,6 +99,6 @@ def test_a_rank_without_memory_ends_its_streams_and_the_server_starts_again(
         error = json.loads(lines[-2].removeprefix("data: "))["error"]
         assert "rank 1 of 2 failed: OutOfMemoryError('Tried to allocate 7 GiB" in error["message"]
         eventually(lambda: client.get("/health").status_code == 503)
-        eventually(lambda: client.get("/ready").status_code == 200, 30)
+        eventually(lambda: client.get("/ready").status_code == 200)
         assert client.post(CHAT, json=chat("Hi", max_tokens=2)).status_code == 200
     assert process.poll() is None

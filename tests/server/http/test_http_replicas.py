@@ -30,11 +30,12 @@ class Served:
 
     def __init__(self, model: Path, folder: Path, *options: str) -> None:
         port = free_port()
-        command = [sys.executable, "-m", "octavo", "serve", str(model), "--load-format", "dummy"]
+        command = ["serve", str(model), "--load-format", "dummy"]
         command += ["--replicas", "2", "--port", str(port), "--num-blocks", str(OPTIONS["num_blocks"])]
         command += ["--block-size", str(OPTIONS["block_size"]), *options]
         self.process = start_process(command, folder)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.slow = folder / "slow"
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     def wait_until_ready(self) -> "Served":
         assert self.process.stdout is not None
@@ -68,7 +69,7 @@ class Served:
     def close(self) -> None:
         self.process.terminate()
         try:
-            self.process.communicate(timeout=20)
+            self.process.communicate(timeout=60)
         finally:
             self.process.kill()
             self.http.close()
@@ -154,11 +155,13 @@ def test_the_page_and_other_routes_are_answered_and_replicas_can_be_watched(serv
 
 
 def test_a_client_that_leaves_takes_its_request_along(served: Served) -> None:
+    served.slow.touch()
     with served.http.stream("POST", TEXT, json=LONG) as answer:
         lines = answer.iter_lines()
         next(lines)
         assert not served.is_idle()
     eventually(served.is_idle)
+    served.slow.unlink()
 
 
 def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served) -> None:
@@ -173,13 +176,15 @@ def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served
             return answer.headers["x-octavo-replica"], lines
 
     begun = threading.Semaphore(0)
+    served.slow.touch()
     with ThreadPoolExecutor(4) as pool:
         tasks = [pool.submit(stream, prompt) for prompt in (5, 6, 7, 8)]
         for _ in tasks:
-            begun.acquire(timeout=20)
+            assert begun.acquire(timeout=60)
         os.kill(served.pid_of(0), signal.SIGKILL)
         # Somebody else takes what comes meanwhile.
         assert served.http.post(TEXT, json={"prompt": [9], "max_tokens": 2}).status_code == 200
+        served.slow.unlink()
         ended = [task.result() for task in tasks]
     assert {replica for replica, _ in ended} == {"0", "1"}
     for replica, lines in ended:
@@ -189,29 +194,32 @@ def test_a_replica_that_is_killed_ends_its_streams_and_comes_back(served: Served
             assert last["error"]["code"] == "replica_died"
         else:
             assert last["choices"][0]["finish_reason"] == "length"
-    eventually(lambda: served.num_ready() == 2, 30)
+    eventually(lambda: served.num_ready() == 2, 60)
     assert served.samples("octavo:engine_restarts_total") == {"0": 1.0, "1": 0.0}
 
 
 @pytest.mark.slow
 def test_a_request_that_has_no_answer_yet_is_sent_to_another_replica(served: Served) -> None:
     body = {**LONG, "stream": False, "max_tokens": 1500}
+    served.slow.touch()
     with ThreadPoolExecutor(1) as pool:
         task = pool.submit(served.http.post, TEXT, json=body)
         eventually(lambda: any(replica["running"] for replica in served.health()["replicas"]))
         (name,) = (replica["replica"] for replica in served.health()["replicas"] if replica["running"])
         # The one that was restarted is the youngest child.
         os.kill(served.pid_of(1 - int(name)), signal.SIGKILL)
+        served.slow.unlink()
         answer = task.result()
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 1500
     assert answer.headers["x-octavo-replica"] == str(1 - int(name))
-    eventually(lambda: served.num_ready() == 2, 30)
+    eventually(lambda: served.num_ready() == 2, 60)
 
 
 def test_sigterm_lets_streams_end_and_leaves_nothing(served: Served) -> None:
     body = {**LONG, "max_tokens": 300}
     pids = [served.pid_of(0), served.pid_of(1)]
+    served.slow.touch()
     with served.http.stream("POST", TEXT, json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -219,10 +227,11 @@ def test_sigterm_lets_streams_end_and_leaves_nothing(served: Served) -> None:
         eventually(lambda: served.http.get("/ready").status_code == 503)
         refused = served.http.post(TEXT, json={"prompt": [5], "max_tokens": 1})
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        served.slow.unlink()
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    _, errors = served.process.communicate(timeout=20)
+    _, errors = served.process.communicate(timeout=60)
     assert served.process.returncode == 0
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,9 +1,9 @@
 """Tools and reasoning in /v1/responses: items of input, items of output, events."""
 
 import json
+from types import ModuleType
 from typing import Any
 
-import openai
 import pytest
 from http_helpers import LiveServer
 
@@ -90,7 +90,7 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
     assert message.content[0].text == ""
 
 
-def test_a_call_whole_and_streamed_by_openais_client(roomy: LiveServer) -> None:
+def test_a_call_whole_and_streamed_by_openais_client(roomy: LiveServer, openai: ModuleType) -> None:
     arguments: dict[str, Any] = {
         "model": "tiny",
         "input": "Hi",

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,32 +11,6 @@ import httpx
 from http_helpers import eventually, free_port, start_process
 
 TEXT = "/v1/completions"
-# The engine dies at the first step after a file named "kill" appeared.
-PROGRAM = """
-import sys
-from pathlib import Path
-import octavo.cli.serve as cli
-
-serve = cli._serve
-
-def serve_until_killed(*arguments):
-    from octavo.engine.engine import Engine
-
-    step = Engine.step
-
-    def mortal(self):
-        if Path("kill").exists():
-            Path("kill").unlink()
-            raise SystemExit("device gone")
-        step(self)
-
-    Engine.step = mortal
-    serve(*arguments)
-
-cli._serve = serve_until_killed
-from octavo.cli import main
-main(sys.argv[1:])
-"""
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:
@@ -45,7 +18,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def start(model: Path, folder: Path, port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, "serve", str(model), "--load-format", "dummy"]
+    command = ["serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), "--num-blocks", "128", "--restart", "--max-restarts", "1"]
     return start_process(command, folder)
 
@@ -61,13 +34,15 @@ def test_an_engine_that_dies_is_started_again_and_not_for_ever(model_folder: Pat
         try:
             assert process.stdout is not None
             assert "is served at" in process.stdout.readline()
+            (tmp_path / "slow").touch()
             with client.stream("POST", TEXT, json={**body, "stream": True}) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 (tmp_path / "kill").touch()
                 begun = time.monotonic()
                 rest = [line for line in lines if line]
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 10, "the answer takes 20 s"
+            (tmp_path / "slow").unlink()
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2][6:])["error"]["code"] == "engine_dead"
             # Until the next engine is ready, everybody is told so; nobody is turned away.
@@ -83,7 +58,7 @@ def test_an_engine_that_dies_is_started_again_and_not_for_ever(model_folder: Pat
             assert 'octavo:engine_restarts_total{engine="0"' in client.get("/metrics").text
             (pid,) = children(process)
             os.kill(pid, signal.SIGKILL)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
             assert process.returncode == 3
             assert "octavo: error: the engine died 2 times" in errors
             eventually(lambda: not Path(f"/proc/{pid}").exists())

@@ -6,42 +6,37 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from http_helpers import chat, eventually, free_port
+from http_helpers import chat, eventually, free_port, start_process
 
 from octavo.cli import main
 
 CHAT = "/v1/chat/completions"
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
+KEY = {"Authorization": "Bearer sk-from-the-environment"}
+LONG = chat("Hi", max_tokens=400, ignore_eos=True, stream=True)
+Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start a server; return its process and its URL, which comes from the one line that it prints."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers run."""
+    return tmp_path_factory.mktemp("cwd")
+
+
+@pytest.fixture(scope="module")
+def start(model_folder: Path, folder: Path) -> Iterator[Start]:
+    """Start a server."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, "-m", "octavo", "serve", str(model_folder), "--load-format", "dummy"]
-        command += ["--port", str(free_port()), "--num-blocks", "64", *arguments]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
-        )
-        running.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert "is served at" in line, process.communicate()
-        return process, line.split(" is served at ")[1].split(",")[0]
+    def run(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        command = ["serve", str(model_folder), "--load-format", "dummy", "--num-blocks", "64", *arguments]
+        running.append(start_process(command, folder, **environment))
+        return running[-1]
 
     yield run
     for process in running:
@@ -49,46 +44,26 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_sigterm_lets_requests_finish(start: Start) -> None:
-    process, url = start("--shutdown-timeout", "20")
-    with httpx.Client(base_url=url) as client:
-        body = chat("Hi", max_tokens=200, ignore_eos=True, stream=True)
-        with client.stream("POST", CHAT, json=body) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
-            refused = httpx.post(url + CHAT, json=chat("Hi"))
-            rest = [line for line in lines if line]
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
-    output, errors = process.communicate(timeout=20)
-    assert process.returncode == 0, errors
-    assert output == ""
-    assert errors == ""
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Where a server is, from the one line that it prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert "is served at" in line, process.communicate()
+    return line.split(" is served at ")[1].split(",")[0]
 
 
-def test_a_shutdown_timeout_of_0_aborts(start: Start) -> None:
-    process, url = start("--shutdown-timeout", "0")
-    with httpx.Client(base_url=url) as client:
-        body = chat("Hi", max_tokens=490, ignore_eos=True, stream=True)
-        with client.stream("POST", CHAT, json=body) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            begun = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            rest = [line for line in lines if line]
-    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
-    assert process.wait(10) == 0
-    assert time.monotonic() - begun < 6
+@pytest.fixture(scope="module")
+def served(start: Start) -> tuple[subprocess.Popen[str], str]:
+    """A server with a key and its URL; the last test ends it."""
+    options = ("--port", str(free_port()), "--shutdown-timeout", "60")
+    process = start(*options, OCTAVO_API_KEY="sk-from-the-environment")
+    return process, url_of(process)
 
 
-def test_only_one_port_is_open_and_only_on_loopback(start: Start) -> None:
-    process, url = start(OCTAVO_API_KEY="sk-from-the-environment")
+def test_only_one_port_is_open_and_only_on_loopback(served: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = served
     assert httpx.get(f"{url}/v1/models").status_code == 401
-    key = {"Authorization": "Bearer sk-from-the-environment"}
-    assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
+    assert httpx.get(f"{url}/v1/models", headers=KEY).status_code == 200
     inodes = set()
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
@@ -104,20 +79,55 @@ def test_only_one_port_is_open_and_only_on_loopback(start: Start) -> None:
     assert listening == [f"0100007F:{port:04X}"]
     # The key is in no place that other users see, and the child that renders templates does not have it.
     assert "sk-from" not in Path(f"/proc/{process.pid}/cmdline").read_text()
-    assert httpx.post(url + CHAT, json=chat("Hi"), headers=key).status_code == 200
+    assert httpx.post(url + CHAT, json=chat("Hi"), headers=KEY).status_code == 200
     children = Path(f"/proc/{process.pid}/task").glob("*/children")
     pids = [pid for path in children for pid in path.read_text().split()]
     assert pids
     assert not any("sk-from" in Path(f"/proc/{pid}/environ").read_text() for pid in pids)
 
 
-def test_a_unix_socket(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    _, url = start("--uds", str(path))
-    assert url == f"unix:{path}"
+def test_sigterm_lets_requests_finish(served: tuple[subprocess.Popen[str], str], folder: Path) -> None:
+    process, url = served
+    slow = folder / "slow"
+    slow.touch()
+    with (
+        httpx.Client(base_url=url, headers=KEY) as client,
+        client.stream("POST", CHAT, json=LONG, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        refused = httpx.post(url + CHAT, json=chat("Hi"), headers=KEY)
+        slow.unlink()
+        rest = [line for line in lines if line]
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output == ""
+    assert errors == ""
+
+
+def test_a_unix_socket_and_a_shutdown_timeout_of_0_that_aborts(start: Start, folder: Path) -> None:
+    path = folder / "s"
+    process = start("--uds", str(path), "--shutdown-timeout", "0")
+    assert url_of(process) == f"unix:{path}"
     assert path.stat().st_mode & 0o777 == 0o600
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
         assert client.post(CHAT, json=chat("Hi")).status_code == 200
+        (folder / "slow").touch()
+        with client.stream("POST", CHAT, json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            begun = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
+    assert process.wait(60) == 0
+    assert time.monotonic() - begun < 15, "the answer takes 20 s"
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

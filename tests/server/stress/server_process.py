@@ -61,15 +61,16 @@ class ServerProcess:
             return ["-m", "octavo", "serve", model]
         return ["-m", "octavo", "serve", str(write_model(folder)), "--load-format", "dummy"]
 
-    def _await_line(self, seconds: float = 60.0) -> None:
+    def _await_line(self, seconds: float = 240.0) -> None:
         """Wait for the one line that says it is ready."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             line = self.process.stdout.readline() if selector.select(seconds) else b""
         if b"is served at" not in line:
-            self.process.kill()
-            raise AssertionError(f"the server did not begin: {line!r} {self.errors()}")
+            errors = self.errors()
+            self.__exit__()
+            raise AssertionError(f"the server did not begin: {line!r} {errors}")
 
     def __enter__(self) -> "ServerProcess":
         return self
@@ -123,7 +124,7 @@ class ServerProcess:
             found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    def leftovers(self, seconds: float = 20.0) -> dict[str, float]:
+    def leftovers(self, seconds: float = 60.0) -> dict[str, float]:
         """Wait until nothing runs; return what is left nevertheless, which is nothing in a sound server."""
         names = ("octavo:live_requests", "vllm:num_requests_waiting", "vllm:num_requests_running")
         left: dict[str, float] = {}
