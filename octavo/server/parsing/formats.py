@@ -1,79 +1,30 @@
 """The formats in which models call tools and reason, and which of them a model uses."""
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from functools import partial
 
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
-from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader
+from octavo.server.parsing.call_formats import (
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    QWEN3_CODER,
+    CallFormat,
+    Markers,
+    hermes,
+)
 from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
-
-Markers = tuple[str, str]
 
 logger = logging.getLogger("octavo.server")
 
 _THINK: Markers = ("<think>", "</think>")
-_HERMES: Markers = ("<tool_call>", "</tool_call>")
 _READS_TOOLS = re.compile(r"\btools\b")
 # What other formats write between Hermes's markers.
 _NO_HERMES = ("<function=", "<arg_key>")
-
-
-@dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How tool calls are written.
-
-    Attributes:
-        new_reader: returns a reader for one answer, given the names of functions that may be called.
-        begin: stands before a call, or before all of them.
-        end: stands after it.
-        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
-        separator: stands between calls.
-        is_list: all calls are one list.
-        markers: texts that may be special tokens.
-    """
-
-    new_reader: Callable[[Set[str]], CallReader]
-    begin: str = ""
-    end: str = ""
-    arguments_key: str | None = "arguments"
-    separator: str = "\n"
-    is_list: bool = False
-    markers: tuple[str, ...] = ()
-
-    def written(self, calls: Iterable[tuple[str, object]]) -> str:
-        """Return calls, of names and arguments, as the model would write them."""
-        texts = [self._written(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
-        body = self.separator.join(texts)
-        return f"{self.begin}[{body}]" if self.is_list else body
-
-    def _written(self, name: str, arguments: str) -> str:
-        if self.arguments_key is None:
-            return f"{self.begin}{name}[ARGS]{arguments}"
-        body = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {arguments}}}'
-        return body if self.is_list else f"{self.begin}{body}{self.end}"
-
-
-def hermes(markers: Markers = _HERMES) -> CallFormat:
-    """Return Hermes's and Qwen's format, with these markers."""
-    begin, end = markers
-    return CallFormat(partial(HermesReader, marker=begin, end=end), f"{begin}\n", f"\n{end}", markers=markers)
-
-
-LLAMA = CallFormat(LlamaReader, arguments_key="parameters", separator="; ", markers=("<|python_tag|>",))
-_MISTRAL_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-MISTRAL_LIST = CallFormat(
-    MistralReader, "[TOOL_CALLS]", separator=", ", is_list=True, markers=_MISTRAL_MARKERS
-)
-MISTRAL = CallFormat(
-    MistralReader, "[TOOL_CALLS]", arguments_key=None, separator="", markers=_MISTRAL_MARKERS
-)
+_XML = ("<tool_call>", "<function=", "<parameter=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +95,8 @@ def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Marker
 def _by_name(name: str, source: str) -> CallFormat:
     if name == "hermes":
         return hermes()
+    if name == "qwen3_coder":
+        return QWEN3_CODER
     if name == "llama3_json":
         return LLAMA
     return MISTRAL if "[ARGS]" in source else MISTRAL_LIST
@@ -155,7 +108,9 @@ def _detected(source: str, shows_tools: bool) -> CallFormat | None:
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)
-    if _HERMES[0] in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
+    if all(marker in source for marker in _XML):
+        return QWEN3_CODER
+    if "<tool_call>" in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
         return hermes()
     if "<|python_tag|>" in source or ("<|eot_id|>" in source and '"parameters"' in source):
         return LLAMA

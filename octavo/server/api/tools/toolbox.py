@@ -14,9 +14,10 @@ from octavo.server.api.tools.types import NamedTool, Tool
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import refused
 from octavo.server.parsing.answer import AnswerReader
+from octavo.server.parsing.call_formats import Function
 from octavo.server.parsing.describe import described
 from octavo.server.parsing.formats import ModelFormats
-from octavo.server.parsing.grammars import Function, GrammarWriter
+from octavo.server.parsing.grammars import GrammarWriter
 from octavo.server.parsing.reasoning import ReasoningReader
 from octavo.tokenizer import Tokenizer
 from octavo.tokenizer.messages import check_json, checked_messages
@@ -71,7 +72,7 @@ class Toolbox:
         if formats.reasoning is not None:
             reasoning = ReasoningReader(*formats.reasoning, has_begun=self.has_begun_reasoning)
         if self.functions and formats.calls is not None:
-            calls = formats.calls.new_reader(frozenset(name for name, _ in self.functions))
+            calls = formats.calls.reader(self.functions)
         return None if reasoning is None and calls is None else AnswerReader(reasoning, calls)
 
     def params(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
