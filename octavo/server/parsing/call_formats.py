@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
-from octavo.server.parsing.xml_call import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+from octavo.server.parsing.xml.call import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
 
 Function = tuple[str, Mapping[str, Any]]
 """A function's name and the schema of its arguments."""

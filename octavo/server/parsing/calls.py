@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.xml_call import FUNCTION, XmlCall
+from octavo.server.parsing.xml.call import FUNCTION, XmlCall
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 

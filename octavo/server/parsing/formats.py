@@ -15,6 +15,7 @@ from octavo.server.parsing.call_formats import (
     Markers,
     hermes,
 )
+from octavo.server.parsing.harmony.messages import CHANNEL, MESSAGE, Harmony, harmony_of
 from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
 
@@ -28,20 +29,42 @@ _XML = ("<tool_call>", "<function=", "<parameter=")
 
 
 @dataclass(frozen=True, slots=True)
+class HarmonyUse:
+    """Which parts of harmony are read.
+
+    Attributes:
+        harmony: the model's special tokens.
+        calls: messages to functions are calls, not content.
+        reasoning: messages of analysis are reasoning, not content.
+    """
+
+    harmony: Harmony
+    calls: bool
+    reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFormats:
     """What a model writes.
 
     Attributes:
-        calls: how it calls tools; None: nobody knows.
+        calls: how it calls tools; None: nobody knows, or in harmony.
         why_no_calls: why nobody knows.
         reasoning: the markers of its reasoning, if it reasons.
         shows_tools: its chat template shows tools and calls to it.
+        harmony: it writes harmony.
     """
 
     calls: CallFormat | None
     why_no_calls: str
     reasoning: Markers | None
     shows_tools: bool
+    harmony: HarmonyUse | None = None
+
+    @property
+    def can_call(self) -> bool:
+        """Its calls can be read."""
+        return self.calls is not None or (self.harmony is not None and self.harmony.calls)
 
 
 def formats_of(
@@ -61,6 +84,8 @@ def formats_of(
     calls = None
     if tool_call_parser == "none":
         why = "this server was started with --tool-call-parser none"
+    elif tool_call_parser == "harmony":
+        why = "the vocabulary or the chat template is not harmony's"
     elif tool_call_parser == "response_template":
         calls = own_calls
     elif tool_call_parser != "auto":
@@ -75,7 +100,23 @@ def formats_of(
         reasoning_parser == "auto" and reasoning is None and any(marker in source for marker in _THINK)
     ):
         reasoning = _THINK
-    return ModelFormats(calls, why, reasoning, shows_tools)
+    harmony = None
+    if tokenizer is not None and _is_harmony(source) and calls is None and reasoning is None:
+        harmony = _harmony_use(
+            tokenizer,
+            calls=shows_tools and tool_call_parser in ("auto", "harmony"),
+            reasoning=reasoning_parser in ("auto", "harmony"),
+        )
+    return ModelFormats(calls, why, reasoning, shows_tools, harmony)
+
+
+def _is_harmony(source: str) -> bool:
+    return CHANNEL in source and MESSAGE in source
+
+
+def _harmony_use(tokenizer: Tokenizer, *, calls: bool, reasoning: bool) -> HarmonyUse | None:
+    harmony = harmony_of(tokenizer) if calls or reasoning else None
+    return None if harmony is None else HarmonyUse(harmony, calls, reasoning)
 
 
 def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Markers | None, str]:
@@ -103,6 +144,8 @@ def _by_name(name: str, source: str) -> CallFormat:
 
 
 def _detected(source: str, shows_tools: bool) -> CallFormat | None:
+    if _is_harmony(source):
+        return None
     if not shows_tools:
         # Tools are described in a message then, in the commonest format.
         return hermes()

@@ -13,6 +13,8 @@ from octavo.engine.structured.compiling import choice_regex
 ANY_TEXT = "/(?s:.*)/"
 """A terminal: any text, but no special token."""
 
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{1,40}"}
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _SLASHES = {"/": r"\/", "\n": r"\n"}

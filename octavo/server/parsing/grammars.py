@@ -11,14 +11,20 @@ from typing import Any
 from octavo.engine.structured.compiling import choice_regex
 from octavo.sampling_params import StructuredOutput
 from octavo.server.parsing.call_formats import CallFormat, Markers, XmlFormat
-from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, row, without
-from octavo.server.parsing.xml_grammar import parameter_rules
+from octavo.server.parsing.grammar_rules import (
+    ANY_OBJECT,
+    ANY_TEXT,
+    json_rule,
+    pattern_terminal,
+    row,
+    without,
+)
+from octavo.server.parsing.xml.grammar import parameter_rules
 from octavo.tokenizer import Tokenizer
 
 HeldFunction = tuple[str, Mapping[str, Any] | None]
 """A function's name and the schema that holds for its arguments; None: any object."""
 
-_ANY_OBJECT = {"type": "object"}
 # How an object begins that may be a call without a marker; see LlamaReader. Spaces are Python's.
 _SPACES = r"[\s\x1c-\x1f\x85]*"
 _BEGINS_LIKE_A_CALL = (
@@ -130,7 +136,7 @@ class GrammarWriter:
 def content_rule(content: StructuredOutput) -> str:
     """Return a rule of content of a form; not of a Lark grammar."""
     if content.json_object:
-        return json_rule(_ANY_OBJECT)
+        return json_rule(ANY_OBJECT)
     if content.json_schema is not None:
         schema = json.loads(str(content.json_schema))
         return json_rule(schema if isinstance(schema, dict) else {})
@@ -143,4 +149,4 @@ def content_rule(content: StructuredOutput) -> str:
 def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
     if isinstance(form, XmlFormat):
         return parameter_rules(rule, schema)
-    return [f"{rule}: {json_rule(_ANY_OBJECT if schema is None else schema)}"]
+    return [f"{rule}: {json_rule(ANY_OBJECT if schema is None else schema)}"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.server.parsing.call_body import CallBody
 from octavo.server.parsing.pieces import partial_marker
-from octavo.server.parsing.schema_types import as_json, schema_of, types_of
+from octavo.server.parsing.xml.types import as_json, schema_of, types_of
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
-from octavo.server.parsing.schema_types import referred, types_of
-from octavo.server.parsing.xml_call import END_PARAMETER, PARAMETER
+from octavo.server.parsing.xml.call import END_PARAMETER, PARAMETER
+from octavo.server.parsing.xml.types import referred, types_of
 
 Kind = TypeVar("Kind")
 
