@@ -65,7 +65,9 @@ class GrammarWriter:
         if calls is not None:
             rules.append(calls)
             bodies.append("calls" if free is None else "free")
-            rules += [] if free is None else self._free(free)
+            # A lexer follows one way: where reasoning may come first, no other text begins like it.
+            opened = "" if reasoning is None or has_begun else reasoning[0]
+            rules += [] if free is None else self._free(free, opened)
         if content is not None:
             rules.append(f"content: {content_rule(content)}")
             bodies.append("content")
@@ -103,10 +105,16 @@ class GrammarWriter:
         rest = f'"[" {several} "]"' if form.is_list else several
         return "\n".join([f"calls: {row(begin, 'rest')}", f"rest: {rest}", *rules])
 
-    def _free(self, form: CallFormat) -> list[str]:
-        """Return rules of any text, in which nothing but calls follows the trigger."""
+    def _free(self, form: CallFormat, opened: str) -> list[str]:
+        """Return rules of any text, in which nothing but calls follows the trigger.
+
+        Args:
+            form: of the calls.
+            opened: what the text does not begin with.
+        """
         special = self.special_id(form.trigger)
         text = ANY_TEXT + (_BEGINS_LIKE_A_CALL if form.is_bare else "")
+        text += f" & ~/{choice_regex([opened])}(?s:.*)/" if opened else ""
         bare = " | calls" if form.is_bare else ""
         if special is not None:
             return [f"free: TEXT (<[{special}]> rest)?{bare}", f"TEXT: {text}"]
