@@ -102,11 +102,8 @@ def formats_of(
         reasoning = _THINK
     harmony = None
     if tokenizer is not None and _is_harmony(source) and calls is None and reasoning is None:
-        harmony = _harmony_use(
-            tokenizer,
-            calls=shows_tools and tool_call_parser in ("auto", "harmony"),
-            reasoning=reasoning_parser in ("auto", "harmony"),
-        )
+        reads_calls = shows_tools and tool_call_parser in ("auto", "harmony")
+        harmony = _harmony_use(tokenizer, reads_calls, reasoning_parser in ("auto", "harmony"))
     return ModelFormats(calls, why, reasoning, shows_tools, harmony)
 
 
@@ -114,7 +111,7 @@ def _is_harmony(source: str) -> bool:
     return CHANNEL in source and MESSAGE in source
 
 
-def _harmony_use(tokenizer: Tokenizer, *, calls: bool, reasoning: bool) -> HarmonyUse | None:
+def _harmony_use(tokenizer: Tokenizer, calls: bool, reasoning: bool) -> HarmonyUse | None:
     harmony = harmony_of(tokenizer) if calls or reasoning else None
     return None if harmony is None else HarmonyUse(harmony, calls, reasoning)
 

@@ -45,6 +45,7 @@ SCHEMA = {
         "word": {"type": "string", "pattern": "^[a-c/]+$"},
         "part": {"type": "string", "pattern": "x"},
         "list": {"type": "array", "items": {"$ref": "#/$defs/whole"}},
+        "level": {"enum": ["low", 2, None, [1]]},
     },
     "required": ["city", "n"],
     "additionalProperties": False,
@@ -54,12 +55,14 @@ FUNCTIONS = [("f", SCHEMA), ("g", None)]
 VALID = [
     {"city": "Rome", "n": 3}, {"city": "", "code": "a\nb", "n": 0}, {"city": "x", "day": "tue", "n": 1},
     {"city": "</b>\n", "n": 1, "note": "abc", "word": "ab/c", "part": "axb", "list": [1, 2]},
+    *({"city": "x", "n": 1, "level": level} for level in ("low", 2, None, [1])),
 ]  # fmt: skip
 INVALID = [
     {}, {"n": 1}, {"city": "x"}, {"city": "x", "n": -1}, {"city": "x", "code": "", "n": 1},
     {"city": "x", "code": "abcd", "n": 1}, {"city": "x", "day": "wed", "n": 1},
     {"city": "x", "n": 1, "word": "abd"}, {"city": "x", "n": 1, "part": "ab"},
     {"city": "x", "n": 1, "list": ["a"]}, {"city": "x", "n": 1, "other": 1},
+    {"city": "x", "n": 1, "level": "high"},
 ]  # fmt: skip
 
 
@@ -158,7 +161,12 @@ def test_no_other_spelling_slips_past(judge: Judge) -> None:
         ({"properties": {"a": {"type": "string", "format": "date"}}}, "format"),
         ({"properties": {"a": {"type": ["string", "integer"], "minimum": 3}}}, "minimum"),
         ({"properties": {"a": {"allOf": [{"type": "string"}]}}}, "allOf"),
-        ({"properties": {"a": {"enum": ["a", 1]}}}, "enum"),
+        ({"properties": {"a": {"enum": ["1", 1]}}}, "the value"),
+        ({"properties": {"a": {"enum": []}}}, "enum"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b", "maxLength": 1}}, "$defs": {"b": {"type": "string"}}},
+            "maxLength",
+        ),
         ({"properties": {"a": {"enum": ["</parameter>"]}}}, "</parameter>"),
         ({"properties": {"a>b": {}}}, "a>b"),
         ({"properties": {"a": False}}, "false"),

@@ -1,7 +1,7 @@
 """Grammars of whole answers in harmony: messages of reasoning, then a call or the last message."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.errors import StructuredOutputError
 from octavo.sampling_params import StructuredOutput
@@ -45,6 +45,11 @@ def harmony_grammar(
         f'last: {token[CHANNEL]} "final" {token[MESSAGE]} content',
         f"content: {last}",
     ]
+    return StructuredOutput(grammar="\n".join(rules + _call_rules(token, functions)))
+
+
+def _call_rules(token: Mapping[str, str], functions: Sequence[HeldFunction]) -> list[str]:
+    rules = []
     for number, (name, schema) in enumerate(functions):
         to = json.dumps(f"commentary to=functions.{name} ")
         header = f'{token[CHANNEL]} {to} {token[CONSTRAIN]} "json" {token[MESSAGE]}'
@@ -52,4 +57,4 @@ def harmony_grammar(
             f"call_{number}: {header} arguments_{number}",
             f"arguments_{number}: {json_rule(ANY_OBJECT if schema is None else schema)}",
         ]
-    return StructuredOutput(grammar="\n".join(rules))
+    return rules

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from octavo.errors import StructuredOutputError
 from octavo.server.parsing.grammar_rules import ANY_TEXT, json_rule, pattern_terminal, without
 from octavo.server.parsing.xml.call import END_PARAMETER, PARAMETER
-from octavo.server.parsing.xml.types import referred, types_of
+from octavo.server.parsing.xml.types import as_json, referred, types_of
 
 Kind = TypeVar("Kind")
 
@@ -61,18 +61,16 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
     """Return rules of one value, with what stands around it."""
     for _ in range(_MAX_REFERENCES):
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+            _check(schema, _SAYS_NOTHING | {"$ref"})
             schema = referred(schema["$ref"], root)
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         _refuse(f"the schema {json.dumps(schema)[:100]}")
     types = types_of(schema, root)
-    values = _a(list, schema, "enum") or ([schema["const"]] if "const" in schema else None)
-    if values and all(isinstance(value, str) for value in values):
-        if any(END_PARAMETER in value for value in values):
-            _refuse(f"a value with {END_PARAMETER}")
-        texts = (json.dumps(f"\n{value}{_END}", ensure_ascii=False) for value in values)
-        return [f"{rule}: {' | '.join(texts)}"]
+    values = [schema["const"]] if "const" in schema else _a(list, schema, "enum")
+    if values is not None:
+        return [_choice_rule(rule, values, types)]
     if types is not None and "string" not in types:
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return [
@@ -85,6 +83,19 @@ def _value_rules(rule: str, schema: object, root: Mapping[str, Any]) -> list[str
         _check_union(schema, root)
         text = ANY_TEXT
     return [f'{rule}: {rule}_text "\\n"', _text_rule(f"{rule}_text", text)]
+
+
+def _choice_rule(rule: str, values: list[Any], types: frozenset[str] | None) -> str:
+    """Return a rule of one of several values, which must be read as what they are."""
+    texts = []
+    for value in values:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if END_PARAMETER in text or json.loads(as_json(text, types)) != value:
+            _refuse(f"the value {json.dumps(value)[:100]}")
+        texts.append(json.dumps(f"\n{text}{_END}", ensure_ascii=False))
+    if not texts:
+        _refuse("an empty enum")
+    return f"{rule}: {' | '.join(texts)}"
 
 
 def _text_rule(rule: str, terminal: str) -> str:
