@@ -50,6 +50,14 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/version", models.version),
     ("GET", "/openapi.json", openapi.document),
 )
+# How routes of other servers begin, and what to do without them.
+_LACKING = {
+    "/v1/responses/": "this server keeps no answers: send all items again",
+    "/v1/batches": "octavo run-batch answers a file without a server",
+    "/v1/messages/batches": "octavo run-batch answers a file without a server",
+    "/v1/embeddings": "this server generates text only",
+    "/api/": "Ollama's API is not served here: use /v1/chat/completions",
+}
 # Probes, which come every few seconds.
 _PROBED_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 _ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
@@ -227,7 +235,9 @@ def _no_route(scope: Scope, status: int) -> ApiError:
         allow = ", ".join(sorted({method for route in routes for method in route.methods}))
         message = f"{scope['method']} is not possible here, only {allow}"
         return ApiError(405, message, code="method_not_allowed", headers={"Allow": allow})
-    return ApiError(404, f"there is no route {scope['path'][:200]!r}", code="not_found")
+    path = scope["path"]
+    why = next((f"; {why}" for begin, why in _LACKING.items() if path.startswith(begin)), "")
+    return ApiError(404, f"there is no route {path[:200]!r}{why}", code="not_found")
 
 
 def _request_id(given: bytes | None) -> str:

@@ -11,8 +11,10 @@ from typing import Literal, get_args
 
 from octavo.errors import ConfigError
 
-ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "response_template"]
-ReasoningParser = Literal["auto", "none", "think", "response_template"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "harmony", "response_template"
+]
+ReasoningParser = Literal["auto", "none", "think", "harmony", "response_template"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,7 +76,7 @@ class ChatTemplate:
 
         Args:
             messages: mappings with `role` and `content` (text or a list of text parts), and optionally
-                `name`, `tool_calls`, `tool_call_id` and `reasoning_content`.
+                `name`, `tool_calls`, `tool_call_id`, `reasoning_content` and `thinking`.
             add_generation_prompt: end with the start of an assistant's answer.
             tools: JSON descriptions of functions that the model may call.
             variables: further template variables; their names are in `VARIABLE_NAMES`.

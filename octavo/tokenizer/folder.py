@@ -8,7 +8,7 @@ import tokenizers
 
 from octavo.errors import FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_file, read_json_fields
-from octavo.tokenizer.vocabulary import Vocabulary, end_of_turn_ids, special_token_ids
+from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
 
 # A vocabulary of 260,000 tokens takes 35 MiB of JSON, its configuration 1 MiB.
 _MAX_TOKENIZER_BYTES = 256 * 2**20
@@ -50,7 +50,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     eos_token_id = _token_id(backend, config.eos_token or fallback.eos_token, folder)
     templates = _chat_templates(folder, config)
     special_ids = _mark_special(backend, config, fallback)
-    eos_token_ids = _generation_eos_ids(folder) | end_of_turn_ids(backend, templates.values(), special_ids)
+    eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, _generation_eos_ids(folder))
     if eos_token_id is not None:
         eos_token_ids.add(eos_token_id)
     return Vocabulary(

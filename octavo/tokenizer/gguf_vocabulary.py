@@ -9,7 +9,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.tokenizer.byte_level import LLAMA3_NAMES, build_byte_level
 from octavo.tokenizer.gguf_fields import GGUFFields, TokenType, read_gguf_fields
 from octavo.tokenizer.sentencepiece import build_sentencepiece
-from octavo.tokenizer.vocabulary import Vocabulary, end_of_turn_ids, special_token_ids
+from octavo.tokenizer.vocabulary import Vocabulary, end_of_answer_ids, special_token_ids
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
@@ -22,7 +22,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], name: str) -> Vocabular
     _add_tokens(backend, fields.tokens, types)
     templates = _chat_templates(metadata, name)
     special_ids = special_token_ids(backend)
-    eos_token_ids = end_of_turn_ids(backend, templates.values(), special_ids).union(fields.end_ids)
+    eos_token_ids = end_of_answer_ids(backend, templates.values(), special_ids, fields.end_ids)
     add_bos = fields.add_bos_token
     if add_bos is None:
         add_bos = fields.model == "llama" or fields.pre in LLAMA3_NAMES

@@ -7,7 +7,7 @@ import msgspec
 
 from octavo.errors import ChatTemplateError, refuse_unknown
 
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
 
 
@@ -61,7 +61,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ChatTemplateError(f"{where}: expected an object with role and content, got {_kind(message)}")
     refuse_unknown(ChatTemplateError, f"{where}: unknown key", message, MESSAGE_KEYS)
-    for key in ("role", "name", "tool_call_id", "reasoning_content"):
+    for key in ("role", "name", "tool_call_id", "reasoning_content", "thinking"):
         if (key == "role" or key in message) and not isinstance(message.get(key), str):
             raise ChatTemplateError(f"{where}.{key}: expected a string, got {_kind(message.get(key))}")
     checked = dict(message)

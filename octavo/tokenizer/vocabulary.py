@@ -6,7 +6,15 @@ from typing import Any
 
 import tokenizers
 
-END_OF_TURN_PIECES = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|return|>")
+END_OF_TURN_PIECES = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|return|>",
+    "<|call|>",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +51,19 @@ def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
-def end_of_turn_ids(
-    backend: tokenizers.Tokenizer, templates: Iterable[str], special_ids: frozenset[int]
+def end_of_answer_ids(
+    backend: tokenizers.Tokenizer,
+    templates: Iterable[str],
+    special_ids: frozenset[int],
+    declared: Iterable[int],
 ) -> set[int]:
-    """Return the ids of well-known end-of-turn tokens that a chat template writes.
+    """Return the ids that end answers: declared ones, and well-known ones that a chat template writes.
 
     Some instruct models declare only an end-of-document token as EOS, although their turns end with another
-    one. If the template writes that token, the model was trained to end its turns with it.
+    one. If the template writes that token, the model was trained to end its turns with it. In harmony, which
+    has <|return|>, an answer is several messages, and <|end|> ends only one of them.
     """
     written = {piece for piece in END_OF_TURN_PIECES if any(piece in source for source in templates)}
-    return {i for piece in written if (i := backend.token_to_id(piece)) in special_ids}
+    ids = {i for piece in written if (i := backend.token_to_id(piece)) in special_ids}.union(declared)
+    end = backend.token_to_id("<|end|>")
+    return ids - {end} if "<|return|>" in written and end is not None else ids

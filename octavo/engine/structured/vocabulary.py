@@ -23,10 +23,17 @@ class _Vocabulary:
         self.eos_token_id = eos_token_ids[0]
         self.bos_token_id = tokenizer.bos_token_id
         self._tokenizer = tokenizer
+        self._special_ids = tokenizer.special_ids
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize."""
+        """Tokenize text in which nothing is markup, even if it looks like a special token."""
         text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        ids = self._encode(text)
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        return [token_id for character in text for token_id in self._encode(character)]
+
+    def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -171,7 +171,7 @@ def _text_choice(index: int, text: str) -> ChunkChoice:
 def _choice(answer: _Answer, delta: CompletionDelta, writer: DeltaWriter) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request
-    shown, finish_reason = writer.write(delta.text, delta.finish_reason)
+    shown, finish_reason = writer.write(delta.text, delta.token_ids, delta.finish_reason)
     if is_empty(shown) and not (finish_reason or delta.logprobs or asked.return_token_ids):
         return None
     return ChunkChoice(

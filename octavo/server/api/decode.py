@@ -92,6 +92,7 @@ def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationErr
             why, neutral = _REFUSED[name]
             if not _is_one_of(fields.pop(name), neutral):
                 raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field") from error
+        _refuse_structural_tags(fields)
         try:
             return msgspec.convert(fields, kind, str_keys=True)
         except msgspec.ValidationError as found:
@@ -99,6 +100,14 @@ def _without_neutral(body: bytes, kind: type[Body], error: msgspec.ValidationErr
         except RecursionError:
             raise ApiError(400, "the body nests too deep", code="invalid_json") from None
     raise _explained(error, kind)
+
+
+def _refuse_structural_tags(fields: dict[str, Any]) -> None:
+    for name in ("response_format", "structured_outputs"):
+        found = fields.get(name)
+        if isinstance(found, dict) and (found.get("type") == "structural_tag" or "structural_tag" in found):
+            why = "cannot be a structural_tag here; give tools with strict: true, or a grammar"
+            raise ApiError(400, f"{name} {why}", param=name, code="unsupported_field")
 
 
 def _as_object(body: bytes) -> dict[str, Any] | None:

@@ -1,15 +1,37 @@
 """GET /v1/models and /version."""
 
-import msgspec
+from typing import Literal
+
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.api.sse import encode
-from octavo.server.api.types import ModelCard, ModelList
+from octavo.server.api.types import JsonObject
 from octavo.server.context import VERSION, Context
 
 
-class Version(msgspec.Struct):
+class ModelCard(Struct, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: None = None
+    max_model_len: int | None
+    permission: list[JsonObject] = []
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(Struct):
     """Answer of GET /version."""
 
     version: str

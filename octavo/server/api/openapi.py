@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.api import health, models, types
+from octavo.server.api import health, models, tokenize, types
 from octavo.server.api.anthropic.types import (
     CountRequest,
     Message,
@@ -28,10 +28,10 @@ _OPERATIONS: tuple[tuple[str, str, str, _Struct | None, _Struct | None, bool], .
     ("post", "/v1/responses", "Answer an input", ResponsesRequest, ResponseObject, True),
     ("post", "/v1/messages", "Answer a conversation", MessagesRequest, Message, True),
     ("post", "/v1/messages/count_tokens", "Count the tokens", CountRequest, TokenCount, False),
-    ("get", "/v1/models", "List the model", None, types.ModelList, False),
-    ("get", "/v1/models/{name}", "Describe the model", None, types.ModelCard, False),
-    ("post", "/tokenize", "Turn text into token ids", types.TokenizeRequest, types.Tokens, False),
-    ("post", "/detokenize", "Turn token ids into text", types.DetokenizeRequest, types.Text, False),
+    ("get", "/v1/models", "List the model", None, models.ModelList, False),
+    ("get", "/v1/models/{name}", "Describe the model", None, models.ModelCard, False),
+    ("post", "/tokenize", "Turn text into token ids", tokenize.TokenizeRequest, tokenize.Tokens, False),
+    ("post", "/detokenize", "Turn token ids into text", tokenize.DetokenizeRequest, tokenize.Text, False),
     ("get", "/health", "Is the engine alive?", None, health.Health, False),
     ("get", "/ready", "Does the server take requests?", None, health.Health, False),
     ("get", "/load", "Tell how many requests there are", None, health.Load, False),

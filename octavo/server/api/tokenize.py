@@ -1,5 +1,8 @@
 """POST /tokenize and /detokenize."""
 
+from typing import Annotated
+
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,9 +10,45 @@ from octavo.errors import PromptError
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sse import encode
-from octavo.server.api.types import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from octavo.server.api.types import MAX_MESSAGES, JsonObject, TokenId
 from octavo.server.context import Context
 from octavo.server.errors import refused
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize: a prompt, or messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+class Tokens(Struct, kw_only=True):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Struct):
+    """Answer of POST /detokenize."""
+
+    prompt: str
 
 
 async def tokenize(context: Context, request: Request) -> Response:

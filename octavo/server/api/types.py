@@ -125,27 +125,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: a prompt, or messages of a chat."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: list[TokenId]
-    model: str | None = None
-    skip_special_tokens: bool = False
-
-
 class PromptTokensDetails(Struct):
     """How many tokens of a prompt came from the prefix cache."""
 
@@ -291,38 +270,3 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
-
-
-class Tokens(Struct, kw_only=True):
-    """Answer of POST /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class Text(Struct):
-    """Answer of POST /detokenize."""
-
-    prompt: str
-
-
-class ModelCard(Struct, kw_only=True):
-    """A model that is served."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "octavo"
-    root: str
-    parent: None = None
-    max_model_len: int | None
-    permission: list[JsonObject] = []
-
-
-class ModelList(Struct, kw_only=True):
-    """Answer of GET /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]

@@ -1,14 +1,39 @@
 """Reads one answer: reasoning first, then content with tool calls in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from octavo.server.parsing.call_reader import CallReader
 from octavo.server.parsing.pieces import Piece
 from octavo.server.parsing.reasoning import ReasoningReader
 
 
+class Reader(Protocol):
+    """Divides one answer; what it yields does not depend on how the answer is cut.
+
+    Attributes:
+        num_calls: complete calls so far.
+    """
+
+    @property
+    def num_calls(self) -> int: ...
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
+        """Take the next characters and the ids they are of; return what is certain by now."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back when the answer has ended."""
+        ...
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        ...
+
+
 class AnswerReader:
-    """Divides one answer's text; what it yields does not depend on how the text is cut."""
+    """Divides one answer by markers in its text."""
 
     def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None) -> None:
         """Begin at an answer's beginning.
@@ -25,8 +50,8 @@ class AnswerReader:
         """Complete calls so far."""
         return self._calls.num_calls if self._calls is not None else 0
 
-    def feed(self, text: str) -> list[Piece]:
-        """Take the next characters; return what is certain by now."""
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
+        """Take the next characters, whatever tokens they are of; return what is certain by now."""
         if self._reasoning is None:
             return self._content(text)
         return self._divided(self._reasoning.feed(text))
@@ -84,9 +109,9 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
 
 
-def read_answer(reader: AnswerReader, text: str) -> Answer:
+def read_answer(reader: Reader, text: str, token_ids: Sequence[int] = ()) -> Answer:
     """Divide a whole answer. Calls that break off are content."""
-    pieces = read_pieces(reader, text)
+    pieces = read_pieces(reader, text, token_ids)
     answer = Answer(
         "".join(piece.text for piece in pieces if piece.kind == "content"),
         "".join(piece.text for piece in pieces if piece.kind == "reasoning"),
@@ -103,11 +128,11 @@ def read_answer(reader: AnswerReader, text: str) -> Answer:
     return answer
 
 
-def read_pieces(reader: AnswerReader, text: str) -> list[Piece]:
+def read_pieces(reader: Reader, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
     """Return the pieces of a whole answer, in order. Calls that break off are content."""
     settled: list[Piece] = []
     call: list[Piece] = []
-    for piece in reader.feed(text) + reader.finish():
+    for piece in reader.feed(text, token_ids) + reader.finish():
         if piece.kind in ("content", "reasoning"):
             settled.append(piece)
         elif piece.kind == "broken":

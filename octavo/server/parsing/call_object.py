@@ -10,21 +10,16 @@ from typing import Any
 
 import msgspec
 
+from octavo.server.parsing.call_body import CallBody
+
 _STRUCTURE = re.compile(r'["{}\[\],:]')
 _IN_STRING = re.compile(r'["\\]')
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 
 
-class CallObject:
-    """An object such as {"name": "f", "arguments": {...}}; or, if the name is known, {...} alone.
-
-    Attributes:
-        name: the function's, once it is known.
-        has_arguments: they have begun.
-        is_complete: the object has ended, and is a call.
-        is_broken: it cannot become a call any more.
-    """
+class CallObject(CallBody):
+    """An object such as {"name": "f", "arguments": {...}}; or, if the name is known, {...} alone."""
 
     def __init__(self, name: str | None = None, *, known: Set[str] | None = None) -> None:
         """Begin before the opening brace.
@@ -34,12 +29,9 @@ class CallObject:
             known: it is a call only if it has arguments and one of these names. None: any name will do, and
                 arguments that are left out are {}.
         """
+        super().__init__(name)
         self._is_bare = name is not None
         self._known = known
-        self.name = name
-        self.has_arguments = self.is_complete = self.is_broken = False
-        self._raw: list[str] = []
-        self._arguments: list[str] = []
         self._depth = 0
         self._in_string = self._is_escaped = False
         # Of the member under way.
@@ -47,17 +39,6 @@ class CallObject:
         self._keys: set[str] = set()
         self._string: list[str] | None = None
         self._in_arguments = False
-
-    @property
-    def raw(self) -> str:
-        """Everything that was read."""
-        return "".join(self._raw)
-
-    def take(self) -> str:
-        """Return what is new in the arguments."""
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
 
     def feed(self, text: str, begin: int) -> int:
         """Read on from a position; return where the object ended or broke, or the text's end."""
@@ -85,7 +66,7 @@ class CallObject:
         elif mark:
             self._note(mark)
         if was_in_arguments:
-            self._arguments.append(part)
+            self._arguments.append(part if self._in_arguments else part[:-1])
         elif self._in_arguments:
             self._arguments.append("{")
         if self._depth == 0 and not self.is_broken:
@@ -150,6 +131,7 @@ class CallObject:
             self.is_broken |= any(not isinstance(value, dict) for value in arguments)
             self.is_broken |= self._known is not None and not arguments
             if not arguments:
-                self._arguments.append("{}")
+                self._arguments.append("{")
                 self.has_arguments = True
+        self._arguments.append("}")
         self.is_complete = not self.is_broken

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Set
 
+from octavo.server.parsing.call_body import CallBody
 from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.pieces import Piece, partial_marker
 
@@ -23,23 +24,23 @@ class CallReader:
         num_calls: complete ones so far.
     """
 
-    def __init__(self, names: Set[str], marker: str) -> None:
+    def __init__(self, names: Set[str], *markers: str) -> None:
         """Begin at an answer's beginning.
 
         Args:
             names: functions that may be called.
-            marker: begins a call.
+            markers: each begins a call; none begins like another one.
         """
         self.num_calls = 0
-        self._marker = marker
+        self._markers = markers
+        self._any_marker = re.compile("|".join(map(re.escape, markers)))
         self._names = names
         self._text = ""
         self._at = 0
         self._pieces: list[Piece] = []
         # White space that is content unless a call follows; within a call, everything since its marker.
         self._held: list[str] = []
-        self._object: CallObject | None = None
-        self._is_announced = False
+        self._object: CallBody | None = None
         self._state: Callable[[], bool] = self._content
 
     @staticmethod
@@ -67,16 +68,21 @@ class CallReader:
 
     def _content(self) -> bool:
         """Look for a marker; False: more text is needed."""
-        at = self._text.find(self._marker, self._at)
-        if at < 0:
-            end = len(self._text) - partial_marker(self._text[self._at :], self._marker)
+        found = self._any_marker.search(self._text, self._at)
+        if found is None:
+            rest = self._text[self._at :]
+            end = len(self._text) - max(partial_marker(rest, marker) for marker in self._markers)
             self._say(self._text[self._at : end])
             self._at = end
             return False
-        self._say(self._text[self._at : at])
-        self._take(at + len(self._marker), at)
-        self._state = self._opening
+        self._say(self._text[self._at : found.start()])
+        self._take(found.end(), found.start())
+        self._state = self._after_marker(found[0])
         return True
+
+    def _after_marker(self, marker: str) -> Callable[[], bool]:
+        """Return what reads on after a marker."""
+        return self._opening
 
     def _opening(self) -> bool:
         """Look for the call's object."""
@@ -102,34 +108,27 @@ class CallReader:
         if current.is_broken:
             self._break()
             return True
-        if current.name is not None and current.has_arguments:
-            if not self._is_announced:
-                self._is_announced = True
-                self._pieces.append(Piece("call", current.name))
-            arguments = current.take()
-            if arguments:
-                self._pieces.append(Piece("arguments", arguments))
+        self._pieces += current.news()
         if not current.is_complete:
             return False
-        self._pieces.append(Piece("complete", ""))
         self.num_calls += 1
         self._held, self._object = [], None
         self._state = self._closing
         return True
 
-    def _begin(self, call: CallObject) -> None:
-        self._object, self._is_announced = call, False
+    def _begin(self, call: CallBody) -> None:
+        self._object = call
         self._state = self._reading
 
     def _break(self) -> None:
         """Give up: what was read since the marker is no call."""
         assert self._object is not None
-        raw = "".join(self._held) + self._object.raw
+        given = self._object.given_up("".join(self._held))
         self._held, self._object = [], None
-        if self._is_announced:
-            self._pieces.append(Piece("broken", raw))
+        if given.kind == "broken":
+            self._pieces.append(given)
         else:
-            self._say(raw)
+            self._say(given.text)
         self._state = self._content
 
     def _drop(self) -> None:

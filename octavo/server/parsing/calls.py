@@ -1,11 +1,13 @@
-"""Readers of tool calls in the formats of Hermes, Llama and Mistral."""
+"""Readers of tool calls in the formats of Hermes, Qwen3-Coder, Llama and Mistral."""
 
 import secrets
 import string
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
+from octavo.server.parsing.xml.call import FUNCTION, XmlCall
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -13,8 +15,10 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 class HermesReader(CallReader):
     """<tool_call>{"name": "f", "arguments": {...}}</tool_call>: Hermes, Qwen 2.5 and 3."""
 
-    def __init__(self, names: Set[str], marker: str = "<tool_call>", end: str = "</tool_call>") -> None:
-        super().__init__(names, marker)
+    def __init__(
+        self, names: Set[str], markers: Sequence[str] = ("<tool_call>",), end: str = "</tool_call>"
+    ) -> None:
+        super().__init__(names, *markers)
         self._end = end
 
     def _closing(self) -> bool:
@@ -28,6 +32,32 @@ class HermesReader(CallReader):
             self._held = []
         self._state = self._content
         return True
+
+
+class XmlReader(HermesReader):
+    """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>: Qwen3-Coder.
+
+    The model may forget <tool_call>.
+    """
+
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(functions.keys(), ("<tool_call>", FUNCTION))
+        self._functions = functions
+
+    def _after_marker(self, marker: str) -> Callable[[], bool]:
+        if marker != FUNCTION:
+            return self._opening
+        self._begin(XmlCall(self._functions))
+        return self._reading
+
+    def _opening(self) -> bool:
+        begins = None if self._next() is None else self._matches(FUNCTION)
+        if begins:
+            self._take(self._at + len(FUNCTION))
+            self._begin(XmlCall(self._functions))
+        elif begins is False:
+            self._drop()
+        return begins is not None
 
 
 class LlamaReader(CallReader):

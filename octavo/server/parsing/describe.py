@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.server.parsing.formats import CallFormat
+from octavo.server.parsing.call_formats import CallFormat
 
 _INTRODUCTION = """\
 You can call functions to answer. These are described here, one a line:

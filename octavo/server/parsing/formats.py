@@ -1,79 +1,46 @@
 """The formats in which models call tools and reason, and which of them a model uses."""
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from functools import partial
 
 from octavo.errors import UnsupportedModelError
 from octavo.server.config import ReasoningParser, ToolCallParser
-from octavo.server.parsing.call_reader import CallReader
-from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader
+from octavo.server.parsing.call_formats import (
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    QWEN3_CODER,
+    CallFormat,
+    Markers,
+    hermes,
+)
+from octavo.server.parsing.harmony.messages import CHANNEL, MESSAGE, Harmony, harmony_of
 from octavo.server.parsing.response_template import read_response_template
 from octavo.tokenizer import Tokenizer
-
-Markers = tuple[str, str]
 
 logger = logging.getLogger("octavo.server")
 
 _THINK: Markers = ("<think>", "</think>")
-_HERMES: Markers = ("<tool_call>", "</tool_call>")
 _READS_TOOLS = re.compile(r"\btools\b")
 # What other formats write between Hermes's markers.
 _NO_HERMES = ("<function=", "<arg_key>")
+_XML = ("<tool_call>", "<function=", "<parameter=")
 
 
 @dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How tool calls are written.
+class HarmonyUse:
+    """Which parts of harmony are read.
 
     Attributes:
-        new_reader: returns a reader for one answer, given the names of functions that may be called.
-        begin: stands before a call, or before all of them.
-        end: stands after it.
-        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
-        separator: stands between calls.
-        is_list: all calls are one list.
-        markers: texts that may be special tokens.
+        harmony: the model's special tokens.
+        calls: messages to functions are calls, not content.
+        reasoning: messages of analysis are reasoning, not content.
     """
 
-    new_reader: Callable[[Set[str]], CallReader]
-    begin: str = ""
-    end: str = ""
-    arguments_key: str | None = "arguments"
-    separator: str = "\n"
-    is_list: bool = False
-    markers: tuple[str, ...] = ()
-
-    def written(self, calls: Iterable[tuple[str, object]]) -> str:
-        """Return calls, of names and arguments, as the model would write them."""
-        texts = [self._written(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
-        body = self.separator.join(texts)
-        return f"{self.begin}[{body}]" if self.is_list else body
-
-    def _written(self, name: str, arguments: str) -> str:
-        if self.arguments_key is None:
-            return f"{self.begin}{name}[ARGS]{arguments}"
-        body = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {arguments}}}'
-        return body if self.is_list else f"{self.begin}{body}{self.end}"
-
-
-def hermes(markers: Markers = _HERMES) -> CallFormat:
-    """Return Hermes's and Qwen's format, with these markers."""
-    begin, end = markers
-    return CallFormat(partial(HermesReader, marker=begin, end=end), f"{begin}\n", f"\n{end}", markers=markers)
-
-
-LLAMA = CallFormat(LlamaReader, arguments_key="parameters", separator="; ", markers=("<|python_tag|>",))
-_MISTRAL_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-MISTRAL_LIST = CallFormat(
-    MistralReader, "[TOOL_CALLS]", separator=", ", is_list=True, markers=_MISTRAL_MARKERS
-)
-MISTRAL = CallFormat(
-    MistralReader, "[TOOL_CALLS]", arguments_key=None, separator="", markers=_MISTRAL_MARKERS
-)
+    harmony: Harmony
+    calls: bool
+    reasoning: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +48,23 @@ class ModelFormats:
     """What a model writes.
 
     Attributes:
-        calls: how it calls tools; None: nobody knows.
+        calls: how it calls tools; None: nobody knows, or in harmony.
         why_no_calls: why nobody knows.
         reasoning: the markers of its reasoning, if it reasons.
         shows_tools: its chat template shows tools and calls to it.
+        harmony: it writes harmony.
     """
 
     calls: CallFormat | None
     why_no_calls: str
     reasoning: Markers | None
     shows_tools: bool
+    harmony: HarmonyUse | None = None
+
+    @property
+    def can_call(self) -> bool:
+        """Its calls can be read."""
+        return self.calls is not None or (self.harmony is not None and self.harmony.calls)
 
 
 def formats_of(
@@ -110,6 +84,8 @@ def formats_of(
     calls = None
     if tool_call_parser == "none":
         why = "this server was started with --tool-call-parser none"
+    elif tool_call_parser == "harmony":
+        why = "the vocabulary or the chat template is not harmony's"
     elif tool_call_parser == "response_template":
         calls = own_calls
     elif tool_call_parser != "auto":
@@ -124,7 +100,20 @@ def formats_of(
         reasoning_parser == "auto" and reasoning is None and any(marker in source for marker in _THINK)
     ):
         reasoning = _THINK
-    return ModelFormats(calls, why, reasoning, shows_tools)
+    harmony = None
+    if tokenizer is not None and _is_harmony(source) and calls is None and reasoning is None:
+        reads_calls = shows_tools and tool_call_parser in ("auto", "harmony")
+        harmony = _harmony_use(tokenizer, reads_calls, reasoning_parser in ("auto", "harmony"))
+    return ModelFormats(calls, why, reasoning, shows_tools, harmony)
+
+
+def _is_harmony(source: str) -> bool:
+    return CHANNEL in source and MESSAGE in source
+
+
+def _harmony_use(tokenizer: Tokenizer, calls: bool, reasoning: bool) -> HarmonyUse | None:
+    harmony = harmony_of(tokenizer) if calls or reasoning else None
+    return None if harmony is None else HarmonyUse(harmony, calls, reasoning)
 
 
 def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Markers | None, str]:
@@ -144,18 +133,24 @@ def _own_formats(tokenizer: Tokenizer | None) -> tuple[CallFormat | None, Marker
 def _by_name(name: str, source: str) -> CallFormat:
     if name == "hermes":
         return hermes()
+    if name == "qwen3_coder":
+        return QWEN3_CODER
     if name == "llama3_json":
         return LLAMA
     return MISTRAL if "[ARGS]" in source else MISTRAL_LIST
 
 
 def _detected(source: str, shows_tools: bool) -> CallFormat | None:
+    if _is_harmony(source):
+        return None
     if not shows_tools:
         # Tools are described in a message then, in the commonest format.
         return hermes()
     if "[TOOL_CALLS]" in source:
         return _by_name("mistral", source)
-    if _HERMES[0] in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
+    if all(marker in source for marker in _XML):
+        return QWEN3_CODER
+    if "<tool_call>" in source and "arguments" in source and not any(text in source for text in _NO_HERMES):
         return hermes()
     if "<|python_tag|>" in source or ("<|eot_id|>" in source and '"parameters"' in source):
         return LLAMA

@@ -1,7 +1,6 @@
 """Grammars of whole answers: perhaps reasoning, then tool calls, or content of a form, or either.
 
-All in llguidance's dialect of Lark. Names and schemas come from strangers: they go in as JSON text, whose
-end no JSON value can fake.
+All in llguidance's dialect of Lark; see grammar_rules.py.
 """
 
 import json
@@ -11,15 +10,26 @@ from typing import Any
 
 from octavo.engine.structured.compiling import choice_regex
 from octavo.sampling_params import StructuredOutput
-from octavo.server.parsing.formats import CallFormat, Markers
+from octavo.server.parsing.call_formats import CallFormat, Markers, XmlFormat
+from octavo.server.parsing.grammar_rules import (
+    ANY_OBJECT,
+    ANY_TEXT,
+    json_rule,
+    pattern_terminal,
+    row,
+    without,
+)
+from octavo.server.parsing.xml.grammar import parameter_rules
 from octavo.tokenizer import Tokenizer
 
-Function = tuple[str, Mapping[str, Any]]
-"""A function's name and the schema of its arguments."""
+HeldFunction = tuple[str, Mapping[str, Any] | None]
+"""A function's name and the schema that holds for its arguments; None: any object."""
 
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{1,40}"}
-_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
-_SLASHES = {"/": r"\/", "\n": r"\n"}
+# How an object begins that may be a call without a marker; see LlamaReader. Spaces are Python's.
+_SPACES = r"[\s\x1c-\x1f\x85]*"
+_BEGINS_LIKE_A_CALL = (
+    rf' & ~/{_SPACES}\{{{_SPACES}"(name"|type"|id"|arguments"|parameters"|[^"\\]*\\)(?s:.*)/'
+)
 
 
 class GrammarWriter:
@@ -40,6 +50,7 @@ class GrammarWriter:
         content: StructuredOutput | None,
         reasoning: Markers | None,
         has_begun: bool,
+        free: CallFormat | None = None,
     ) -> StructuredOutput:
         """Return the grammar of an answer.
 
@@ -48,13 +59,17 @@ class GrammarWriter:
             content: a form that content may have; not a Lark grammar.
             reasoning: markers of reasoning that may come first.
             has_begun: the prompt opened the reasoning, so it must come first.
+            free: the format of calls that any text may come before; they need not come.
         """
         rules, bodies = [], []
         if calls is not None:
             rules.append(calls)
-            bodies.append("calls")
+            bodies.append("calls" if free is None else "free")
+            # A lexer follows one way: where reasoning may come first, no other text begins like it.
+            opened = "" if reasoning is None or has_begun else reasoning[0]
+            rules += [] if free is None else self._free(free, opened)
         if content is not None:
-            rules.append(f"content: {_content_rule(content)}")
+            rules.append(f"content: {content_rule(content)}")
             bodies.append("content")
         body = f"({' | '.join(bodies)})"
         if reasoning is None:
@@ -63,61 +78,83 @@ class GrammarWriter:
         start = f"start: thought {body}" if has_begun else f"start: ({self._literal(begin)} thought)? {body}"
         special = self.special_id(end)
         if special is None:
-            thought = f"thought: thinking space\nthinking[suffix={json.dumps(end)}]: /(?s:.*)/"
+            thought = f"thought: thinking space\nthinking[suffix={json.dumps(end)}]: {ANY_TEXT}"
         else:
-            thought = f"thought: /(?s:.*)/ <[{special}]> space"
+            thought = f"thought: {ANY_TEXT} <[{special}]> space"
         return StructuredOutput(grammar="\n".join([start, thought, r"space: /\n{0,2}/", *rules]))
 
-    def calls(self, form: CallFormat, functions: Sequence[Function], *, parallel: bool) -> str:
-        """Return rules for one call or more of these functions, in a model's own format."""
+    def calls(self, form: CallFormat, functions: Sequence[HeldFunction], *, parallel: bool) -> str:
+        """Return rules for one call or more of these functions, in a model's own format.
+
+        `calls` is all of it, `rest` what follows the trigger of the first one.
+
+        Raises:
+            StructuredOutputError: the format cannot express a schema.
+        """
+        before, trigger, after = form.begin.rpartition(form.trigger)
+        # Calls without a marker have nothing before them.
+        begin, after = self._texts(form, before + trigger), after if trigger else ""
         rules = []
         for number, (name, schema) in enumerate(functions):
-            rules += [self._call(form, number, name), f"arguments_{number}: {_json_rule(schema)}"]
-        names = " | ".join(f"call_{number}" for number in range(len(functions)))
-        one = f"({names})"
-        several = f"{one} ({json.dumps(form.separator)} {one})*" if form.separator else f"{one} {one}*"
-        body = several if parallel else one
-        if form.is_list:
-            body = f'{self._texts(form.begin)} "[" {body} "]"'
-        return "\n".join([f"calls: {body}", *rules])
+            call = row(self._texts(form, after), *self._call(form, f"arguments_{number}", name))
+            rules += [f"call_{number}: {call}", *_arguments(form, f"arguments_{number}", schema)]
+        one = f"({' | '.join(f'call_{number}' for number in range(len(functions)))})"
+        separator = json.dumps(form.separator) if form.separator else ""
+        another = row(separator, "" if form.is_list else begin, one)
+        several = f"{one} ({another})*" if parallel else one
+        rest = f'"[" {several} "]"' if form.is_list else several
+        return "\n".join([f"calls: {row(begin, 'rest')}", f"rest: {rest}", *rules])
 
-    def _call(self, form: CallFormat, number: int, name: str) -> str:
-        arguments = f"arguments_{number}"
+    def _free(self, form: CallFormat, opened: str) -> list[str]:
+        """Return rules of any text, in which nothing but calls follows the trigger.
+
+        Args:
+            form: of the calls.
+            opened: what the text does not begin with.
+        """
+        special = self.special_id(form.trigger)
+        text = ANY_TEXT + (_BEGINS_LIKE_A_CALL if form.is_bare else "")
+        text += f" & ~/{choice_regex([opened])}(?s:.*)/" if opened else ""
+        bare = " | calls" if form.is_bare else ""
+        if special is not None:
+            return [f"free: TEXT (<[{special}]> rest)?{bare}", f"TEXT: {text}"]
+        until = f"until[suffix={json.dumps(form.trigger)}]: {text}"
+        return [f"free: TEXT | until rest{bare}", until, f"TEXT: {text}{without(form.trigger)}"]
+
+    def _call(self, form: CallFormat, arguments: str, name: str) -> list[str]:
+        if isinstance(form, XmlFormat):
+            return [json.dumps(f"{name}>\n"), arguments, self._texts(form, form.end)]
         if form.arguments_key is None:
-            parts = [self._texts(form.begin), json.dumps(name), self._literal("[ARGS]"), arguments]
-        else:
-            head = f'{{"name": {json.dumps(name)}, "{form.arguments_key}": '
-            parts = [json.dumps(head), arguments, '"}"']
-            if not form.is_list:
-                parts = [self._texts(form.begin), *parts, self._texts(form.end)]
-        return f"call_{number}: {' '.join(part for part in parts if part)}"
+            return [json.dumps(name), self._literal("[ARGS]"), arguments]
+        head = json.dumps(f'{{"name": {json.dumps(name)}, "{form.arguments_key}": ')
+        return [head, arguments, '"}"', "" if form.is_list else self._texts(form, form.end)]
 
-    def _texts(self, text: str) -> str:
-        """Return a marker with white space around it."""
-        marker = text.strip()
-        if not marker:
-            return ""
-        before, _, after = text.partition(marker)
-        spaces = [json.dumps(space) if space else "" for space in (before, after)]
-        return f"{spaces[0]} {self._literal(marker)} {spaces[1]}".strip()
+    def _texts(self, form: CallFormat, text: str) -> str:
+        """Return a text in which markers may be special tokens."""
+        parts = re.split(f"({'|'.join(map(re.escape, form.markers))})", text)
+        return row(
+            *(self._literal(part) if part in form.markers else json.dumps(part) for part in parts if part)
+        )
 
     def _literal(self, marker: str) -> str:
         special = self.special_id(marker)
         return json.dumps(marker) if special is None else f"<[{special}]>"
 
 
-def _content_rule(content: StructuredOutput) -> str:
+def content_rule(content: StructuredOutput) -> str:
+    """Return a rule of content of a form; not of a Lark grammar."""
     if content.json_object:
-        return _json_rule({"type": "object"})
+        return json_rule(ANY_OBJECT)
     if content.json_schema is not None:
         schema = json.loads(str(content.json_schema))
-        return _json_rule(schema if isinstance(schema, dict) else {})
+        return json_rule(schema if isinstance(schema, dict) else {})
     if content.choice is not None:
         return f"/{choice_regex(content.choice)}/"
     assert content.regex is not None
-    pattern = _SLASH.sub(lambda found: _SLASHES.get(found[0], found[0]), content.regex)
-    return f"/{pattern}/"
+    return pattern_terminal(content.regex)
 
 
-def _json_rule(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS}, ensure_ascii=False)}"
+def _arguments(form: CallFormat, rule: str, schema: Mapping[str, Any] | None) -> list[str]:
+    if isinstance(form, XmlFormat):
+        return parameter_rules(rule, schema)
+    return [f"{rule}: {json_rule(ANY_OBJECT if schema is None else schema)}"]

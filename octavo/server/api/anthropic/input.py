@@ -56,7 +56,9 @@ def chat_of(asked: CountRequest) -> ChatRequest:
 
 
 def _tool(tool: ToolParam) -> Tool:
-    function = FunctionTool(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
     return Tool(type="function", function=function)
 
 

@@ -76,7 +76,7 @@ async def count_tokens(context: Context, request: Request) -> Response:
 
 def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:
     completion = output.outputs[0]
-    items = whole_items(box, completion.text, "completed")
+    items = whole_items(box, completion, "completed")
     ended = ending(completion, items)
     return msgspec.structs.replace(
         answer,
@@ -94,7 +94,7 @@ async def _events(answer: Message, generation: Generation, box: Toolbox) -> Asyn
     yield event("message_start", message=answer)
     async for _, deltas in generation.deltas():
         for delta in deltas:
-            yield block_events(writer.write(reader.feed(delta.text)))
+            yield block_events(writer.write(reader.feed(delta.text, delta.token_ids)))
     output = generation.outputs[0]
     yield block_events(writer.write(reader.finish()) + writer.finish("completed"))
     ended = ending(output.outputs[0], writer.items)

@@ -63,8 +63,8 @@ class ToolParam(Struct, forbid_unknown_fields=True, kw_only=True):
     input_schema: JsonObject
     description: str | None = None
     type: Literal["custom"] | None = None
-    # Accepted and without effect: required calls always follow their schema.
     strict: bool | None = None
+    # Accepted and without effect: every prefix is cached.
     cache_control: JsonObject | None = None
 
 

@@ -47,7 +47,9 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
 
 
 def _tool(tool: ResponseTool) -> Tool:
-    function = FunctionTool(name=tool.name, description=tool.description, parameters=tool.parameters)
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
     return Tool(type="function", function=function)
 
 

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from octavo.outputs import CompletionOutput
 from octavo.server.api.responses.types import (
     FunctionCallItem,
     OutputItem,
@@ -14,7 +15,7 @@ from octavo.server.api.responses.types import (
     ResponseEvent,
 )
 from octavo.server.api.tools.toolbox import Toolbox
-from octavo.server.parsing.answer import AnswerReader, read_pieces
+from octavo.server.parsing.answer import AnswerReader, Reader, read_pieces
 from octavo.server.parsing.pieces import Piece
 
 
@@ -132,16 +133,16 @@ class OutputWriter:
         return event
 
 
-def new_writer(box: Toolbox) -> tuple[AnswerReader, OutputWriter]:
+def new_writer(box: Toolbox) -> tuple[Reader, OutputWriter]:
     """Return what divides an answer's text, and what makes items of its pieces."""
     reader = box.reader() or AnswerReader(None, None)
     return reader, OutputWriter(reader.new_id, parallel=box.parallel)
 
 
-def whole_items(box: Toolbox, text: str, status: str) -> list[OutputItem]:
+def whole_items(box: Toolbox, completion: CompletionOutput, status: str) -> list[OutputItem]:
     """Return the items of a whole answer; `status` is the last one's."""
     reader, writer = new_writer(box)
-    writer.write(read_pieces(reader, text))
+    writer.write(read_pieces(reader, completion.text, completion.token_ids))
     writer.finish(status)
     return writer.items
 

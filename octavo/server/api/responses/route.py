@@ -85,7 +85,7 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
 
 
 def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
-    return _finished(answer, output, whole_items(box, output.outputs[0].text, _status(output)))
+    return _finished(answer, output, whole_items(box, output.outputs[0], _status(output)))
 
 
 def _status(output: RequestOutput) -> str:
@@ -131,7 +131,7 @@ async def _events(
     )
     async for _, deltas in generation.deltas():
         for delta in deltas:
-            yield written(*writer.write(reader.feed(delta.text)))
+            yield written(*writer.write(reader.feed(delta.text, delta.token_ids)))
     output = generation.outputs[0]
     yield written(*writer.write(reader.finish()), *writer.finish(_status(output)))
     done = _finished(answer, output, writer.items)

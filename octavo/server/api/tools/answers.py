@@ -1,16 +1,18 @@
 """From a model's text to messages, whole or delta by delta."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET
 
 from octavo.outputs import CompletionOutput, FinishReason
 from octavo.server.api.tools.types import CalledFunction, ToolCall, ToolCallDelta
 from octavo.server.api.types import AnswerMessage, Delta
-from octavo.server.parsing.answer import Answer, AnswerReader, read_answer
+from octavo.server.parsing.answer import Answer, Reader, read_answer
 from octavo.server.parsing.pieces import Piece
 
 
 def whole_message(
-    completion: CompletionOutput, reader: AnswerReader | None, *, parallel: bool
+    completion: CompletionOutput, reader: Reader | None, *, parallel: bool
 ) -> tuple[AnswerMessage, str]:
     """Return a completion's message and its finish_reason.
 
@@ -19,7 +21,11 @@ def whole_message(
         reader: divides its text; None: all is content.
         parallel: give all calls, not only the first.
     """
-    answer = Answer(completion.text) if reader is None else read_answer(reader, completion.text)
+    answer = (
+        Answer(completion.text)
+        if reader is None
+        else read_answer(reader, completion.text, completion.token_ids)
+    )
     calls = answer.calls if parallel else answer.calls[:1]
     listed = [
         ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
@@ -41,18 +47,20 @@ def finish_reason(reason: FinishReason, *, num_calls: int) -> str:
 class DeltaWriter:
     """Turns one answer's text into deltas."""
 
-    def __init__(self, reader: AnswerReader | None, *, parallel: bool) -> None:
+    def __init__(self, reader: Reader | None, *, parallel: bool) -> None:
         """Begin at an answer's beginning; arguments as for `whole_message`."""
         self._reader = reader
         self._parallel = parallel
         self._num_begun = 0
 
-    def write(self, text: str, reason: FinishReason | None) -> tuple[Delta, str | None]:
+    def write(
+        self, text: str, token_ids: Sequence[int], reason: FinishReason | None
+    ) -> tuple[Delta, str | None]:
         """Return what is new for the client, and why the answer ended if it did."""
         reader = self._reader
         if reader is None:
             return Delta(content=text), reason
-        pieces = reader.feed(text)
+        pieces = reader.feed(text, token_ids)
         if reason is None:
             return self._delta(pieces), None
         return self._delta(pieces + reader.finish()), finish_reason(reason, num_calls=reader.num_calls)

@@ -7,18 +7,20 @@ from typing import Any
 import msgspec
 
 from octavo.engine.prompts import TokenIds
-from octavo.errors import ChatTemplateError, StructuredOutputError
+from octavo.errors import ChatTemplateError
 from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.tools.held import held_params
 from octavo.server.api.tools.types import NamedTool, Tool
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import refused
-from octavo.server.parsing.answer import AnswerReader
+from octavo.server.parsing.answer import AnswerReader, Reader
+from octavo.server.parsing.call_formats import Function
 from octavo.server.parsing.describe import described
 from octavo.server.parsing.formats import ModelFormats
-from octavo.server.parsing.grammars import Function, GrammarWriter
+from octavo.server.parsing.harmony.messages import open_channel, shown_message
+from octavo.server.parsing.harmony.reader import HarmonyReader
 from octavo.server.parsing.reasoning import ReasoningReader
-from octavo.tokenizer import Tokenizer
 from octavo.tokenizer.messages import check_json, checked_messages
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -31,21 +33,27 @@ class Toolbox:
     Attributes:
         tools: what the model is shown.
         functions: what it may call; none if calls are content.
+        strict: names of those whose schemas hold for every call.
         must_call: one of them must be called.
         parallel: it may call several.
         formats: what the model writes.
         has_begun_reasoning: the prompt opened the reasoning.
+        channel: of the message in harmony that the prompt left open.
     """
 
     tools: Sequence[Tool]
     functions: Sequence[Function]
+    strict: frozenset[str]
     must_call: bool
     parallel: bool
     formats: ModelFormats
     has_begun_reasoning: bool = False
+    channel: str | None = None
 
     def with_prompt(self, text: str) -> "Toolbox":
         """Note what the prompt opens."""
+        if self.formats.harmony is not None:
+            return replace(self, channel=open_channel(text))
         reasoning = self.formats.reasoning
         has_begun = reasoning is not None and text.rstrip().endswith(reasoning[0])
         return replace(self, has_begun_reasoning=has_begun)
@@ -59,48 +67,29 @@ class Toolbox:
             ChatTemplateError: a message is malformed.
         """
         shown = [_shown_tool(tool) for tool in self.tools]
+        if self.formats.harmony is not None:
+            return [shown_message(dict(message)) for message in messages], shown or None
         if self.formats.shows_tools or self.formats.calls is None:
             return list(messages), shown or None
         if not shown and not any(m.get("role") == "tool" or "tool_calls" in m for m in messages):
             return list(messages), None
         return [*described(checked_messages(messages), shown, self.formats.calls)], None
 
-    def reader(self) -> AnswerReader | None:
+    def reader(self) -> Reader | None:
         """Return a reader for one answer; None: all of it is content."""
         formats, reasoning, calls = self.formats, None, None
+        if formats.harmony is not None:
+            return HarmonyReader(
+                formats.harmony.harmony,
+                names=frozenset(name for name, _ in self.functions),
+                shows_reasoning=formats.harmony.reasoning,
+                channel=self.channel,
+            )
         if formats.reasoning is not None:
             reasoning = ReasoningReader(*formats.reasoning, has_begun=self.has_begun_reasoning)
         if self.functions and formats.calls is not None:
-            calls = formats.calls.new_reader(frozenset(name for name, _ in self.functions))
+            calls = formats.calls.reader(self.functions)
         return None if reasoning is None and calls is None else AnswerReader(reasoning, calls)
-
-    def params(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Hold an answer to the tools that must be called, or to its form after the reasoning.
-
-        Raises:
-            ApiError: the schemas are too large.
-        """
-        formats, writer = self.formats, GrammarWriter(tokenizer)
-        markers = [
-            *(formats.reasoning or ()),
-            *(formats.calls.markers if self.functions and formats.calls else ()),
-        ]
-        if any(writer.special_id(marker) is not None for marker in markers):
-            params = replace(params, skip_special_tokens=False)
-        content = params.structured
-        is_held = content is not None and content.grammar is None and content.json_schema != "false"
-        calls = None
-        if formats.calls is not None and self.functions and (self.must_call or is_held):
-            calls = writer.calls(formats.calls, self.functions, parallel=self.parallel)
-        if calls is None and (not is_held or formats.reasoning is None):
-            return params
-        try:
-            grammar = writer.write(
-                calls=calls, content=content, reasoning=formats.reasoning, has_begun=self.has_begun_reasoning
-            )
-        except StructuredOutputError as error:
-            raise refused("tools", f"cannot be held to their schemas: {error}") from error
-        return replace(params, structured=grammar)
 
 
 def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: StructuredOutput | None) -> Toolbox:
@@ -119,13 +108,18 @@ def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: Structured
         functions = [function for function in functions if function[0] == choice.function.name]
         if not functions:
             raise refused("tool_choice", f"names {choice.function.name[:200]!r}, which is not in tools")
-    if functions and choice != "none" and formats.calls is None:
+    if functions and choice != "none" and not formats.can_call:
         raise refused("tools", f"cannot be called: {formats.why_no_calls}")
     if must_call and structured is not None:
         raise refused("tool_choice", "and a form of the content contradict each other; give one of them")
+    functions = [] if choice == "none" else functions
+    strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
+    if structured is not None and structured.grammar is not None and strict & {name for name, _ in functions}:
+        raise refused("tools", "cannot be strict beside a grammar of your own, which holds for calls, too")
     return Toolbox(
         tools=tools,
-        functions=[] if choice == "none" else functions,
+        functions=functions,
+        strict=strict,
         must_call=must_call,
         parallel=asked.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         formats=formats,
@@ -147,7 +141,7 @@ def read_prompt(
     token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
     toolbox = toolbox.with_prompt(text)
     assert prompts.tokenizer is not None
-    return token_ids, toolbox, toolbox.params(params, prompts.tokenizer)
+    return token_ids, toolbox, held_params(toolbox, params, prompts.tokenizer)
 
 
 def rendered(prompts: Prompts, asked: ChatRequest, toolbox: Toolbox) -> str:

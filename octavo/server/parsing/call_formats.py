@@ -1,0 +1,117 @@
+"""How tool calls are written: what readers, grammars and descriptions of tools need to know."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from octavo.server.parsing.call_reader import CallReader
+from octavo.server.parsing.calls import HermesReader, LlamaReader, MistralReader, XmlReader
+from octavo.server.parsing.xml.call import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+
+Function = tuple[str, Mapping[str, Any]]
+"""A function's name and the schema of its arguments."""
+Markers = tuple[str, str]
+
+_TOOL_CALL: Markers = ("<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """Calls whose arguments are JSON.
+
+    Attributes:
+        new_reader: returns a reader for one answer, given the names of functions that may be called.
+        trigger: where it stands in an answer, a call has begun.
+        begin: stands before a call, or before all of them.
+        end: stands after it.
+        arguments_key: names the arguments; None: name and arguments stand in a row, with [ARGS] between.
+        separator: stands between calls.
+        is_list: all calls are one list.
+        markers: texts that may be special tokens.
+        is_bare: an answer that begins as a call does is one, without any marker.
+    """
+
+    new_reader: Callable[[Set[str]], CallReader]
+    trigger: str
+    begin: str = ""
+    end: str = ""
+    arguments_key: str | None = "arguments"
+    separator: str = "\n"
+    is_list: bool = False
+    markers: tuple[str, ...] = ()
+    is_bare: bool = False
+
+    def reader(self, functions: Sequence[Function]) -> CallReader:
+        """Return a reader for one answer, given the functions that may be called."""
+        return self.new_reader(frozenset(name for name, _ in functions))
+
+    def written(self, calls: Iterable[tuple[str, object]]) -> str:
+        """Return calls, of names and arguments, as the model would write them."""
+        body = self.separator.join(self._written(name, arguments) for name, arguments in calls)
+        return f"{self.begin}[{body}]" if self.is_list else body
+
+    def _written(self, name: str, arguments: object) -> str:
+        text = json.dumps(arguments, ensure_ascii=False)
+        if self.arguments_key is None:
+            return f"{self.begin}{name}[ARGS]{text}"
+        body = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {text}}}'
+        return body if self.is_list else f"{self.begin}{body}{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class XmlFormat(CallFormat):
+    """Calls whose arguments are texts between XML's tags."""
+
+    def reader(self, functions: Sequence[Function]) -> CallReader:
+        """Return a reader for one answer, which makes JSON of arguments by their schemas."""
+        return XmlReader(dict(functions))
+
+    def _written(self, name: str, arguments: object) -> str:
+        assert isinstance(arguments, Mapping)
+        values = "".join(
+            f"{PARAMETER}{key}>\n{_plain(value)}\n{END_PARAMETER}\n" for key, value in arguments.items()
+        )
+        return f"{self.begin}{name}>\n{values}{self.end}"
+
+
+def hermes(markers: Markers = _TOOL_CALL) -> CallFormat:
+    """Return Hermes's and Qwen's format, with these markers."""
+    begin, end = markers
+    return CallFormat(
+        partial(HermesReader, markers=(begin,), end=end), begin, f"{begin}\n", f"\n{end}", markers=markers
+    )
+
+
+QWEN3_CODER = XmlFormat(
+    lambda names: XmlReader({name: {} for name in names}),
+    FUNCTION,
+    f"{_TOOL_CALL[0]}\n{FUNCTION}",
+    f"{END_FUNCTION}\n{_TOOL_CALL[1]}",
+    markers=_TOOL_CALL,
+)
+LLAMA = CallFormat(
+    LlamaReader,
+    "<|python_tag|>",
+    arguments_key="parameters",
+    separator="; ",
+    markers=("<|python_tag|>",),
+    is_bare=True,
+)
+_MISTRAL_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+MISTRAL_LIST = CallFormat(
+    MistralReader, "[TOOL_CALLS]", "[TOOL_CALLS]", separator=", ", is_list=True, markers=_MISTRAL_MARKERS
+)
+MISTRAL = CallFormat(
+    MistralReader,
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS]",
+    arguments_key=None,
+    separator="",
+    markers=_MISTRAL_MARKERS,
+)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,130 @@
+"""The format of gpt-oss (harmony): messages in channels, divided by special tokens.
+
+<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+            a call:  <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.tokenizer import Tokenizer
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
+
+_CHANNELS = ("analysis", "commentary", "final")
+_FUNCTIONS = "functions."
+# A header is short. More than this is text.
+_MAX_CHARS = 256
+_MAX_WORDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Harmony:
+    """A model that writes harmony.
+
+    Attributes:
+        tokenizer: the model's.
+        ids: those of the special tokens, by their pieces.
+        pieces: the other way round.
+    """
+
+    tokenizer: Tokenizer
+    ids: Mapping[str, int]
+    pieces: Mapping[int, str]
+
+
+def harmony_of(tokenizer: Tokenizer) -> Harmony | None:
+    """Return what a model writes harmony with; None: its vocabulary lacks a special token."""
+    ids: dict[str, int] = {}
+    for piece in (START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL):
+        found = tokenizer.encode(piece, add_special_tokens=False)
+        if len(found) != 1 or found[0] not in tokenizer.special_ids:
+            return None
+        ids[piece] = found[0]
+    return Harmony(tokenizer, ids, {token_id: piece for piece, token_id in ids.items()})
+
+
+def open_channel(prompt: str) -> str | None:
+    """Return the channel of the message that a prompt leaves open, as one does that is continued."""
+    _, _, message = prompt.rpartition(START)
+    header, opened, _ = message.partition(MESSAGE)
+    if not opened or any(end in message for end in (END, RETURN, CALL)):
+        return None
+    return header.partition(CHANNEL)[2].strip() or "final"
+
+
+def shown_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as harmony's chat templates read it: reasoning is `thinking`.
+
+    They have one place for what comes before a call.
+    """
+    if "reasoning_content" not in message:
+        return message
+    shown = {name: value for name, value in message.items() if name != "reasoning_content"}
+    thinking = message["reasoning_content"]
+    if shown.get("tool_calls") and shown.get("content"):
+        thinking = f"{thinking}\n{shown['content']}"
+        shown["content"] = None
+    return shown | {"thinking": thinking}
+
+
+class Header:
+    """What stands before a message: who speaks to whom, the channel, and what the text is.
+
+    Attributes:
+        channel: its name; empty: none.
+        is_marked: a special token opened it.
+    """
+
+    def __init__(self) -> None:
+        self.is_marked = False
+        self._texts = {START: "", CHANNEL: "", CONSTRAIN: ""}
+        self._part = START
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._texts.values())
+
+    @property
+    def channel(self) -> str:
+        """The channel's name; empty: none."""
+        return (self._texts[CHANNEL].split() or [""])[0]
+
+    def mark(self, piece: str) -> None:
+        """Go on after a special token."""
+        self.is_marked = True
+        self._part = piece
+        self._texts[piece] = ""
+
+    def add(self, text: str) -> bool:
+        """Take more text; return whether it can be a header still."""
+        self._texts[self._part] += text
+        found = self._texts[self._part]
+        if len(found) > _MAX_CHARS or "\n" in found or len(found.split()) > _MAX_WORDS:
+            return False
+        return self.is_marked or _is_role(found)
+
+    def function(self) -> str | None:
+        """Return the name of the function that the message is for; None: for nobody."""
+        for word in " ".join(self._texts.values()).split():
+            if word.startswith(f"to={_FUNCTIONS}"):
+                return word.removeprefix(f"to={_FUNCTIONS}") or None
+        return None
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is lost without it: it says a role and a channel, or begins to."""
+        if not self.is_marked:
+            return not self.text
+        channel = self.channel
+        return _is_role(self._texts[START]) and any(known.startswith(channel) for known in _CHANNELS)
+
+
+def _is_role(text: str) -> bool:
+    """Return whether a text may begin the header of an answer: assistant to=functions.f."""
+    rest = text.strip().removeprefix("assistant").lstrip()
+    if rest.startswith("to="):
+        return len(rest.split()) == 1
+    return "to=".startswith(rest) or ("assistant".startswith(rest) and text.strip() == rest)

@@ -1,0 +1,216 @@
+"""Divides an answer in harmony; see messages.py.
+
+Only tokens are markup. The same characters in ordinary tokens are text:
+
+    token ids   [ <|channel|> ] [ anal ] [ ysis ] [ <|message|> ] [ 2+2 ]
+    text         released by the engine, perhaps later: marks say where in it special tokens stand
+
+Whatever the order of tokens is, there is an answer. What belongs nowhere is content.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence, Set
+from typing import Literal
+
+from octavo.server.parsing.call_object import CallObject
+from octavo.server.parsing.harmony.messages import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    Harmony,
+    Header,
+)
+from octavo.server.parsing.pieces import Piece
+
+
+class HarmonyReader:
+    """Divides one answer into reasoning, content and calls.
+
+    Attributes:
+        num_calls: complete ones so far.
+    """
+
+    def __init__(
+        self,
+        harmony: Harmony,
+        *,
+        names: Set[str],
+        shows_reasoning: bool = True,
+        channel: str | None = None,
+    ) -> None:
+        """Begin at an answer's beginning.
+
+        Args:
+            harmony: the model's special tokens.
+            names: functions that may be called; none: calls are content.
+            shows_reasoning: the channel of analysis is reasoning, not content.
+            channel: of the message that the prompt left open.
+        """
+        self.num_calls = 0
+        self._pieces_of = harmony.pieces
+        self._tokenizer = harmony.tokenizer
+        self._decoder = self._tokenizer.incremental_decoder(skip_special_tokens=False)
+        # Special tokens that were written: where their text begins and ends, and their pieces.
+        self._marks: deque[tuple[int, int, str]] = deque()
+        self._num_decoded = self._num_read = 0
+        self._text = ""
+        self._names = names
+        self._shows_reasoning = shows_reasoning
+        self._pieces: list[Piece] = []
+        # Of the message under way; while there is no header it is in its body.
+        self._header: Header | None = Header()
+        self._kind: Literal["reasoning", "content", "call", "called"] = "content"
+        self._call: CallObject | None = None
+        self._is_first = True
+        self._said: set[str] = set()
+        if channel is not None:
+            self._open(channel, None)
+
+    @staticmethod
+    def new_id() -> str:
+        """Return an id for a call."""
+        return f"call_{secrets.token_hex(12)}"
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
+        """Take the next characters and tokens of an answer; return what is certain by now.
+
+        Args:
+            text: what the engine has released. It may lag behind the tokens, and end before them.
+            token_ids: all that the text is of, special ones included.
+        """
+        self._note(token_ids)
+        self._text += text
+        end = self._num_read + len(self._text)
+        while self._marks and self._marks[0][1] <= end:
+            begin, after, piece = self._marks.popleft()
+            self._read(begin)
+            self._skip(after)
+            self._mark(piece)
+        self._read(min(end, self._marks[0][0]) if self._marks else end)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back when the answer has ended. A call that is not complete is content."""
+        if self._marks and self._marks[0][0] == self._num_read:
+            # The token that ended the answer; the engine leaves out its text.
+            self._mark(self._marks[0][2])
+        self._end_message(is_whole=False)
+        return self._pieces
+
+    def _note(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._num_decoded += len(self._decoder.push([token_id]))
+            if token_id in self._tokenizer.special_ids:
+                begin = self._num_decoded - len(self._tokenizer.token_text(token_id))
+                self._marks.append((begin, self._num_decoded, self._pieces_of.get(token_id, "")))
+
+    def _read(self, end: int) -> None:
+        """Read text up to a position in the answer."""
+        text = self._text[: end - self._num_read]
+        self._skip(end)
+        if not text:
+            return
+        if self._header is None:
+            self._say(text)
+        elif not self._header.add(text):
+            text = self._header.text
+            self._open("", None)
+            self._say(text)
+
+    def _skip(self, end: int) -> None:
+        self._text = self._text[end - self._num_read :]
+        self._num_read = end
+
+    def _mark(self, piece: str) -> None:
+        """Read a special token; one that cannot stand here says nothing."""
+        if piece == MESSAGE:
+            if self._header is not None:
+                self._open(self._header.channel, self._header.function())
+        elif piece in (END, RETURN, CALL):
+            self._end_message(is_whole=True)
+        elif piece == START or (piece == CHANNEL and self._header is None):
+            self._end_message(is_whole=False)
+            self._header = Header()
+            self._header.mark(piece)
+        elif piece in (CHANNEL, CONSTRAIN) and self._header is not None:
+            self._header.mark(piece)
+
+    def _open(self, channel: str, function: str | None) -> None:
+        """Begin a message's body."""
+        self._header, self._call, self._is_first = None, None, True
+        if function is not None and self._names:
+            self._kind, self._call = "call", CallObject(function)
+        elif channel == "analysis" and self._shows_reasoning:
+            self._kind = "reasoning"
+        else:
+            self._kind = "content"
+
+    def _end_message(self, *, is_whole: bool) -> None:
+        """End a message, or a header without one.
+
+        Args:
+            is_whole: the model ended it.
+        """
+        header, call = self._header, self._call
+        if header is not None and not header.is_empty():
+            text = header.text
+            self._open("", None)
+            self._say(text)
+        elif call is not None and is_whole and not call.raw:
+            # A call without arguments.
+            call.feed("{}", 0)
+            self._tell(call)
+        elif call is not None:
+            self._give_up(call)
+        self._header, self._call = Header(), None
+
+    def _say(self, text: str) -> None:
+        """Read text of a message's body."""
+        if self._kind == "call":
+            self._read_call(text)
+        elif self._kind == "called":
+            if text.lstrip():
+                self._kind = "content"
+                self._say(text.lstrip())
+        else:
+            # Messages of a kind are lines.
+            separator = "\n" if self._is_first and self._kind in self._said else ""
+            self._said.add(self._kind)
+            self._is_first = False
+            self._pieces.append(Piece(self._kind, separator + text))
+
+    def _read_call(self, text: str) -> None:
+        call = self._call
+        assert call is not None
+        begin = 0 if call.raw else len(text) - len(text.lstrip())
+        if not call.raw and begin < len(text) and text[begin] != "{":
+            self._kind, self._call = "content", None
+            self._say(text[begin:])
+            return
+        at = call.feed(text, begin) if begin < len(text) else begin
+        if call.is_broken:
+            self._give_up(call)
+        else:
+            self._tell(call)
+        if at < len(text):
+            self._say(text[at:])
+
+    def _tell(self, call: CallObject) -> None:
+        self._pieces += call.news()
+        if call.is_complete:
+            self.num_calls += 1
+            self._kind, self._call = "called", None
+
+    def _give_up(self, call: CallObject) -> None:
+        """What was written of a call is content."""
+        given = call.given_up("")
+        if given.text:
+            self._pieces.append(given)
+            self._said.add("content")
+        self._kind, self._call, self._is_first = "content", None, False

@@ -1,0 +1,1 @@
+"""The tool calls of Qwen3-Coder."""
