@@ -67,7 +67,7 @@ def load_decoder(
             f"{parallel.size} ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
-    weights = with_expert_names(weights, config)
+    weights = with_expert_names(weights)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     kept = kept_storage(

@@ -13,6 +13,7 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
+from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
 from octavo.models.weights import slice_bounds
 
@@ -226,6 +227,7 @@ def open_matrices(
     Raises:
         UnsupportedModelError: a tensor of integers belongs to no matrix.
     """
+    tensors = with_stored_expert_names(tensors)
     layers = [name.removesuffix(suffix) for name in sorted(tensors.names()) if name.endswith(f".{suffix}")]
     matrices = {f"{layer}weight": matrix_of(tensors, layer) for layer in layers}
     check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))
