@@ -127,9 +127,7 @@ def test_forks_and_prefixes_change_no_token(tmp_path: Path) -> None:
 
 
 def test_parts_of_stacked_experts() -> None:
-    model = make_model("qwen3-moe")
-    config = ModelConfig.from_hf(config_json(model))
-    stored = hugging_face_weights(model)
+    stored = hugging_face_weights(make_model("qwen3-moe"))
     weights = with_expert_names(stored)
     stack = stored.tensors["model.layers.1.mlp.experts.gate_up_proj"]
     prefix = "model.layers.1.mlp.experts.2"

@@ -199,5 +199,6 @@ def _check_tiles(weights: WeightSource, name: str, stack: str, tile_rows: int) -
     # Of matrices smaller than a tile, each has a scale.
     if size % tile_rows and not (shape[1] == 2 and 2 * size <= tile_rows):
         raise UnsupportedModelError(
-            f"{name}: gate and up of {size} rows each share scales for {tile_rows} rows, which is not supported"
+            f"{name}: gate and up of {size} rows each share scales for {tile_rows} rows, which is not "
+            "supported"
         )
