@@ -114,9 +114,9 @@ class Checkpoint:
         weights = self._weights
         if not isinstance(weights, QuantisedSource) or name not in weights.storage():
             return quantise(self.read(name, rows=rows, columns=columns))
-        weight = weights.read_quantised(name, rows=rows, columns=columns)
+        weight = weights.read_quantised(name, rows=rows, columns=columns, device=self.device)
         self._count()
-        return weight.to(self.device)
+        return weight
 
     def _count(self) -> None:
         self._num_read += 1

@@ -15,7 +15,7 @@ from octavo.errors import WeightsError
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import parameter_shapes
-from octavo.models.weights import QuantisedSource, WeightSource, slice_bounds
+from octavo.models.weights import CPU, QuantisedSource, WeightSource, slice_bounds
 
 _FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -120,10 +120,15 @@ class _Quantised(_Plain):
         return {name: each for name, each in stored.items() if name in self.names()} | own
 
     def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        device: torch.device = CPU,
     ) -> QuantisedWeight:
         """See QuantisedSource."""
         part = self._parts.get(name)
         if part is not None:
             name, rows = part.name, part.rows(rows)
-        return self._quantised.read_quantised(name, rows=rows, columns=columns)
+        return self._quantised.read_quantised(name, rows=rows, columns=columns, device=device)

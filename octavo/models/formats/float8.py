@@ -117,7 +117,7 @@ class _Matrix:
             return FLOAT8_ROWS
         return Storage("float8", 1 + 4 / (self.tile[0] * self.tile[1]))
 
-    def read(self, rows: slice | None, columns: slice | None) -> Float8Weight:
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Float8Weight:
         """See StoredMatrix; columns can be cut between tiles, rows anywhere."""
         (start, stop), (first, last) = (
             slice_bounds(part, size) for part, size in zip((rows, columns), self.shape, strict=True)
@@ -134,7 +134,7 @@ class _Matrix:
             # A scale for each row, and a part of the tiles' rows.
             scales = scales.repeat_interleave(height, 0)[start % height :][: stop - start]
             height = 1
-        return Float8Weight(values, scales.contiguous(), height, min(width, last - first))
+        return Float8Weight(values, scales.contiguous(), height, min(width, last - first)).to(device)
 
     def _read_scales(self) -> Tensor:
         scales = self.source.read_stored(self.scale_name).to(torch.float32).reshape(self.num_scales)
