@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,17 +17,20 @@ class RopeConfig:
     Attributes:
         theta: base of the frequencies.
         rope_type: how they are stretched; "factors" divides each frequency by its own number.
-        factor: by how much the context is stretched (linear, dynamic, llama3, yarn).
-        original_max_positions: context before stretching, tokens (dynamic, llama3, yarn).
+        factor: by how much the context is stretched (linear, dynamic, llama3, yarn, longrope).
+        original_max_positions: context before stretching, tokens (dynamic, llama3, yarn, longrope).
         low_freq_factor: llama3; wavelengths above original_max_positions / this are stretched fully.
         high_freq_factor: llama3; wavelengths below original_max_positions / this are kept.
         beta_fast: yarn; rotations over the original context above which a frequency is kept.
         beta_slow: yarn; rotations below which a frequency is stretched fully.
         truncate: yarn; round the bounds between the two outwards to whole dimensions.
-        attention_factor: yarn; factor of rotated queries and keys. None: from `factor` and the mscales.
+        attention_factor: yarn, longrope; factor of rotated queries and keys. None: from `factor`, and yarn's
+            mscales.
         mscale: yarn; numerator of the derived attention factor.
         mscale_all_dim: yarn; denominator of the derived attention factor.
-        factors: "factors"; one divisor per frequency, head_dim / 2 of them.
+        factors: "factors", and longrope beyond original_max_positions; one divisor per frequency, head_dim /
+            2 of them.
+        short_factors: longrope; those for contexts up to original_max_positions.
     """
 
     theta: float
@@ -43,23 +46,31 @@ class RopeConfig:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+
+
+def without_rotation(head_dim: int) -> RopeConfig:
+    """Return frequencies of 0: queries and keys stay as they are at any position."""
+    return RopeConfig(theta=1.0, rope_type="factors", factors=(math.inf,) * (head_dim // 2))
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
     """Return the angle per position of each rotated pair, and the factor of rotated queries and keys.
 
-    "dynamic" depends on the length of the text. Cached keys keep the rotation they were stored with, so all
-    texts of a run must share one length: max_model_len. Up to original_max_positions nothing is stretched.
+    "dynamic" and "longrope" depend on the length of the text. Cached keys keep the rotation they were stored
+    with, so all texts of a run must share one length: max_model_len. Up to original_max_positions, "dynamic"
+    stretches nothing.
 
     Args:
         rope: the frequencies' description.
         head_dim: even dimension of a head.
-        max_model_len: longest text of the run in tokens; matters to "dynamic" only.
+        max_model_len: longest text of the run in tokens; matters to "dynamic" and "longrope" only.
 
     Returns:
         ([head_dim / 2] float32 on the CPU, attention factor).
 
-    Source: Su et al. 2021 (rotary embeddings); Peng et al. 2023, YaRN; the Llama 3.1 release (llama3).
+    Source: Su et al. 2021 (rotary embeddings); Peng et al. 2023, YaRN; the Llama 3.1 release (llama3); Ding
+    et al. 2024, LongRoPE.
     """
     theta = _dynamic_theta(rope, head_dim, max_model_len) if rope.rope_type == "dynamic" else rope.theta
     plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
@@ -69,6 +80,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> 
         return plain / torch.tensor(rope.factors, dtype=torch.float32), 1.0
     if rope.rope_type == "llama3":
         return _llama3(rope, plain), 1.0
+    if rope.rope_type == "longrope":
+        factors = rope.factors if max_model_len > rope.original_max_positions else rope.short_factors
+        return plain / torch.tensor(factors, dtype=torch.float32), _longrope_attention_factor(rope)
     if rope.rope_type == "yarn":
         return _yarn(rope, plain), _yarn_attention_factor(rope)
     return plain, 1.0
@@ -115,6 +129,14 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
     return _yarn_mscale(rope.factor, 1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_positions))
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

@@ -36,7 +36,6 @@ from octavo.layers.moe.choice import stacks_experts
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Router
-from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
@@ -161,8 +160,15 @@ class Builder:
         )
         names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
         if stacks_experts(router.weight):
-            weights = read_stacked(self._checkpoint, names, self._part(rows), len(inner), config.hidden_size)
-            mixture = StackedExperts(*weights, config.activation, self._deterministic)
+            mixture = read_stacked(
+                self._checkpoint,
+                names,
+                self._part(rows),
+                len(inner),
+                config.hidden_size,
+                activation=config.activation,
+                deterministic=self._deterministic,
+            )
         else:
             inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
             mixture = ListedExperts(

@@ -9,6 +9,7 @@ from octavo.layers import RopeConfig
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
 from octavo.models.formats.schemes import read_scheme
+from octavo.models.layer_fields import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.registry import Family, find_family
 from octavo.models.rope_fields import read_ropes
 
@@ -69,6 +70,7 @@ class ModelConfig:
         has_qk_norm: query and key heads are normalised before the rotation.
         has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
+        has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         embedding_multiplier: factor of embeddings.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.
@@ -101,6 +103,7 @@ class ModelConfig:
     has_qk_norm: bool
     has_wide_qk_norm: bool
     has_post_norms: bool
+    has_fused_projections: bool
     embedding_multiplier: float
     attention_scale: float
     attention_softcap: float
@@ -133,9 +136,10 @@ class ModelConfig:
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
         num_layers = fields.integer("num_hidden_layers", maximum=2**14)
-        layer_types = _layer_types(fields, family, num_layers)
+        layer_types = read_layer_types(fields, family, num_layers)
         ropes = read_ropes(fields, family, head_dim)
-        used_ropes = tuple(dict.fromkeys(ropes[layer_type] for layer_type in layer_types))
+        layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, head_dim)
+        used_ropes = tuple(dict.fromkeys(layer_ropes))
         attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
         model = cls(
             architecture=family.architecture,
@@ -156,15 +160,16 @@ class ModelConfig:
             has_qk_norm=family.has_qk_norm,
             has_wide_qk_norm=family.has_wide_qk_norm,
             has_post_norms=family.has_post_norms,
+            has_fused_projections=family.has_fused_projections,
             embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
             attention_scale=_attention_scale(fields, family, head_dim),
             attention_softcap=_softcap(
                 fields, "attn_logit_softcapping", allowed=family.has_attention_softcap
             ),
             final_softcap=_softcap(fields, "final_logit_softcapping", allowed=family.has_final_softcap),
-            layer_windows=_windows(fields, layer_types),
+            layer_windows=read_windows(fields, layer_types),
             ropes=used_ropes,
-            layer_ropes=tuple(used_ropes.index(ropes[layer_type]) for layer_type in layer_types),
+            layer_ropes=tuple(used_ropes.index(rope) for rope in layer_ropes),
             experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
             tie_word_embeddings=fields.boolean("tie_word_embeddings"),
             bos_token_id=_token_id(fields, "bos_token_id"),
@@ -188,6 +193,8 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     neutral = _NEUTRAL_VALUES
     if family.experts is not None:
         neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
+    if family.has_nope_layers:
+        neutral = {key: values for key, values in neutral.items() if key != "no_rope_layers"}
     fields.require_neutral(neutral)
 
 
@@ -199,51 +206,6 @@ def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
         raise UnsupportedModelError("config.json: text_config is supported for model_type gemma3_text only")
     return {**config, **text}
-
-
-def _layer_types(fields: ConfigFields, family: Family, num_layers: int) -> list[str]:
-    by_rule = [_slides(fields, family, index) for index in range(num_layers)]
-    names = ["sliding_attention" if slides else "full_attention" for slides in by_rule]
-    given = fields.get("layer_types")
-    if given is None:
-        return names
-    if not isinstance(given, list) or len(given) != num_layers:
-        raise fields.error("layer_types", f"a list of {num_layers} names, one per layer", given)
-    for name in given:
-        if name not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"{fields.where}: layer type {name!r} is not supported")
-    if family.window_rule in ("never", "always") and given != names:
-        raise UnsupportedModelError(
-            f"{fields.where}: layer_types that differ from {names[0]!r} are not supported"
-        )
-    return given
-
-
-def _slides(fields: ConfigFields, family: Family, index: int) -> bool:
-    if fields.get("sliding_window") is None:
-        return False
-    if family.window_rule == "all_but_every_nth":
-        return (index + 1) % fields.integer("sliding_window_pattern") != 0
-    if family.window_rule == "after_max_window_layers":
-        return fields.boolean("use_sliding_window") and index >= fields.integer(
-            "max_window_layers", minimum=0
-        )
-    if family.window_rule == "when_used":
-        return fields.boolean("use_sliding_window")
-    if family.window_rule == "never":
-        raise UnsupportedModelError(
-            f"{fields.where}: {family.architecture} with a sliding_window is not supported"
-        )
-    return True
-
-
-def _windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | None, ...]:
-    if "sliding_attention" not in layer_types:
-        return (None,) * len(layer_types)
-    if fields.get("sliding_window") is None:
-        raise fields.error("sliding_window", "a number of tokens, as layer_types has sliding layers", None)
-    window = fields.integer("sliding_window")
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
 def _max_positions(fields: ConfigFields, ropes: tuple[RopeConfig, ...]) -> int:

@@ -19,6 +19,7 @@ from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.experts.names import with_expert_names
+from octavo.models.fused_names import with_own_projections
 from octavo.models.kv_scales import kv_scale_names, read_kv_scales
 from octavo.models.parameters import parameter_shapes
 from octavo.models.storage import kept_storage
@@ -71,7 +72,7 @@ def load_decoder(
             "queries spans the heads of all ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
-    weights = with_expert_names(weights, config)
+    weights = with_own_projections(with_expert_names(weights), config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     kept = kept_storage(

@@ -12,23 +12,39 @@ from typing import Literal
 from octavo.errors import UnsupportedModelError, suggest
 
 # How a family decides which layers slide when its config has no layer_types.
-WindowRule = Literal["never", "always", "when_used", "after_max_window_layers", "all_but_every_nth"]
+WindowRule = Literal[
+    "never", "always", "when_used", "after_max_window_layers", "all_but_every_nth", "without_rope"
+]
 # Which of the q, k, v and output projections have a bias.
 BiasRule = Literal["never", "qkv", "by_config"]
-# Architectures in which every token goes to some expert besides those that a router chooses.
-_WITH_SHARED_EXPERTS = frozenset(
-    {
-        "DeepseekForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Glm4MoeForCausalLM",
-        "Llama4ForCausalLM",
-        "Llama4ForConditionalGeneration",
-        "Qwen2MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-    }
+# Architectures that people ask for, and what of them is missing here.
+_MISSING: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "DeepseekForCausalLM",
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "DeepseekV32ForCausalLM",
+            "Ernie4_5_MoeForCausalLM",
+            "Glm4MoeForCausalLM",
+            "Llama4ForCausalLM",
+            "Llama4ForConditionalGeneration",
+            "Qwen2MoeForCausalLM",
+            "Qwen3NextForCausalLM",
+        ),
+        "experts that all tokens share are not",
+    )
+    | dict.fromkeys(
+        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        "layers of linear attention are not",
+    )
+    | dict.fromkeys(
+        ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"),
+        "blocks without a norm of their input are not",
+    )
+    | dict.fromkeys(
+        ("GraniteForCausalLM", "GraniteMoeForCausalLM"), "factors of residual sums and logits are not"
+    )
 )
 
 
@@ -70,6 +86,8 @@ class Family:
         has_attention_softcap: config.json may bound attention scores.
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
+        has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
+        has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         experts: its mixtures of experts, or None.
         defaults: values of keys that its config.json may leave out.
     """
@@ -89,6 +107,8 @@ class Family:
     has_attention_softcap: bool = False
     has_final_softcap: bool = False
     has_local_rope: bool = False
+    has_nope_layers: bool = False
+    has_fused_projections: bool = False
     experts: ExpertFamily | None = None
     defaults: Mapping[str, object]
 
@@ -171,6 +191,35 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
             ),
             Family(
+                architecture="Phi3ForCausalLM",
+                model_type="phi3",
+                window_rule="always",
+                attention_bias="never",
+                has_fused_projections=True,
+                defaults={
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "bos_token_id": 1,
+                    "eos_token_id": 32000,
+                },
+            ),
+            Family(
+                architecture="SmolLM3ForCausalLM",
+                model_type="smollm3",
+                window_rule="without_rope",
+                has_mlp_bias_option=True,
+                has_nope_layers=True,
+                defaults={
+                    "num_key_value_heads": 4,
+                    "max_position_embeddings": 32768,
+                    "rope_theta": 2_000_000.0,
+                    "no_rope_layer_interval": 4,
+                    "tie_word_embeddings": True,
+                    "bos_token_id": 128000,
+                    "eos_token_id": 128001,
+                },
+            ),
+            Family(
                 architecture="Gemma2ForCausalLM",
                 model_type="gemma2",
                 window_rule="all_but_every_nth",
@@ -230,10 +279,9 @@ def _pick(what: str, value: object, name_of: Callable[[Family], str]) -> Family:
     families = {name_of(family): family for family in FAMILIES.values()}
     if isinstance(value, str) and value in families:
         return families[value]
-    if value in _WITH_SHARED_EXPERTS:
+    if isinstance(value, str) and value in _MISSING:
         raise UnsupportedModelError(
-            f"{what} {value!r} is not supported: experts that all tokens share are not; "
-            f"supported: {', '.join(families)}"
+            f"{what} {value!r} is not supported: {_MISSING[value]}; supported: {', '.join(families)}"
         )
     raise UnsupportedModelError(
         f"{what} {value!r} is not supported{suggest(str(value), families)}; supported: {', '.join(families)}"

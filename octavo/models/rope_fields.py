@@ -28,6 +28,8 @@ _KNOWN_KEYS = frozenset(
         "low_freq_factor",
         "high_freq_factor",
         "factors",
+        "long_factor",
+        "short_factor",
         "partial_rotary_factor",
         "finetuned",
     }
@@ -95,12 +97,17 @@ def _read_rope(config: ConfigFields, parameters: object, theta: float, head_dim:
     if rope_type == "default":
         return RopeConfig(theta=theta)
     if rope_type == "factors":
-        return RopeConfig(theta=theta, rope_type=rope_type, factors=_read_factors(fields, head_dim))
+        factors = _read_factors(fields, "factors", head_dim)
+        return RopeConfig(theta=theta, rope_type=rope_type, factors=factors)
+    if rope_type == "longrope":
+        return _read_longrope(config, fields, theta, head_dim)
     return _read_stretched(config, fields, theta, rope_type)
 
 
 def _read_type(fields: ConfigFields) -> RopeType:
     name = fields.get("rope_type") or fields.get("type") or "default"
+    # The first Phi-3 checkpoints have an older name.
+    name = "longrope" if name == "su" else name
     for rope_type in get_args(RopeType):
         if name == rope_type:
             return rope_type
@@ -110,24 +117,41 @@ def _read_type(fields: ConfigFields) -> RopeType:
     )
 
 
-def _read_factors(fields: ConfigFields, head_dim: int) -> tuple[float, ...]:
-    factors = fields.get("factors")
+def _read_factors(fields: ConfigFields, name: str, head_dim: int) -> tuple[float, ...]:
+    factors = fields.get(name)
     if not isinstance(factors, list | tuple) or len(factors) != head_dim // 2:
-        raise fields.error("factors", f"a list of {head_dim // 2} numbers, one per frequency", factors)
+        raise fields.error(name, f"a list of {head_dim // 2} numbers, one per frequency", factors)
     by_index = {str(index): factor for index, factor in enumerate(factors)}
-    checked = ConfigFields(by_index, {}, where=f"{fields.where}: factors")
+    checked = ConfigFields(by_index, {}, where=f"{fields.where}: {name}")
     return tuple(checked.number(index) for index in by_index)
+
+
+def _read_longrope(config: ConfigFields, fields: ConfigFields, theta: float, head_dim: int) -> RopeConfig:
+    positions, original = _read_positions(config, fields)
+    return RopeConfig(
+        theta=theta,
+        rope_type="longrope",
+        factor=fields.number("factor", positions / original),
+        original_max_positions=original,
+        attention_factor=fields.optional_number("attention_factor"),
+        factors=_read_factors(fields, "long_factor", head_dim),
+        short_factors=_read_factors(fields, "short_factor", head_dim),
+    )
+
+
+def _read_positions(config: ConfigFields, fields: ConfigFields) -> tuple[int, int]:
+    """Return the context in tokens, stretched and before; some checkpoints keep the latter outside."""
+    positions = config.integer("max_position_embeddings")
+    original = config.integer("original_max_position_embeddings", positions)
+    return positions, fields.integer("original_max_position_embeddings", original)
 
 
 def _read_stretched(
     config: ConfigFields, fields: ConfigFields, theta: float, rope_type: RopeType
 ) -> RopeConfig:
-    positions = config.integer("max_position_embeddings")
-    original = positions
+    positions = original = config.integer("max_position_embeddings")
     if rope_type in ("llama3", "yarn"):
-        # Some checkpoints keep it beside the rotary settings.
-        original = config.integer("original_max_position_embeddings", positions)
-        original = fields.integer("original_max_position_embeddings", original)
+        positions, original = _read_positions(config, fields)
     rope = RopeConfig(
         theta=theta,
         rope_type=rope_type,

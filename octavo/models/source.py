@@ -14,12 +14,14 @@ from octavo.config import DEFAULT_MODEL, LoadFormat
 from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
 from octavo.layers.linear.quantised import Storage
+from octavo.models.config import ModelConfig
 from octavo.models.formats.dummy import DummyWeights
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
 from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
+from octavo.models.fused_names import with_own_projections
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
@@ -163,6 +165,7 @@ def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Ma
     if read_scheme(read_config(source)) is None:
         return {}
     weights = open_weights(source, load_format)
+    weights = with_own_projections(weights, ModelConfig.from_hf(read_config(source)))
     try:
         return weights.storage() if isinstance(weights, QuantisedSource) else {}
     finally:

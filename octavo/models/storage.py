@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 from octavo.layers.linear.choice import looks_up, multiplies
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS
 from octavo.layers.linear.quantised import Storage
-from octavo.layers.moe.weight import stacks_kind
+from octavo.layers.moe.choice import unstackable_reason
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Projections that are one product.
@@ -36,7 +36,8 @@ def kept_storage(
         deterministic: see load_decoder.
 
     Raises:
-        ConfigError: the checkpoint is quantised otherwise than quantization says.
+        ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
+            kernels of the device cannot multiply as they are.
     """
     if quantization == "fp8":
         made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
@@ -44,10 +45,12 @@ def kept_storage(
         stored = made | {name: storage for name, storage in stored.items() if name in made}
     elif quantization != "auto" or deterministic:
         return {}
+    if device.type == "cuda":
+        _check_experts(stored, device, dtype)
     kept = {
         name: storage
         for name, storage in stored.items()
-        if _multiplies(name, storage.kind, device, dtype)
+        if ((_is_expert(name) and device.type == "cuda") or multiplies(storage.kind, device, dtype))
         and (name not in _VOCABULARY or looks_up(storage.kind, device))
     }
     return {
@@ -57,11 +60,22 @@ def kept_storage(
     }
 
 
-def _multiplies(name: str, kind: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """A GPU's experts are stacked, and have kernels of their own."""
-    if ".experts." in name and device.type == "cuda":
-        return stacks_kind(kind, device)
-    return multiplies(kind, device, dtype)
+def _is_expert(name: str) -> bool:
+    return ".experts." in name
+
+
+def _check_experts(stored: Mapping[str, Storage], device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse experts that a GPU's kernels, which stack them, cannot multiply as they are stored.
+
+    As numbers of dtype, a model whose size is mostly that of its experts would take a multiple of its bytes.
+    """
+    for name, storage in stored.items():
+        reason = unstackable_reason(storage.kind, device, dtype) if _is_expert(name) else None
+        if reason is not None:
+            raise ConfigError(
+                f'{name} cannot be multiplied as {storage.kind}: {reason}; use quantization="none", which '
+                "makes numbers of dtype of all weights"
+            )
 
 
 def _on(device: torch.device, storage: Storage) -> Storage:

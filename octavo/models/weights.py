@@ -9,6 +9,8 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
 
+CPU = torch.device("cpu")
+
 
 class WeightSource(Protocol):
     """Hands out a checkpoint's tensors, whole or in part, under their Hugging Face names."""
@@ -59,9 +61,20 @@ class QuantisedSource(Protocol):
         ...
 
     def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        device: torch.device = CPU,
     ) -> QuantisedWeight:
-        """Read one of these matrices, or a part of it, to the CPU; arguments and errors as of `read`.
+        """Read one of these matrices, or a part of it; arguments and errors as of `read`.
+
+        Args:
+            name: of the matrix.
+            rows: part of its rows.
+            columns: part of its columns.
+            device: where the weight goes. Packed integers are copied there as they are, and unpacked there.
 
         Raises:
             ConfigError: rows or columns cut what shares a scale, and the format cannot do that.

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo.layers.triton.sum_norm import add_and_norm
+from octavo.layers.triton.stream import add_to_stream, inverse_rms
 from octavo.parallel.triton.meeting import sum_slots
 
 
@@ -17,11 +17,10 @@ def sum_and_norm_kernel(
     inside = column < size
     at = tl.program_id(0) * size + column
     total = sum_slots(slots_ptr + at, inside, SLOT, WORLD)
-    residual = tl.load(residual_ptr + at, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    stored, normed = add_and_norm(total.to(slots_ptr.dtype.element_ty), residual, weight, size, eps)
-    tl.store(residual_ptr + at, stored, mask=inside)
-    tl.store(out_ptr + at, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    x = add_to_stream(total.to(slots_ptr.dtype.element_ty).to(tl.float32), residual_ptr + at, inside)
+    out = x * inverse_rms(x, size, eps) * weight
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

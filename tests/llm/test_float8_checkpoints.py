@@ -61,8 +61,18 @@ def write(
 
     plain: matrices that stay bfloat16. changed: tensors that differ in the file, by name; None: are missing.
     """
+    config = CONFIG | {"tie_word_embeddings": tied, "quantization_config": LAYOUTS[layout][0]}
+    stored, meant = make(layout, config, plain)
+    stored |= {name: tensor for name, tensor in changed.items() if tensor is not None}
+    save(folder, config, {name: each for name, each in stored.items() if changed.get(name, each) is not None})
+    return meant
+
+
+def make(
+    layout: str, config: dict[str, Any], plain: tuple[str, ...] = ()
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a random checkpoint, and those of the network that they mean, float32."""
     fields, tile, scale_shape, scale_name, scale_dtype = LAYOUTS[layout]
-    config = CONFIG | {"tie_word_embeddings": tied, "quantization_config": fields}
     generator = torch.Generator().manual_seed(7)
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
@@ -82,9 +92,7 @@ def write(
         stored[prefix + scale_name] = scales if scale_shape is None else scales.reshape(scale_shape)
         if fields.get("activation_scheme") == "static" or layout == "modelopt":
             stored[f"{prefix}input_scale"] = torch.tensor(0.5)
-    stored |= {name: tensor for name, tensor in changed.items() if tensor is not None}
-    save(folder, config, {name: each for name, each in stored.items() if changed.get(name, each) is not None})
-    return meant
+    return stored, meant
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from decoder_harness import (
 )
 
 from octavo.models import ModelConfig, parameter_shapes
+from octavo.models.fused_names import with_own_projections
 
 transformers = pytest.importorskip("transformers")
 
@@ -56,6 +57,17 @@ LLAMA3 = {
 }
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+}
+SMOLLM3 = SMALL | {"pad_token_id": 0}
+# It has no head_dim of its own.
+PHI3 = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"pad_token_id": 0}
+
+
 def rope(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
@@ -76,6 +88,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
     "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
+    "phi3": ("Phi3Config", PHI3),
+    "phi3-window": ("Phi3Config", PHI3 | {"sliding_window": 5, "num_key_value_heads": 4}),
+    "smollm3": ("SmolLM3Config", SMOLLM3 | {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-interval-tied": (
+        "SmolLM3Config",
+        SMOLLM3 | {"no_rope_layer_interval": 2, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "smollm3-window": (
+        "SmolLM3Config",
+        SMOLLM3 | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 5},
+    ),
     "qwen2": ("Qwen2Config", SMALL),
     "qwen2-window-tied": (
         "Qwen2Config",
@@ -142,8 +165,9 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     model = hugging_face_model(make_config(case))
-    expected = {name: tuple(tensor.shape) for name, tensor in hugging_face_weights(model).tensors.items()}
-    assert parameter_shapes(ModelConfig.from_hf(config_json(model))) == expected
+    config = ModelConfig.from_hf(config_json(model))
+    weights = with_own_projections(hugging_face_weights(model), config)
+    assert parameter_shapes(config) == {name: tuple(weights.shape(name)) for name in weights.names()}
 
 
 def test_dynamic_scaling_equals_transformers_at_the_length_it_is_computed_for() -> None:
@@ -163,6 +187,23 @@ def test_dynamic_scaling_equals_transformers_at_the_length_it_is_computed_for() 
     got_long = run_chunked(PagedSequences(long, block_size=4), {"a": tokens})["a"]
     torch.testing.assert_close(got_short, expected_short, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got_long, expected_long, atol=1e-4, rtol=1e-4)
+    assert (expected_long[:16] - expected_short).abs().max() > 1e-2
+
+
+def test_longrope_equals_transformers_at_the_length_it_is_computed_for() -> None:
+    with quiet_transformers():
+        fields = PHI3 | rope(LONGROPE) | {"original_max_position_embeddings": 16}
+        model = hugging_face_model(transformers.Phi3Config(**fields))
+    config = ModelConfig.from_hf(config_json(model))
+    tokens = make_prompts(config.vocab_size)["c"]
+    expected_short, expected_long = (hugging_face_logits(model, tokens[:length]) for length in (16, None))
+    short = make_decoder(config, hugging_face_weights(model), max_model_len=16)
+    got_short = run_chunked(PagedSequences(short, block_size=4), {"a": tokens[:16]})
+    torch.testing.assert_close(got_short["a"], expected_short, atol=1e-4, rtol=1e-4)
+    sequences = PagedSequences(make_decoder(config, hugging_face_weights(model)), block_size=4)
+    got_long = run_chunked(sequences, {"a": tokens})
+    torch.testing.assert_close(got_long["a"], expected_long, atol=1e-4, rtol=1e-4)
+    assert greedy(sequences, got_long, 12)["a"] == hugging_face_greedy(model, tokens, 12)
     assert (expected_long[:16] - expected_short).abs().max() > 1e-2
 
 

@@ -100,7 +100,7 @@ def test_a_saved_folder_generates_what_transformers_does(case: str, tmp_path: Pa
 def test_parameter_shapes_are_those_of_transformers(case: str) -> None:
     model = make_model(case)
     config = ModelConfig.from_hf(config_json(model))
-    weights = with_expert_names(hugging_face_weights(model), config)
+    weights = with_expert_names(hugging_face_weights(model))
     assert {name: weights.shape(name) for name in weights.names()} == parameter_shapes(config)
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
@@ -127,10 +127,8 @@ def test_forks_and_prefixes_change_no_token(tmp_path: Path) -> None:
 
 
 def test_parts_of_stacked_experts() -> None:
-    model = make_model("qwen3-moe")
-    config = ModelConfig.from_hf(config_json(model))
-    stored = hugging_face_weights(model)
-    weights = with_expert_names(stored, config)
+    stored = hugging_face_weights(make_model("qwen3-moe"))
+    weights = with_expert_names(stored)
     stack = stored.tensors["model.layers.1.mlp.experts.gate_up_proj"]
     prefix = "model.layers.1.mlp.experts.2"
     up = weights.read(f"{prefix}.up_proj.weight", rows=slice(8, 20), dtype=torch.float32)

@@ -34,7 +34,7 @@ def decoded(name: str, blocks: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_number_changes(name: str) -> None:
     blocks = stored(name, 6, 1024)
-    weight = blocks_of(name, blocks)
+    weight = blocks_of(name, torch.from_numpy(blocks))
     assert torch.equal(weight.dequantise(), decoded(name, blocks))
     num_bytes = weight.shape[1] * weight.bits / 8 + weight.scales[0].nbytes
     num_bytes += 0 if weight.mins is None else weight.mins[0].nbytes
@@ -45,7 +45,7 @@ def test_scales_beyond_float16_stay_exact() -> None:
     """The minimum of a Q4_0 is -8 times its scale."""
     blocks = stored("Q4_0", 1, 32)
     blocks[..., :2] = np.array([60000.0], "<f2").view(np.uint8)
-    weight = blocks_of("Q4_0", blocks)
+    weight = blocks_of("Q4_0", torch.from_numpy(blocks))
     assert weight.scales.dtype == torch.float32
     assert torch.equal(weight.dequantise(), decoded("Q4_0", blocks))
 

@@ -189,6 +189,34 @@ def test_yarn_stretches_the_context() -> None:
     assert derived.ropes[0].factor == 4.0
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"long_factor": [1.0] * 3}, "long_factor must be a list of 32 numbers"),
+        ({"short_factor": None}, "short_factor must be a list of 32 numbers"),
+        ({"long_factor": [1.0] * 31 + [0.0]}, "long_factor: 31 must be a finite number above 0"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings must be"),
+    ],
+)
+def test_longrope_is_checked(fields: dict[str, Any], message: str) -> None:
+    scaling = {"type": "su", "long_factor": [2.0] * 32, "short_factor": [1.0] * 32}
+    scaling |= {"original_max_position_embeddings": 4096}
+    rope = read(LLAMA | {"rope_scaling": scaling, "max_position_embeddings": 16384}).ropes[0]
+    assert (rope.rope_type, rope.factor, rope.original_max_positions) == ("longrope", 4.0, 4096)
+    with pytest.raises(FileFormatError, match=message):
+        read(LLAMA | {"rope_scaling": scaling | fields})
+
+
+@pytest.mark.parametrize("layers", [[1] * 29, [1] * 29 + [2], "none"])
+def test_layers_without_rotation_are_checked(layers: Any) -> None:
+    smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+    config = read(smollm3 | {"no_rope_layers": [1, 0, 1] * 10})
+    assert config.layer_ropes == (0, 1, 0) * 10
+    assert config.ropes[1].factors == (float("inf"),) * 32
+    with pytest.raises(FileFormatError, match="no_rope_layers must be a list of 0 or 1 for each layer"):
+        read(smollm3 | {"no_rope_layers": layers})
+
+
 def test_explicit_frequency_factors() -> None:
     factors = [1.0 + index for index in range(32)]
     config = read(LLAMA | {"rope_scaling": {"rope_type": "factors", "factors": factors}})
@@ -225,7 +253,12 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
         ({"hidden_act": "relu"}, "relu"),
         ({"layer_types": ["sliding_attention"] * 30}, "layer_types"),
         ({"layer_types": ["linear_attention"] * 30}, "linear_attention"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"architectures": ["Qwen3_5ForCausalLM"]}, "Qwen3_5ForCausalLM.* layers of linear attention"),
+        ({"architectures": ["Olmo2ForCausalLM"]}, "Olmo2ForCausalLM.* blocks without a norm of their input"),
+        ({"architectures": ["GraniteForCausalLM"]}, "factors of residual sums and logits"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "linear", "facter": 2.0}}, r"facter.*did you mean 'factor'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
     ],

@@ -67,6 +67,34 @@ def choose_grouped_tiling(
     return GroupedTiling(128, columns, depth, 8, 3, tma)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedTiling:
+    """Tile of one program over packed experts; powers of two.
+
+    Attributes:
+        rows: of x, 16 or more.
+        columns: rows of the weight, gate and up counted, 32 or more.
+        num_warps: warps per program.
+        num_stages: spans that are fetched ahead, and the one that is multiplied.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_packed_tiling(rows_per_expert: float) -> PackedTiling:
+    """Return the tiling of a product with packed experts, not yet measured.
+
+    Args:
+        rows_per_expert: on average, with all experts in use.
+    """
+    # A tile's words are unpacked once for all of its rows.
+    rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
+    return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
+
+
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
     """Return how many programs share an expert's tiles of rows, for each tile of columns.
 

@@ -40,6 +40,7 @@ class ExpertWeight:
         return values * scales[..., : values.shape[2]]
 
 
-def stacks_kind(kind: str, device: torch.device) -> bool:
-    """Return whether a GPU's kernels multiply stacked experts of a kind of quantised weight as they are."""
-    return kind == "float8" and nvidia_generation(device) >= 9
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why float8 experts cannot be multiplied by x of a dtype on a GPU, or None if they can."""
+    generation = nvidia_generation(device)
+    return None if generation >= 9 else f"float8 experts need compute capability 9.0, got {generation}.x"

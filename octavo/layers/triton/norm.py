@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.triton.stream import add_to_stream, inverse_rms
 
 _MAX_ROW = 65536
 # Values per warp: 8 per thread, one 16-byte access in half precision.
@@ -94,12 +95,8 @@ def _rms_norm_kernel(
     wait_for_previous(OVERLAP)
     x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        residual_at = residual_ptr + row * stride_residual + column
-        total = x + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-        stored = total.to(residual_ptr.dtype.element_ty)
-        tl.store(residual_at, stored, mask=inside)
-        x = stored.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+        x = add_to_stream(x, residual_ptr + row * stride_residual + column, inside)
+    scale = inverse_rms(x, size, eps)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    out = x * inverse_rms * weight
+    out = x * scale * weight
     tl.store(out_ptr + row * size + column, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.triton.stream import add_to_stream, inverse_rms
 
 _MAX_ROW = 65536
 _VALUES_PER_WARP = 512
@@ -92,14 +93,10 @@ def _quantise_kernel(
     wait_for_previous(OVERLAP)
     x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        residual_at = residual_ptr + row * stride_residual + column
-        total = x + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-        stored = total.to(residual_ptr.dtype.element_ty)
-        tl.store(residual_at, stored, mask=inside)
-        x = stored.to(tl.float32)
+        x = add_to_stream(x, residual_ptr + row * stride_residual + column, inside)
     if NORM:
-        inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
-        x = x * inverse_rms * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        normed = x * inverse_rms(x, size, eps)
+        x = normed * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     groups = tl.reshape(x, [BLOCK // WIDTH, WIDTH])
     scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / _LARGEST, _SMALLEST)
     out = tl.reshape(tl.minimum(tl.maximum(groups / scale[:, None], -_LARGEST), _LARGEST), [BLOCK])

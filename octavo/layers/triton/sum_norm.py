@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.triton.norm import check_rows, tile_of
+from octavo.layers.triton.stream import add_to_stream, inverse_rms
 from octavo.parallel.shared_memory import MAX_PROGRAMS, SharedMemory
 from octavo.parallel.triton.meeting import area, count_on, meet, send, slot_size, sum_slots
 
@@ -70,18 +71,9 @@ def _sum_rms_norm_kernel(
     sent = area(table, rank, count, dtype)
     for row in range(first, num_rows, step):
         total = sum_slots(sent + row * size + column, inside, slot, WORLD)
-        residual_at = residual_ptr + row * stride_residual + column
-        residual = tl.load(residual_at, mask=inside, other=0.0)
-        stored, normed = add_and_norm(total.to(dtype), residual, weight, size, eps)
-        tl.store(residual_at, stored, mask=inside)
-        out_at = out_ptr + row * size + column
-        tl.store(out_at, normed.to(out_ptr.dtype.element_ty), mask=inside)
+        # Rounded as if it had been stored.
+        total = total.to(dtype).to(tl.float32)
+        x = add_to_stream(total, residual_ptr + row * stride_residual + column, inside)
+        out = x * inverse_rms(x, size, eps) * weight
+        tl.store(out_ptr + row * size + column, out.to(out_ptr.dtype.element_ty), mask=inside)
     count_on(count_ptr, count)
-
-
-@triton.jit
-def add_and_norm(delta, residual, weight, size, eps):
-    """Return the sum of a row and its residual as stored, and the norm of that in float32."""
-    stored = (delta.to(tl.float32) + residual.to(tl.float32)).to(residual.dtype)
-    x = stored.to(tl.float32)
-    return stored, x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps) * weight

@@ -7,16 +7,28 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.layers.moe.experts import Experts
+from octavo.layers.moe.packed import PackedExperts
+from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
 from octavo.models.checkpoint import Checkpoint
+from octavo.models.experts.packing import PackedStack
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def read_stacked(
-    checkpoint: Checkpoint, names: Sequence[str], part: slice | None, size: int, hidden: int
-) -> tuple[ExpertWeight, ExpertWeight]:
-    """Read [gate | up] and down of all experts of a layer.
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    part: slice | None,
+    size: int,
+    hidden: int,
+    *,
+    activation: str,
+    deterministic: bool,
+) -> Experts:
+    """Read all experts of a layer.
 
     Args:
         checkpoint: where they are read from.
@@ -24,27 +36,54 @@ def read_stacked(
         part: this rank's rows of gate and up, and columns of down; None: all.
         size: how many these are.
         hidden: width of the residual stream.
-
-    Returns:
-        [E, 2 size, hidden] and [E, hidden, size]; float8 where that stays so.
+        activation: name of the gated activation.
+        deterministic: see StackedExperts.
 
     Raises:
-        UnsupportedModelError: scales are for numbers of columns that kernels do not have.
+        UnsupportedModelError: experts are stored in different ways, or scales are for numbers of columns that
+            kernels do not have.
     """
-    is_float8 = checkpoint.stays_quantised(f"{names[0]}.gate_proj.weight")
-    is_down_float8 = checkpoint.stays_quantised(f"{names[0]}.down_proj.weight")
-    gate_up = _Stack(checkpoint, len(names), 2 * size, hidden, is_float8=is_float8)
-    down = _Stack(checkpoint, len(names), hidden, size, is_float8=is_down_float8)
+    gate_up = _make_stack(checkpoint, names, ("gate_proj", "up_proj"), 2 * size, hidden)
+    down = _make_stack(checkpoint, names, ("down_proj",), hidden, size)
     for index, name in enumerate(names):
         gate, up, back = (f"{name}.{projection}.weight" for projection in _PROJECTIONS)
         gate_up.read(index, 0, gate, rows=part)
         gate_up.read(index, size, up, rows=part)
         down.read(index, 0, back, columns=part)
-    return gate_up.weight(), down.weight()
+    weights = gate_up.weight(), down.weight()
+    if isinstance(weights[0], ExpertWeight) and isinstance(weights[1], ExpertWeight):
+        return StackedExperts(weights[0], weights[1], activation, deterministic)
+    if isinstance(weights[0], PackedExpertWeight) and isinstance(weights[1], PackedExpertWeight):
+        return PackedExperts(weights[0], weights[1], activation)
+    raise UnsupportedModelError(
+        f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
+        'quantization="none"'
+    )
+
+
+def _make_stack(
+    checkpoint: Checkpoint, names: Sequence[str], projections: Sequence[str], num_rows: int, num_columns: int
+) -> "_Stack | PackedStack":
+    """Return the stack of projections of all experts, which must be stored alike.
+
+    Raises:
+        UnsupportedModelError: they are not.
+    """
+    matrices = [f"{name}.{projection}.weight" for name in names for projection in projections]
+    kind = checkpoint.kind_of(matrices[0])
+    for matrix in matrices:
+        if checkpoint.kind_of(matrix) != kind:
+            raise UnsupportedModelError(
+                f"{matrix} is stored as {checkpoint.kind_of(matrix) or 'floats'}, {matrices[0]} as "
+                f'{kind or "floats"}: experts of a layer must be alike; use quantization="none"'
+            )
+    if kind == "blocks":
+        return PackedStack(checkpoint, len(names), num_rows, len(projections))
+    return _Stack(checkpoint, len(names), num_rows, num_columns, is_float8=kind == "float8")
 
 
 class _Stack:
-    """A projection of all experts while it is read."""
+    """A projection of all experts while it is read: floats, or float8 numbers with scales."""
 
     def __init__(
         self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int, *, is_float8: bool

@@ -27,7 +27,7 @@ from octavo.models.formats.integers import (
     open_matrices,
     refuse_both,
     storage_of,
-    unpack,
+    unpack_rows,
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
@@ -121,23 +121,31 @@ class _Matrix:
         """See StoredMatrix."""
         return {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
 
-    def read(self, rows: slice | None, columns: slice | None) -> BlockWeight:
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))
-        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows)
+        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows).to(device)
         return make_blocks(
-            self._unpacked("qweight", columns, rows).T,
+            self._unpacked("qweight", columns, rows, device),
             scales.T,
-            self._unpacked("qzeros", groups, rows).T,
+            self._unpacked("qzeros", groups, rows, device),
             _BITS,
             None,
             f"{self.layer}scales",
         )
 
-    def _unpacked(self, part: str, rows: slice, columns: slice) -> Tensor:
-        """Read rows and unpacked columns of words, [rows, columns] uint8."""
-        words, columns = words_of(columns, _PER_WORD)
-        stored = self.source.read_stored(f"{self.layer}{part}", rows=rows, columns=words)
-        places = unpack(stored, _BITS).view(-1, _PER_WORD)[:, torch.tensor(_PLACES)]
-        return places.view(len(stored), -1)[:, columns]
+    def _unpacked(self, part: str, columns: slice, rows: slice, device: torch.device) -> Tensor:
+        """Read what is stored by columns, [rows, columns] uint8."""
+        words, places = words_of(rows, _PER_WORD)
+        stored = self.source.read_stored(f"{self.layer}{part}", rows=columns, columns=words).to(device)
+
+        def unpacked(part: slice) -> Tensor:
+            own, inner = words_of(slice(places.start + part.start, places.start + part.stop), _PER_WORD)
+            down = stored[:, own].T.contiguous()
+            numbers = torch.empty(len(down), _PER_WORD, len(stored), dtype=torch.uint8, device=device)
+            for row, place in enumerate(_PLACES):
+                numbers[:, row] = down >> _BITS * place & 15
+            return numbers.view(-1, len(stored))[inner]
+
+        return unpack_rows(rows.stop - rows.start, len(stored), device, unpacked)

@@ -19,6 +19,7 @@ from torch import Tensor
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
+from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 from octavo.models.weights import slice_bounds
 
@@ -44,6 +45,7 @@ class Float8Scheme:
 
     def open(self, tensors: StoredTensors) -> QuantisedTensors:
         """See Scheme."""
+        tensors = with_stored_expert_names(tensors, self.tile[0] if self.tile else 1)
         matrices: dict[str, _Matrix] = {}
         for name in sorted(tensors.names()):
             kind = tensors.type_name(name)
@@ -68,6 +70,9 @@ class Float8Scheme:
         if len(shape) != 2:
             raise WeightsError(f"{name} is {list(shape)}, expected 2 dimensions")
         scale, input_scale = layer + self.scale_name, f"{layer}input_scale"
+        if self.tile is None and scale not in names and f"{scale}_inv" in names:
+            # transformers has one name for scales of tiles and of whole matrices.
+            scale = f"{scale}_inv"
         required = (scale, input_scale) if self.has_input_scales else (scale,)
         for each in required:
             if each not in names:
@@ -112,7 +117,7 @@ class _Matrix:
             return FLOAT8_ROWS
         return Storage("float8", 1 + 4 / (self.tile[0] * self.tile[1]))
 
-    def read(self, rows: slice | None, columns: slice | None) -> Float8Weight:
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Float8Weight:
         """See StoredMatrix; columns can be cut between tiles, rows anywhere."""
         (start, stop), (first, last) = (
             slice_bounds(part, size) for part, size in zip((rows, columns), self.shape, strict=True)
@@ -129,7 +134,7 @@ class _Matrix:
             # A scale for each row, and a part of the tiles' rows.
             scales = scales.repeat_interleave(height, 0)[start % height :][: stop - start]
             height = 1
-        return Float8Weight(values, scales.contiguous(), height, min(width, last - first))
+        return Float8Weight(values, scales.contiguous(), height, min(width, last - first)).to(device)
 
     def _read_scales(self) -> Tensor:
         scales = self.source.read_stored(self.scale_name).to(torch.float32).reshape(self.num_scales)

@@ -12,6 +12,7 @@ With 8 bits a word holds 4 numbers.
 from collections.abc import Set
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
@@ -33,7 +34,7 @@ from octavo.models.formats.integers import (
     refuse_both,
     storage_of,
     unpack,
-    unpack_down,
+    unpack_rows,
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
@@ -162,39 +163,43 @@ class _Matrix:
         names = {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
         return names | ({f"{self.layer}g_idx"} & self.source.names())
 
-    def read(self, rows: slice | None, columns: slice | None) -> BlockWeight:
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        order = self._order()
+        order = self._order(device)
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))
         words, places = words_of(columns, per_word)
-        stored = self.source.read_stored(f"{self.layer}qweight", rows=words, columns=rows)
-        quants = unpack_down(stored, bits)[places]
-        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows)
+        stored = self.source.read_stored(f"{self.layer}qweight", rows=words, columns=rows).to(device)
+
+        def unpacked(part: slice) -> Tensor:
+            numbers = unpack(stored[:, part].T, bits)
+            return numbers[:, places] if order is None else numbers.index_select(1, order)
+
+        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows).to(device)
         return make_blocks(
-            quants.T if order is None else quants[order].T,
+            unpack_rows(rows.stop - rows.start, columns.stop - columns.start, device, unpacked),
             scales.T,
-            self._zeros(groups, rows).T,
+            self._zeros(groups, rows, device).T,
             bits,
             order,
             f"{self.layer}scales",
         )
 
-    def _order(self) -> Tensor | None:
+    def _order(self, device: torch.device) -> Tensor | None:
         name = f"{self.layer}g_idx"
         if name not in self.source.names():
             return None
-        order = order_of(self.source.read_stored(name), self.groups, name)
+        order = order_of(self.source.read_stored(name).to(device), self.groups, name)
         if order is not None and not self.groups.is_ordered:
             raise WeightsError(f"{name} reorders columns, but config.json says desc_act = false")
         return order
 
-    def _zeros(self, groups: slice, rows: slice) -> Tensor:
+    def _zeros(self, groups: slice, rows: slice, device: torch.device) -> Tensor:
         """Read zeros, [groups, rows] uint8."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
         words, places = words_of(rows, per_word)
-        stored = self.source.read_stored(f"{self.layer}qzeros", rows=groups, columns=words)
+        stored = self.source.read_stored(f"{self.layer}qzeros", rows=groups, columns=words).to(device)
         zeros = unpack(stored, bits)[:, places]
         # What was below 0 is the largest number.
         return zeros + self.scheme.zero_offset & (1 << bits) - 1

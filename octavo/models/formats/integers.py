@@ -13,12 +13,19 @@ from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
+from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
 from octavo.models.weights import slice_bounds
 
 WORD = "I32"
 FLOATS = frozenset({"F16", "BF16", "F32"})
 _BYTES_OF_AN_INDEX = 8
+# Numbers that are unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
+_CHUNK = 2**21
+_FEWEST_ROWS = 64
+
+# Rows -> their numbers.
+Unpacked = Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +119,34 @@ def words_of(part: slice, per_word: int) -> tuple[slice, slice]:
     return slice(first, -(-part.stop // per_word)), slice(start, start + part.stop - part.start)
 
 
+def unpack_rows(num_rows: int, num_columns: int, device: torch.device, unpacked: Unpacked) -> Tensor:
+    """Unpack a matrix some rows at a time, so that no other copy of it is ever in memory.
+
+    Args:
+        num_rows: N.
+        num_columns: K.
+        device: of the matrix.
+        unpacked: returns rows [n, K] uint8 of any layout.
+
+    Returns:
+        [N, K] uint8.
+    """
+    out = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=device)
+    step = max(_FEWEST_ROWS, _CHUNK // max(1, num_columns))
+    for start in range(0, num_rows, step):
+        part = slice(start, min(start + step, num_rows))
+        out[part] = unpacked(part)
+    return out
+
+
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """[R, C] int32, contiguous, to [R, C * 32 / bits] uint8: the lowest bits of a word come first."""
+    """[R, C] int32 to [R, C * 32 / bits] uint8: the lowest bits of a word come first."""
     packed = words.contiguous().view(torch.uint8)
     if bits == 8:
         return packed
-    return torch.stack((packed & 15, packed >> 4), dim=2).view(words.shape[0], -1)
-
-
-def unpack_down(words: Tensor, bits: int) -> Tensor:
-    """[R, C] int32 to [R * 32 / bits, C] uint8: the lowest bits of a word are its first row."""
-    rows, columns = words.shape
-    values = unpack(words, bits).view(rows, columns, 32 // bits)
-    return values.transpose(1, 2).reshape(-1, columns)
+    # A byte becomes two, its low half the first of them.
+    spread = packed.to(torch.int16)
+    return spread.bitwise_or_(spread << 4).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 def make_blocks(
@@ -133,7 +155,7 @@ def make_blocks(
     """Return a weight in blocks.
 
     Args:
-        quants: [N, K] uint8.
+        quants: [N, K] uint8, contiguous, perhaps overwritten.
         scales: [N, G] of any float dtype.
         zeros: [N, G] uint8, or one for all.
         bits: of an integer.
@@ -146,14 +168,14 @@ def make_blocks(
     if not bool(scales.isfinite().all()):
         raise WeightsError(f"{name} must hold finite numbers")
     scales = scales.float().contiguous()
-    zeros = zeros.float() if isinstance(zeros, Tensor) else torch.tensor(float(zeros))
+    zeros = zeros.float() if isinstance(zeros, Tensor) else scales.new_tensor(float(zeros))
     if bits == 8:
         # q - 128 has a sign.
-        quants, zeros = (quants ^ 128).view(torch.int8), zeros - 128
+        quants, zeros = quants.bitwise_xor_(128).view(torch.int8), zeros - 128
     mins = scales * -zeros
     if torch.equal(scales.half().float(), scales) and torch.equal(mins.half().float(), mins):
         scales, mins = scales.half(), mins.half()
-    return BlockWeight(bits, quants.contiguous(), scales, mins if bool(mins.any()) else None, order)
+    return BlockWeight(bits, quants, scales, mins if bool(mins.any()) else None, order)
 
 
 def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:
@@ -173,7 +195,7 @@ def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:
     if bool((counts != groups.group).any()):
         raise WeightsError(f"{name} must name each group {groups.group} times, got {_extremes(counts)} times")
     order = indices.argsort(stable=True)
-    return None if torch.equal(order, torch.arange(groups.size)) else order
+    return None if torch.equal(order, torch.arange(groups.size, device=order.device)) else order
 
 
 def _extremes(values: Tensor) -> str:
@@ -226,6 +248,7 @@ def open_matrices(
     Raises:
         UnsupportedModelError: a tensor of integers belongs to no matrix.
     """
+    tensors = with_stored_expert_names(tensors)
     layers = [name.removesuffix(suffix) for name in sorted(tensors.names()) if name.endswith(f".{suffix}")]
     matrices = {f"{layer}weight": matrix_of(tensors, layer) for layer in layers}
     check_the_rest(tensors, set().union(*(matrix.tensors for matrix in matrices.values())))

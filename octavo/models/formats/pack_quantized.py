@@ -12,6 +12,7 @@ With 8 bits a word holds 4 numbers, and 128 takes the place of 8.
 from collections.abc import Set
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
@@ -29,7 +30,7 @@ from octavo.models.formats.integers import (
     order_of,
     storage_of,
     unpack,
-    unpack_down,
+    unpack_rows,
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
@@ -113,33 +114,38 @@ class _Matrix:
             names.add(f"{self.layer}weight_g_idx")
         return names
 
-    def read(self, rows: slice | None, columns: slice | None) -> BlockWeight:
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        order = self._order()
+        order = self._order(device)
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))
         words, places = words_of(columns, per_word)
-        stored = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=words)
-        quants = unpack(stored, bits)[:, places]
+        stored = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=words).to(device)
+
+        def unpacked(part: slice) -> Tensor:
+            numbers = unpack(stored[part], bits)
+            return numbers[:, places] if order is None else numbers.index_select(1, order)
+
+        scales = self.source.read_stored(f"{self.layer}weight_scale", rows=rows, columns=groups).to(device)
         return make_blocks(
-            quants if order is None else quants[:, order],
-            self.source.read_stored(f"{self.layer}weight_scale", rows=rows, columns=groups),
-            1 << bits - 1 if self.scheme.is_symmetric else self._zeros(rows, groups),
+            unpack_rows(rows.stop - rows.start, columns.stop - columns.start, device, unpacked),
+            scales,
+            1 << bits - 1 if self.scheme.is_symmetric else self._zeros(rows, groups, device),
             bits,
             order,
             f"{self.layer}weight_scale",
         )
 
-    def _order(self) -> Tensor | None:
+    def _order(self, device: torch.device) -> Tensor | None:
         if not self.scheme.is_ordered:
             return None
         name = f"{self.layer}weight_g_idx"
-        return order_of(self.source.read_stored(name), self.groups, name)
+        return order_of(self.source.read_stored(name).to(device), self.groups, name)
 
-    def _zeros(self, rows: slice, groups: slice) -> Tensor:
+    def _zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
         """Read zeros, [rows, groups] uint8."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
         words, places = words_of(rows, per_word)
         stored = self.source.read_stored(f"{self.layer}weight_zero_point", rows=words, columns=groups)
-        return unpack_down(stored, bits)[places]
+        return unpack(stored.to(device).T, bits)[:, places].T

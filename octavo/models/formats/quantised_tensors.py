@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.weights import WeightSource
+from octavo.models.weights import CPU, WeightSource
 
 
 class StoredTensors(WeightSource, Protocol):
@@ -40,8 +40,8 @@ class StoredMatrix(Protocol):
         """Names of the tensors that it is stored in."""
         ...
 
-    def read(self, rows: slice | None, columns: slice | None) -> QuantisedWeight:
-        """Read it, or a part of it; see QuantisedSource.read_quantised."""
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> QuantisedWeight:
+        """Read it, or a part of it, to a device; see QuantisedSource.read_quantised."""
         ...
 
 
@@ -84,17 +84,22 @@ class QuantisedTensors:
         if matrix is None:
             name = self._renamed.get(name, name)
             return self._tensors.read(name, rows=rows, columns=columns, dtype=dtype)
-        return matrix.read(rows, columns).dequantise().to(dtype)
+        return matrix.read(rows, columns, CPU).dequantise().to(dtype)
 
     def storage(self) -> Mapping[str, Storage]:
         """See QuantisedSource."""
         return {name: matrix.storage for name, matrix in self._matrices.items()}
 
     def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        device: torch.device = CPU,
     ) -> QuantisedWeight:
         """See QuantisedSource."""
-        return self._matrices[name].read(rows, columns)
+        return self._matrices[name].read(rows, columns, device)
 
     def close(self) -> None:
         """See WeightSource."""

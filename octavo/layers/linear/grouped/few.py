@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options
 from octavo.layers.linear.grouped.few_kernel import Shape, few_linear_kernel
-from octavo.layers.linear.grouped.some import check_rows
+from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
 from octavo.layers.linear.grouped.weight import GroupedWeight
-from octavo.layers.linear.operands import check_vector, make_result
+from octavo.layers.linear.operands import check_vector
 
 
 def few_linear(
@@ -46,7 +46,7 @@ def few_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    check_rows(x, weight, bias)
+    out = check_product(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if not 1 <= num_rows <= FEW_MAX_ROWS:
         raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {FEW_MAX_ROWS}, got {list(x.shape)}")
@@ -54,7 +54,6 @@ def few_linear(
         raise InvalidArgumentError(f"a norm needs a single row of x, got {num_rows}")
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
-    out = make_result(x, num_weight_rows, activation, residual)
     halves = 1 if activation is None else 2
     if tiling is None:
         tiling = choose_few_tiling(num_rows, num_weight_rows, size)

@@ -9,34 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import read_pair, scaled
+from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.tiling import SomeTiling, choose_some_tiling
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
-from octavo.layers.linear.operands import check_vector, make_result
 from octavo.layers.triton.activation import activate
 
 # Columns of a program that adds up parts, and its warps.
 _ADDED = 512
 _ADD_WARPS = 4
-
-
-def check_rows(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> None:
-    """Check x [M, K] float16 or bfloat16 with a contiguous last dimension, and bias [N], contiguous.
-
-    Raises:
-        InvalidArgumentError: a shape, dtype or stride does not fit.
-    """
-    if x.dim() != 2 or x.shape[1] != weight.size or x.stride(1) != 1:
-        raise InvalidArgumentError(
-            f"x must be [M, {weight.size}] with a contiguous last dimension, got shape {list(x.shape)}, "
-            f"strides {list(x.stride())}"
-        )
-    if x.element_size() != 2:
-        raise InvalidArgumentError(f"x must be float16 or bfloat16, got {x.dtype}")
-    if bias is not None:
-        check_vector("bias", bias, weight.shape[0])
 
 
 def some_linear(
@@ -64,9 +46,8 @@ def some_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    check_rows(x, weight, bias)
+    out = check_product(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = choose_some_tiling(num_rows, num_weight_rows)
     fused = (bias is not None, activation, residual is not None)

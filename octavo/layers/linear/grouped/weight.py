@@ -28,6 +28,8 @@ _WORD_BITS = 32
 _HALF_PLANE = 16
 # Weights without the factor are below 2^15, half of what float16 holds.
 _EXPONENT = 15
+# Numbers that are packed at a time.
+_CHUNK = 2**21
 
 
 def span_of(bits: int) -> int:
@@ -105,11 +107,17 @@ class GroupedWeight:
 
 
 def _words(quants: Tensor, bits: int) -> Tensor:
-    """[N, K] bytes to [N, spans * 32] int32."""
+    """[N, K] bytes to [N, spans * 32] int32, some rows at a time."""
     span = span_of(bits)
-    padded = pad(quants.view(torch.uint8), (0, -quants.shape[1] % span))
-    planes = padded.view(len(quants), -1, span // PLANE, PLANE)
-    words = planes[:, :, 0].int()
-    for index in range(1, span // PLANE):
-        words |= planes[:, :, index].int() << bits * index
-    return words.view(len(quants), -1)
+    num_rows, size = quants.shape
+    padding = -size % span
+    out = torch.empty(num_rows, (size + padding) // span * PLANE, dtype=torch.int32, device=quants.device)
+    step = max(1, _CHUNK // (size + padding))
+    for start in range(0, num_rows, step):
+        part = pad(quants[start : start + step].view(torch.uint8), (0, padding))
+        planes = part.view(len(part), -1, span // PLANE, PLANE)
+        words = out[start : start + step].view(len(part), -1, PLANE)
+        words.copy_(planes[:, :, 0])
+        for index in range(1, span // PLANE):
+            words |= planes[:, :, index].int() << bits * index
+    return out

@@ -14,15 +14,16 @@ Q*_K have 256 numbers a block, the others 32. Source: ggml's block layouts.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.models.formats.gguf.dequantize import five_bits, float16_at, put_nibbles
 
-# Integers [n, 32 or 256], scales and mins [n, ...], of n blocks of the file.
-Blocks = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+# Scales and mins [n, ...] of n blocks of the file.
+Scales = tuple[Tensor, Tensor | None]
+
+# Numbers that are unpacked at a time.
+_CHUNK = 2**20
 
 
 def has_blocks(type_name: str) -> bool:
@@ -40,22 +41,28 @@ def bytes_of_a_number(type_name: str, *, on_gpu: bool = False) -> float:
     return _TYPES[type_name][0] / 8 + num_scales * scale_bytes / BLOCK
 
 
-def blocks_of(type_name: str, stored: np.ndarray) -> BlockWeight:
-    """Return the weight that blocks of a file make.
+def blocks_of(type_name: str, stored: Tensor) -> BlockWeight:
+    """Return the weight that blocks of a file make, on their device, unpacked some rows at a time.
 
     Args:
         type_name: one of those above.
         stored: [rows, blocks of a row, bytes of a block] uint8.
     """
     bits, unpack = _TYPES[type_name]
-    num_rows = stored.shape[0]
-    quants, scales, mins = unpack(stored.reshape(-1, stored.shape[2]))
-    return _narrowed(
-        bits,
-        torch.from_numpy(quants.reshape(num_rows, -1)),
-        torch.from_numpy(scales.reshape(num_rows, -1)),
-        None if mins is None else torch.from_numpy(mins.reshape(num_rows, -1)),
-    )
+    num_rows, num_blocks, num_bytes = stored.shape
+    block = 256 if type_name.endswith("K") else BLOCK
+    quants = stored.new_empty(num_rows, num_blocks * block)
+    scales, mins = [], []
+    step = max(1, _CHUNK // max(1, quants.shape[1]))
+    for start in range(0, num_rows, step):
+        rows = stored[start : start + step]
+        out = quants[start : start + step].view(-1, block)
+        part_scales, part_mins = unpack(rows.reshape(-1, num_bytes), out)
+        scales.append(part_scales.reshape(len(rows), -1))
+        if part_mins is not None:
+            mins.append(part_mins.reshape(len(rows), -1))
+    quants = quants if bits == 4 else quants.view(torch.int8)
+    return _narrowed(bits, quants, torch.cat(scales), torch.cat(mins) if mins else None)
 
 
 def _narrowed(bits: int, quants: Tensor, scales: Tensor, mins: Tensor | None) -> BlockWeight:
@@ -67,66 +74,95 @@ def _narrowed(bits: int, quants: Tensor, scales: Tensor, mins: Tensor | None) ->
     return BlockWeight(bits, quants, scales, mins)
 
 
-def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """[n, 16] uint8 to [n, 32]."""
-    values = np.empty((packed.shape[0], BLOCK), np.uint8)
-    put_nibbles(packed, values)
-    return values
+def _float16_at(blocks: Tensor, start: int) -> Tensor:
+    """Return the float16 at one byte offset of each block: [n, 1] float32."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
-def _q4_0(blocks: np.ndarray) -> Blocks:
-    scales = float16_at(blocks, 0)
-    return _nibbles(blocks[:, 2:]), scales, -8 * scales
+def _put_planes(packed: Tensor, bits: int, out: Tensor) -> None:
+    """Unpack some bits of each byte, the lowest first.
+
+    Args:
+        packed: [n, ..., b] uint8, b a multiple of 8.
+        bits: 1, 2 or 4.
+        out: [n, ..., 8 b / bits] uint8, contiguous: all bytes' lowest bits, then their next ones.
+    """
+    # Eight bytes at a time, which a copy aligns.
+    words = packed.clone(memory_format=torch.contiguous_format).view(torch.int64)
+    planes = out.view(torch.int64).view(*words.shape[:-1], 8 // bits, words.shape[-1])
+    mask = 0x0101010101010101 * ((1 << bits) - 1)
+    for index in range(8 // bits):
+        moved = words >> bits * index if index else words
+        torch.bitwise_and(moved, mask, out=planes[..., index, :])
 
 
-def _q4_1(blocks: np.ndarray) -> Blocks:
-    return _nibbles(blocks[:, 4:]), float16_at(blocks, 0), float16_at(blocks, 2)
+def _put_five_bits(packed: Tensor, high_bits: Tensor, out: Tensor) -> None:
+    """Join packed half bytes [n, 16] and fifth bits [n, 4] in out [n, 32] uint8."""
+    _put_planes(packed, 4, out)
+    # A byte of fifth bits -> eight bytes, 16 where a bit is set.
+    byte, bit = torch.arange(256, device=out.device), torch.arange(8, device=out.device)
+    table = ((byte[:, None] >> bit & 1) << 4).to(torch.uint8).view(torch.int64).view(-1)
+    fifth = table.index_select(0, high_bits.reshape(-1).int())
+    out.view(torch.int64).bitwise_or_(fifth.view(-1, 4))
 
 
-def _q5_0(blocks: np.ndarray) -> Blocks:
-    values = five_bits(blocks[:, 6:], blocks[:, 2:6]).view(np.int8)
-    values -= 16
-    return values, float16_at(blocks, 0), None
+def _q4_0(blocks: Tensor, out: Tensor) -> Scales:
+    scales = _float16_at(blocks, 0)
+    _put_planes(blocks[:, 2:], 4, out)
+    return scales, -8 * scales
 
 
-def _q5_1(blocks: np.ndarray) -> Blocks:
-    values = five_bits(blocks[:, 8:], blocks[:, 4:8]).view(np.int8)
-    return values, float16_at(blocks, 0), float16_at(blocks, 2)
+def _q4_1(blocks: Tensor, out: Tensor) -> Scales:
+    _put_planes(blocks[:, 4:], 4, out)
+    return _float16_at(blocks, 0), _float16_at(blocks, 2)
 
 
-def _q8_0(blocks: np.ndarray) -> Blocks:
-    return blocks[:, 2:].view(np.int8).copy(), float16_at(blocks, 0), None
+def _q5_0(blocks: Tensor, out: Tensor) -> Scales:
+    _put_five_bits(blocks[:, 6:], blocks[:, 2:6], out)
+    out -= 16
+    return _float16_at(blocks, 0), None
 
 
-def _q4_k(blocks: np.ndarray) -> Blocks:
-    scales, mins = _scales_and_mins(blocks)
-    return _nibbles_of_64(blocks[:, 16:]), scales, mins
+def _q5_1(blocks: Tensor, out: Tensor) -> Scales:
+    _put_five_bits(blocks[:, 8:], blocks[:, 4:8], out)
+    return _float16_at(blocks, 0), _float16_at(blocks, 2)
 
 
-def _q5_k(blocks: np.ndarray) -> Blocks:
-    scales, mins = _scales_and_mins(blocks)
+def _q8_0(blocks: Tensor, out: Tensor) -> Scales:
+    out.copy_(blocks[:, 2:])
+    return _float16_at(blocks, 0), None
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> Scales:
+    _put_nibbles_of_64(blocks[:, 16:], out)
+    return _scales_and_mins(blocks)
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> Scales:
+    _put_nibbles_of_64(blocks[:, 48:], out)
     # Bit i of a byte of h is the fifth bit of a number of the i-th 32.
-    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    values = _nibbles_of_64(blocks[:, 48:]) | (fifth << 4).reshape(len(blocks), -1)
-    return values.view(np.int8), scales, mins
+    fifth = torch.empty_like(out)
+    _put_planes(blocks[:, 16:48], 1, fifth)
+    out |= fifth << 4
+    return _scales_and_mins(blocks)
 
 
-def _q6_k(blocks: np.ndarray) -> Blocks:
+def _q6_k(blocks: Tensor, out: Tensor) -> Scales:
     # Twice 128 numbers: low halves of 64 bytes, then their high halves; two more bits each in 32 bytes.
-    low = blocks[:, :128].reshape(-1, 2, 1, 64)
-    nibbles = np.concatenate((low & 15, low >> 4), axis=2).reshape(-1, 2, 4, 32)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    values = (nibbles | high << 4).reshape(len(blocks), -1).view(np.int8)
-    return values - np.int8(32), blocks[:, 192:208].view(np.int8) * float16_at(blocks, 208), None
+    _put_planes(blocks[:, :128].unflatten(1, (2, 64)), 4, out)
+    high = torch.empty_like(out)
+    _put_planes(blocks[:, 128:192].unflatten(1, (2, BLOCK)), 2, high)
+    out |= high << 4
+    out -= 32
+    return blocks[:, 192:208].view(torch.int8).float() * _float16_at(blocks, 208), None
 
 
-def _nibbles_of_64(packed: np.ndarray) -> np.ndarray:
+def _put_nibbles_of_64(packed: Tensor, out: Tensor) -> None:
     """[n, 128] uint8 to [n, 256]: the low halves of 32 bytes, then their high halves."""
-    parts = packed.reshape(-1, 4, 1, 32)
-    return np.concatenate((parts & 15, parts >> 4), axis=2).reshape(len(packed), -1)
+    _put_planes(packed.unflatten(1, (4, BLOCK)), 4, out)
 
 
-def _scales_and_mins(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return [n, 8] scales and minimums of a Q4_K or Q5_K.
 
     12 bytes:   0-3  scales 0-3, high bits: top of scales 4-7
@@ -134,12 +170,13 @@ def _scales_and_mins(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
                 8-11 low halves: scales 4-7; high halves: mins 4-7
     """
     first, second, third = (blocks[:, start : start + 4] for start in (4, 8, 12))
-    scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
-    mins = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
-    return scales * float16_at(blocks, 0), mins * -float16_at(blocks, 2)
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), 1)
+    mins = torch.cat((second & 63, third >> 4 | second >> 6 << 4), 1)
+    return scales * _float16_at(blocks, 0), mins * -_float16_at(blocks, 2)
 
 
-_TYPES: Mapping[str, tuple[int, Callable[[np.ndarray], Blocks]]] = MappingProxyType(
+# Bits of an integer, and what unpacks blocks [n, bytes] into integers [n, 32 or 256], a byte each.
+_TYPES: Mapping[str, tuple[int, Callable[[Tensor, Tensor], Scales]]] = MappingProxyType(
     {
         "Q4_0": (4, _q4_0),
         "Q4_1": (4, _q4_1),

@@ -20,7 +20,7 @@ from octavo.models.formats.gguf.blocks import blocks_of, bytes_of_a_number, has_
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
-from octavo.models.weights import missing_tensor, slice_bounds
+from octavo.models.weights import CPU, missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32 stays in a core's cache.
 _CHUNK_ELEMENTS = 2**18
@@ -91,7 +91,12 @@ class GGUFWeights:
         }
 
     def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        device: torch.device = CPU,
     ) -> BlockWeight:
         """Read a matrix in its blocks; see QuantisedSource."""
         info = self._info(name)
@@ -106,11 +111,11 @@ class GGUFWeights:
         num_heads = self._num_heads_of(name)
         unit = self._head_dim(info, num_heads) if num_heads else 1
         whole = slice(start // unit * unit, -(-stop // unit) * unit)
-        weight = _read_blocks(self._file, info, whole, slice(first, last))
+        weight = _read_blocks(self._file, info, whole, slice(first, last), device)
         if not num_heads:
             return weight
         order = _halves_apart(torch.arange(weight.shape[0]), unit)
-        return weight.take(order[start - whole.start : stop - whole.start])
+        return weight.take(order[start - whole.start : stop - whole.start].to(device))
 
     def close(self) -> None:
         """Close the file."""
@@ -191,14 +196,16 @@ def _halves_apart(rows: Tensor, head_dim: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _read_blocks(file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: slice) -> BlockWeight:
-    """Read a part of a matrix, rows in the file's order, columns at blocks of the file."""
+def _read_blocks(
+    file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: slice, device: torch.device
+) -> BlockWeight:
+    """Read a part of a matrix to a device, rows in the file's order, columns at blocks of the file."""
     kind, (num_rows, num_columns) = info.type, info.shape
     row_bytes = info.nbytes // num_rows
     stored = np.empty((rows.stop - rows.start, num_columns // kind.block_size, kind.block_bytes), np.uint8)
     file.read_into(info, rows.start * row_bytes, stored.reshape(-1))
     part = slice(columns.start // kind.block_size, columns.stop // kind.block_size)
-    return blocks_of(kind.name, stored[:, part])
+    return blocks_of(kind.name, torch.from_numpy(stored)[:, part].to(device))
 
 
 def _read_part(

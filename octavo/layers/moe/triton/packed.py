@@ -1,0 +1,151 @@
+"""The grouped GEMM over packed experts; imported only where Triton runs.
+
+As in `grouped`, a program has a tile of columns of an expert, and walks over the expert's tiles of rows. It
+reads a span of words at a time; each plane of them, unpacked and scaled in registers, meets its 32 columns of
+x.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.grouped.dequantise import read_pair, scaled
+from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.tiling import PackedTiling
+from octavo.layers.moe.triton.grouped import SortedPairs
+from octavo.layers.triton.activation import activate
+
+
+def packed_gate_up_rows(
+    x: Tensor, weight: PackedExpertWeight, by_expert: SortedPairs, activation: str, tiling: PackedTiling
+) -> Tensor:
+    """Return activation(gate) * up of every pair, sorted by expert; sums are float32.
+
+    Args:
+        x: [T, K] bfloat16 or float16; rows any stride apart, last dimension contiguous.
+        weight: [E, 2 n, K] = [gate | up], a factor for each of the two.
+        by_expert: the pairs.
+        activation: "silu", "gelu" or "gelu_tanh".
+        tiling: of a program.
+
+    Returns:
+        A new [T k, n], dtype of x: row i is that of by_expert.pairs[i].
+    """
+    out = x.new_empty(by_expert.pairs.shape[0], weight.words.shape[1] // 2)
+    _launch(x, weight, out, by_expert, activation, tiling)
+    return out
+
+
+def packed_down_rows(
+    x: Tensor, weight: PackedExpertWeight, by_expert: SortedPairs, tiling: PackedTiling
+) -> Tensor:
+    """Return the products of every pair's row, in the order of tokens; sums are float32.
+
+    Args:
+        x: [T k, n] of packed_gate_up_rows.
+        weight: [E, H, n], one factor for an expert.
+        by_expert: the pairs.
+        tiling: of a program.
+
+    Returns:
+        A new [T k, H], dtype of x: row p is that of pair p.
+    """
+    out = x.new_empty(x.shape[0], weight.words.shape[1])
+    _launch(x, weight, out, by_expert, None, tiling)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    weight: PackedExpertWeight,
+    out: Tensor,
+    by_expert: SortedPairs,
+    activation: str | None,
+    tiling: PackedTiling,
+) -> None:
+    num_columns = out.shape[1]
+    own = tiling.columns // (1 if activation is None else 2)
+    order = weight.order
+    launch(
+        _packed_kernel,
+        (-(-num_columns // own), by_expert.num_slots, weight.words.shape[0]),
+        *(x, weight.words, weight.pairs, weight.factors, by_expert.pairs if order is None else order, out),
+        *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
+        *(by_expert.num_chosen, weight.size, weight.bits, weight.group, order is not None, activation),
+        *(tiling.rows, tiling.columns),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **overlap_options(x),
+    )
+
+
+@triton.jit
+def _load_plane(x_at, order_ptr, is_row, start, SIZE: tl.constexpr, ORDERED: tl.constexpr):
+    """Load 32 columns of rows of x, [32, ROWS], that meet a plane; beyond K and the rows they are 0."""
+    k = start + tl.arange(0, 32)
+    is_k = k < SIZE
+    if ORDERED:
+        k = tl.load(order_ptr + k, mask=is_k, other=0)
+    return tl.load(x_at + k[:, None], mask=is_k[:, None] & is_row[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _packed_kernel(
+    x_ptr, words_ptr, pairs_ptr, factors_ptr, order_ptr, out_ptr,
+    rows_ptr, starts_ptr, num_columns, stride_x, num_slots,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ORDERED: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tiles of columns, slots, E). With an activation x has tokens' rows, else sorted pairs' rows.
+
+    With an activation, the first half of a program's rows of the weight is gate, the other one up.
+    """
+    SPAN: tl.constexpr = 32 * 32 // BITS
+    NUM_SPANS: tl.constexpr = (SIZE + SPAN - 1) // SPAN
+    NUM_GROUPS: tl.constexpr = NUM_SPANS * SPAN // GROUP
+    PLANES: tl.constexpr = GROUP // 32 if GROUP > 32 else 1
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    OWN: tl.constexpr = COLUMNS // HALVES
+    start_next(OVERLAP)
+    expert = tl.program_id(2).to(tl.int64)
+    num_weight_rows = num_columns * HALVES
+    index = tl.arange(0, COLUMNS)
+    j = tl.arange(0, 32)
+    # Columns past the end repeat the last one and are not stored.
+    weight_row = tl.minimum(tl.program_id(0) * OWN + index % OWN, num_columns - 1)
+    weight_row += index // OWN * num_columns
+    words_at = words_ptr + (expert * num_weight_rows + weight_row)[:, None] * (NUM_SPANS * 32) + j[None, :]
+    pairs_at = pairs_ptr + expert * NUM_GROUPS * num_weight_rows + weight_row[:, None]
+    factor = tl.load(factors_ptr + expert * HALVES + index // OWN)
+    order_ptr += expert * SIZE
+    wait_for_previous(OVERLAP)
+    first = tl.load(starts_ptr + tl.program_id(2)) + tl.program_id(1) * ROWS
+    end = tl.load(starts_ptr + tl.program_id(2) + 1)
+    for tile in range(first, end, num_slots * ROWS):
+        place = tile + tl.arange(0, ROWS)
+        is_row = place < end
+        pair = tl.load(rows_ptr + place, mask=is_row, other=0).to(tl.int64)
+        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
+        x_at = x_ptr + (x_row * stride_x)[None, :]
+        sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for span in range(NUM_SPANS):
+            words = tl.load(words_at + span * 32)
+            for group in tl.static_range(SPAN // (GROUP if GROUP > 32 else 32)):
+                k = span * SPAN + group * PLANES * 32
+                of_group = ((k + j) // GROUP)[None, :] if GROUP < 32 else k // GROUP
+                scale, low = read_pair(tl.load(pairs_at + of_group * num_weight_rows), BITS)
+                for plane in tl.static_range(PLANES):
+                    x = _load_plane(x_at, order_ptr, is_row, k + plane * 32, SIZE, ORDERED)
+                    values = scaled(words, group * PLANES + plane, scale, low, BITS).to(x.dtype)
+                    sums = tl.dot(values, x, sums)
+        sums *= factor[:, None]
+        if ACTIVATION is not None:
+            gate, up = tl.split(tl.permute(tl.reshape(sums, [2, OWN, ROWS]), (1, 2, 0)))
+            sums = activate(gate, ACTIVATION) * up
+        column = tl.program_id(0) * OWN + tl.arange(0, OWN)
+        out_row = pair if ACTIVATION is None else place.to(tl.int64)
+        out_at = out_ptr + out_row[None, :] * num_columns + column[:, None]
+        inside = (column < num_columns)[:, None] & is_row[None, :]
+        tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=inside)
