@@ -1,14 +1,15 @@
 """Checks a checkpoint against the network, and reads its tensors, whole or a rank's part."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError, suggest
 from octavo.layers.linear.float8.weight import quantise
-from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.linear.quantised import QuantisedWeight, Storage
 from octavo.models.weights import QuantisedSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
@@ -62,7 +63,7 @@ class Checkpoint:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        quantised: Container[str] = (),
+        quantised: Mapping[str, Storage] = MappingProxyType({}),
         num_tensors: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -72,7 +73,7 @@ class Checkpoint:
             weights: the source; closed by its owner.
             dtype: type of tensors read.
             device: where they go.
-            quantised: names of the matrices that stay quantised; see storage.kept_storage.
+            quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             num_tensors: how many will be read in all.
             progress: called with (tensors read, num_tensors) after each.
         """
@@ -100,6 +101,11 @@ class Checkpoint:
     def stays_quantised(self, name: str) -> bool:
         """Return whether a matrix is to be read by read_quantised."""
         return name in self._quantised
+
+    def kept_kind(self, name: str) -> str | None:
+        """Return the kind of a matrix that stays quantised; None: it does not."""
+        storage = self._quantised.get(name)
+        return None if storage is None else storage.kind
 
     def read_quantised(
         self, name: str, *, rows: slice | None = None, columns: slice | None = None

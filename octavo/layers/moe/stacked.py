@@ -7,8 +7,14 @@ from torch import Tensor
 
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import DOWN_TILING, GATE_UP_TILING, choose_grouped_tiling, row_slots
-from octavo.layers.moe.weight import ExpertWeight
+from octavo.layers.moe.tiling import (
+    DOWN_TILING,
+    GATE_UP_TILING,
+    MXFP4_TILING,
+    choose_grouped_tiling,
+    row_slots,
+)
+from octavo.layers.moe.weight import ExpertWeight, Mxfp4ExpertWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,8 @@ class StackedExperts:
         deterministic: no bit of a token's result depends on the rest of the batch.
     """
 
-    gate_up: ExpertWeight
-    down: ExpertWeight
+    gate_up: ExpertWeight | Mxfp4ExpertWeight
+    down: ExpertWeight | Mxfp4ExpertWeight
     activation: str
     deterministic: bool = False
 
@@ -39,15 +45,22 @@ class StackedExperts:
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        from octavo.layers.moe.triton.few import few_down, few_gate_up
+        from octavo.layers.moe.triton import few, mxfp4_few
 
-        inner = few_gate_up(x, self.gate_up, choice.experts, self.activation, GATE_UP_TILING)
-        return few_down(inner, self.down, *choice, residual, DOWN_TILING)
+        products, tiling = few, GATE_UP_TILING
+        if isinstance(self.gate_up, Mxfp4ExpertWeight):
+            products, tiling = mxfp4_few, MXFP4_TILING
+        inner = products.few_gate_up(x, self.gate_up, choice.experts, self.activation, tiling)
+        products, tiling = few, DOWN_TILING
+        if isinstance(self.down, Mxfp4ExpertWeight):
+            products, tiling = mxfp4_few, MXFP4_TILING
+        return products.few_down(inner, self.down, *choice, residual, tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
+        from octavo.layers.moe.triton import grouped, mxfp4_grouped
         from octavo.layers.moe.triton.combine import combine_rows
-        from octavo.layers.moe.triton.grouped import SortedPairs, down_rows, gate_up_rows
+        from octavo.layers.moe.triton.grouped import SortedPairs
         from octavo.layers.moe.triton.sort import sort_pairs
 
         num_tokens, num_chosen = choice.experts.shape
@@ -58,5 +71,8 @@ class StackedExperts:
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
         pairs, starts = sort_pairs(choice.experts, num_experts)
         by_expert = SortedPairs(pairs, starts, num_chosen, row_slots(num_tokens, per_expert, up_tiling.rows))
-        inner = gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)
-        return combine_rows(down_rows(inner, self.down, by_expert, down_tiling), choice.weights, residual)
+        products = mxfp4_grouped if isinstance(self.gate_up, Mxfp4ExpertWeight) else grouped
+        inner = products.gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)
+        products = mxfp4_grouped if isinstance(self.down, Mxfp4ExpertWeight) else grouped
+        rows = products.down_rows(inner, self.down, by_expert, down_tiling)
+        return combine_rows(rows, choice.weights, residual)

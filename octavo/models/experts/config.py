@@ -20,6 +20,7 @@ class ExpertsConfig:
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
         layers: for each layer, whether it has experts in place of a feed-forward.
+        has_bias: the router and the experts' projections have biases.
     """
 
     number: int
@@ -27,6 +28,7 @@ class ExpertsConfig:
     size: int
     renormalises: bool
     layers: tuple[bool, ...]
+    has_bias: bool = False
 
 
 def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -44,6 +46,7 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         size=fields.integer(family.size_key, maximum=2**24),
         renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
         layers=_layers(fields, family, num_layers),
+        has_bias=family.has_bias,
     )
 
 

@@ -1,50 +1,120 @@
 """Reads the experts of a layer into one tensor for each projection, for kernels that multiply them so."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
+from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight, Mxfp4ExpertWeight, split_blocks
 from octavo.models.checkpoint import Checkpoint
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A rank's part of an expert.
+
+    Attributes:
+        size: rows of gate and of up, columns of down.
+        hidden: width of the residual stream.
+        has_bias: projections have biases.
+        adds_down_bias: this rank adds that of down, which no other one does.
+    """
+
+    size: int
+    hidden: int
+    has_bias: bool = False
+    adds_down_bias: bool = True
+
+
 def read_stacked(
-    checkpoint: Checkpoint, names: Sequence[str], part: slice | None, size: int, hidden: int
-) -> tuple[ExpertWeight, ExpertWeight]:
+    checkpoint: Checkpoint, names: Sequence[str], part: slice | None, shape: ExpertShape
+) -> tuple[ExpertWeight | Mxfp4ExpertWeight, ExpertWeight | Mxfp4ExpertWeight]:
     """Read [gate | up] and down of all experts of a layer.
 
     Args:
         checkpoint: where they are read from.
         names: of the experts, such as "model.layers.0.mlp.experts.3".
         part: this rank's rows of gate and up, and columns of down; None: all.
-        size: how many these are.
-        hidden: width of the residual stream.
+        shape: of the part.
 
     Returns:
-        [E, 2 size, hidden] and [E, hidden, size]; float8 where that stays so.
+        [E, 2 size, hidden] and [E, hidden, size]; float8 or MXFP4 where that stays so.
 
     Raises:
         UnsupportedModelError: scales are for numbers of columns that kernels do not have.
     """
-    is_float8 = checkpoint.stays_quantised(f"{names[0]}.gate_proj.weight")
-    is_down_float8 = checkpoint.stays_quantised(f"{names[0]}.down_proj.weight")
-    gate_up = _Stack(checkpoint, len(names), 2 * size, hidden, is_float8=is_float8)
-    down = _Stack(checkpoint, len(names), hidden, size, is_float8=is_down_float8)
+    gate_up = _make_stack(checkpoint, names, "gate_proj", 2 * shape.size, shape.hidden)
+    down = _make_stack(checkpoint, names, "down_proj", shape.hidden, shape.size)
     for index, name in enumerate(names):
         gate, up, back = (f"{name}.{projection}.weight" for projection in _PROJECTIONS)
         gate_up.read(index, 0, gate, rows=part)
-        gate_up.read(index, size, up, rows=part)
+        gate_up.read(index, shape.size, up, rows=part)
         down.read(index, 0, back, columns=part)
-    return gate_up.weight(), down.weight()
+    gate_up_bias = down_bias = None
+    if shape.has_bias:
+        pairs = (
+            [checkpoint.read(f"{name}.{each}.bias", rows=part) for each in _PROJECTIONS[:2]] for name in names
+        )
+        gate_up_bias = torch.stack([torch.cat(pair) for pair in pairs])
+        down_bias = torch.stack([checkpoint.read(f"{name}.down_proj.bias") for name in names])
+    return gate_up.weight(gate_up_bias), down.weight(down_bias if shape.adds_down_bias else None)
 
 
-class _Stack:
+class _Stack(Protocol):
     """A projection of all experts while it is read."""
+
+    def read(
+        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> None:
+        """Read a matrix, or a part of it, into an expert's rows from `first` on."""
+        ...
+
+    def weight(self, bias: Tensor | None) -> ExpertWeight | Mxfp4ExpertWeight:
+        """Return what was read."""
+        ...
+
+
+def _make_stack(
+    checkpoint: Checkpoint, names: Sequence[str], projection: str, num_rows: int, num_columns: int
+) -> _Stack:
+    kind = checkpoint.kept_kind(f"{names[0]}.{projection}.weight")
+    if kind == MXFP4.kind:
+        return _Mxfp4Stack(checkpoint, len(names), num_rows, num_columns)
+    return _FloatStack(checkpoint, len(names), num_rows, num_columns, is_float8=kind is not None)
+
+
+class _Mxfp4Stack:
+    """A _Stack of numbers of MXFP4."""
+
+    def __init__(self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int) -> None:
+        self._checkpoint = checkpoint
+        self._values, self._exponents = (
+            torch.empty(number, num_rows, num_columns // size, dtype=torch.uint8, device=checkpoint.device)
+            for size in (2, BLOCK)
+        )
+
+    def read(
+        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> None:
+        weight = self._checkpoint.read_quantised(name, rows=rows, columns=columns)
+        assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
+        place = slice(first, first + weight.shape[0])
+        self._values[expert, place] = split_blocks(weight.values)
+        self._exponents[expert, place] = weight.exponents
+
+    def weight(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
+        return Mxfp4ExpertWeight(self._values, self._exponents, bias)
+
+
+class _FloatStack:
+    """A _Stack of numbers of the checkpoint's dtype, or float8."""
 
     def __init__(
         self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int, *, is_float8: bool
@@ -59,7 +129,6 @@ class _Stack:
     def read(
         self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> None:
-        """Read a matrix, or a part of it, into an expert's rows from `first` on."""
         if not self._is_float8:
             matrix = self._checkpoint.read(name, rows=rows, columns=columns)
             self._values[expert, first : first + matrix.shape[0]] = matrix
@@ -72,9 +141,8 @@ class _Stack:
         parts = weight.scales.repeat_interleave(weight.height, 0)[:num_rows]
         scales[expert, :, first : first + num_rows] = parts.T
 
-    def weight(self) -> ExpertWeight:
-        """Return what was read."""
-        return ExpertWeight(self._values, self._scales, self._width)
+    def weight(self, bias: Tensor | None) -> ExpertWeight:
+        return ExpertWeight(self._values, self._scales, self._width, bias)
 
     def _scales_of(self, name: str, weight: Float8Weight) -> Tensor:
         """The scales of all experts: the first one says for how many columns each is."""

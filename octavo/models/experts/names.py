@@ -4,7 +4,7 @@
     Mixtral             block_sparse_moe.gate.weight, .experts.3.w1.weight, .w3, .w2
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
-GGUF files' stacked tensors get these names in formats.gguf_weights.
+gpt-oss's are in experts.gpt_oss. GGUF files' stacked tensors get these names in formats.gguf_weights.
 """
 
 import re
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.models.config import ModelConfig
+from octavo.models.experts.gpt_oss import GptOssExperts
 from octavo.models.weights import WeightSource, missing_tensor, slice_bounds
 
 _MIXTRAL = re.compile(r"(.*)\.block_sparse_moe\.(?:gate|experts\.(\d+)\.(w1|w2|w3))\.weight")
@@ -36,6 +37,8 @@ def with_expert_names(weights: WeightSource, config: ModelConfig) -> WeightSourc
     """Return a source that hands out experts by the names above, whatever a checkpoint calls them."""
     if config.experts is None:
         return weights
+    if config.experts.has_bias:
+        return GptOssExperts(weights)
     places = {here: place for name in weights.names() for here, place in _places(weights, name)}
     is_renamed = any(here != place.name for here, place in places.items())
     return _RenamedExperts(weights, places) if is_renamed else weights
