@@ -1,7 +1,5 @@
 """gpt-oss against transformers, from dequantised stacks and from MXFP4 as it is published."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest

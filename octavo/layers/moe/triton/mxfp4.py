@@ -11,6 +11,9 @@ import triton.language as tl
 
 BYTES = tl.constexpr(16)
 """Bytes of a block of 32 numbers."""
+_SHIFT = tl.constexpr(63)
+FACTOR = tl.constexpr(2.0**63)
+"""Half of what makes up for 2 ** -126. Scales are the other half, and all of them are normal floats."""
 
 
 @triton.jit
@@ -26,9 +29,9 @@ def high_numbers(values):
 
 
 @triton.jit
-def power_of_two(exponents, SHIFT: tl.constexpr):
-    """Return 2 ** (exponent - 127 + SHIFT) in float32, or infinity where that is too large."""
-    return (tl.minimum(exponents.to(tl.int32) + SHIFT, 255) << 23).to(tl.float32, bitcast=True)
+def block_scales(exponents):
+    """Return the scales of numbers times 2 ** -126 times FACTOR; infinity where that is too large."""
+    return (tl.minimum(exponents.to(tl.int32) + _SHIFT, 255) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit

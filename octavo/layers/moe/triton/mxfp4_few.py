@@ -1,22 +1,26 @@
 """MXFP4 experts of 1 to 4 tokens, without tensor cores; imported only where Triton runs.
 
-Every pair by itself, as in few, but a thread loads a block, 16 bytes: 32 products are added up before they meet their scale.
+Every pair by itself, as in few, but a thread loads a block, 16 bytes: 32 products are added up before they
+meet their scale.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.gpu.device import power_of_two as round_up
+from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
-from octavo.layers.moe.triton.mxfp4 import BYTES, first_columns, high_numbers, low_numbers, power_of_two
+from octavo.layers.moe.triton.mxfp4 import (
+    BYTES,
+    FACTOR,
+    block_scales,
+    first_columns,
+    high_numbers,
+    low_numbers,
+)
 from octavo.layers.moe.weight import Mxfp4ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
-
-# x is 2 ** 63 times as large, and sums too: with numbers of 2 ** -126, products of normal floats are normal.
-_SHIFT = tl.constexpr(63)
-_FACTOR = tl.constexpr(2.0**63)
 
 
 def few_gate_up(
@@ -62,18 +66,21 @@ def few_down(
 
 def _depth(tiling: Tiling, num_bytes: int) -> int:
     """Bytes of a row that a program loads at once; a tiling's depth counts numbers."""
-    return min(tiling.depth // 2, max(BYTES.value, round_up(num_bytes)))
+    return min(tiling.depth // 2, max(BYTES.value, power_of_two(num_bytes)))
 
 
 @triton.jit
 def _block_sums(values, exponents, x_at, inside):
-    """Return the sums of blocks [C, D / 16], with bytes [C, D] of weights and columns of x at x_at [1, D]."""
-    low = tl.load(x_at, mask=inside, other=0.0).to(tl.float32) * _FACTOR
-    high = tl.load(x_at + BYTES, mask=inside, other=0.0).to(tl.float32) * _FACTOR
+    """Return the sums of blocks [C, D / 16], with bytes [C, D] of weights and columns of x at x_at [1, D].
+
+    x gets the factor: with products of numbers it would cost an instruction each.
+    """
+    low = tl.load(x_at, mask=inside, other=0.0).to(tl.float32) * FACTOR
+    high = tl.load(x_at + BYTES, mask=inside, other=0.0).to(tl.float32) * FACTOR
     values = values.to(tl.int32)
     products = low_numbers(values) * low + high_numbers(values) * high
     blocks = tl.reshape(products, [values.shape[0], values.shape[1] // BYTES, BYTES])
-    return tl.sum(blocks, axis=2) * power_of_two(exponents, _SHIFT)
+    return tl.sum(blocks, axis=2) * block_scales(exponents)
 
 
 @triton.jit

@@ -12,12 +12,16 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.grouped import SortedPairs
-from octavo.layers.moe.triton.mxfp4 import BYTES, first_columns, high_numbers, low_numbers, power_of_two
+from octavo.layers.moe.triton.mxfp4 import (
+    BYTES,
+    FACTOR,
+    block_scales,
+    first_columns,
+    high_numbers,
+    low_numbers,
+)
 from octavo.layers.moe.weight import Mxfp4ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
-
-# What numbers are multiplied by before their scale: both at once could be too large for a float.
-_FACTOR = tl.constexpr(2.0**126)
 
 
 def gate_up_rows(
@@ -78,12 +82,12 @@ def _load_bytes(at, index, start, SIZE: tl.constexpr):
 @triton.jit
 def _add_product(total, values, exponents, low_x, high_x):
     """Return total [COLUMNS, ROWS] + weight x, of bytes [COLUMNS, D] and columns of x [D, ROWS] each."""
-    scales = power_of_two(exponents, 0)[:, :, None]
+    scales = block_scales(exponents)[:, :, None]
     scales = tl.broadcast_to(scales, [values.shape[0], values.shape[1] // BYTES, BYTES])
     scales = tl.reshape(scales, [values.shape[0], values.shape[1]])
     values = values.to(tl.int32)
-    low = (low_numbers(values) * _FACTOR * scales).to(low_x.dtype)
-    high = (high_numbers(values) * _FACTOR * scales).to(low_x.dtype)
+    low = (low_numbers(values) * FACTOR * scales).to(low_x.dtype)
+    high = (high_numbers(values) * FACTOR * scales).to(low_x.dtype)
     total = tl.dot(low, low_x, total, input_precision="ieee")
     return tl.dot(high, high_x, total, input_precision="ieee")
 
