@@ -10,7 +10,13 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
-from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight, Mxfp4ExpertWeight, split_blocks
+from octavo.layers.moe.weight import (
+    LARGEST_EXPONENT,
+    SCALED_COLUMNS,
+    ExpertWeight,
+    Mxfp4ExpertWeight,
+    pack_units,
+)
 from octavo.models.checkpoint import Checkpoint
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -96,20 +102,27 @@ class _Mxfp4Stack:
     def __init__(self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int) -> None:
         self._checkpoint = checkpoint
         self._values, self._exponents = (
-            torch.empty(number, num_rows, num_columns // size, dtype=torch.uint8, device=checkpoint.device)
-            for size in (2, BLOCK)
+            torch.empty(number, num_rows, num_columns // size, dtype=dtype, device=checkpoint.device)
+            for size, dtype in ((4, torch.int16), (BLOCK, torch.uint8))
         )
+        self._first_name = ""
 
     def read(
         self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> None:
         weight = self._checkpoint.read_quantised(name, rows=rows, columns=columns)
         assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
+        self._first_name = self._first_name or name
         place = slice(first, first + weight.shape[0])
-        self._values[expert, place] = split_blocks(weight.values)
+        self._values[expert, place] = pack_units(weight.values)
         self._exponents[expert, place] = weight.exponents
 
     def weight(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
+        if int(self._exponents.max()) > LARGEST_EXPONENT:
+            raise UnsupportedModelError(
+                f"{self._first_name} and other experts have scales above 2, which the GPU's kernels for MXFP4 "
+                'do not support; use quantization="none"'
+            )
         return Mxfp4ExpertWeight(self._values, self._exponents, bias)
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.errors import ConfigError, UnsupportedModelError, WeightsError, refuse_unknown
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
+from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8_config import check_patterns, refuse_other_values
@@ -115,11 +115,7 @@ class _Matrix:
             WeightsError: an exponent stands for no number.
         """
         start, stop = slice_bounds(columns, self.shape[1])
-        if start % BLOCK or stop % BLOCK:
-            raise ConfigError(
-                f"{self.name}: ranks cannot cut {self.shape[1]} columns at {start} and {stop}: {BLOCK} of "
-                "them share an exponent; use fewer ranks"
-            )
+        check_columns(self.name, start, stop)
         groups = slice(start // BLOCK, stop // BLOCK)
         values, exponents = (self._read(stack, rows, groups) for stack in self.stacks)
         if bool((exponents == _NAN).any()):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from octavo.errors import ConfigError
 from octavo.layers.linear.quantised import Storage
 
 BLOCK = 32
@@ -78,6 +79,19 @@ class Mxfp4Weight:
         pairs, scales = _tables(self.device)
         numbers = embedding(self.values.int(), pairs).view(*self.exponents.shape, BLOCK)
         return (numbers * embedding(self.exponents.int(), scales)).view(self.shape)
+
+
+def check_columns(name: str, start: int, stop: int) -> None:
+    """Check that the columns from start to stop of a matrix can be cut out.
+
+    Raises:
+        ConfigError: they cut numbers that share an exponent.
+    """
+    if start % BLOCK or stop % BLOCK:
+        raise ConfigError(
+            f"{name}: ranks cannot have the columns from {start} to {stop}: {BLOCK} of them share an exponent; "
+            "use fewer ranks"
+        )
 
 
 @cache

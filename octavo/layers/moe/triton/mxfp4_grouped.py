@@ -1,8 +1,8 @@
 """The grouped GEMM over MXFP4 experts; imported only where Triton runs.
 
-Programs and their order are those of grouped. Each tile of a weight is loaded as bytes and becomes numbers
-of the dtype of x in registers, where tensor cores find it: low bits times some columns of x, high bits times
-others. That is exact as long as the dtype has the exponent.
+Programs and their order are those of grouped. A tile of a weight is loaded as units, which become numbers of
+the dtype of x in registers, where tensor cores find them: plane after plane, each times columns of its own.
+That is exact, as long as the dtype has the exponent.
 """
 
 import triton
@@ -12,14 +12,7 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.grouped import SortedPairs
-from octavo.layers.moe.triton.mxfp4 import (
-    BYTES,
-    FACTOR,
-    block_scales,
-    first_columns,
-    high_numbers,
-    low_numbers,
-)
+from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
 from octavo.layers.moe.weight import Mxfp4ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
 
@@ -51,13 +44,13 @@ def _launch(
     activation: str | None,
     tiling: GroupedTiling,
 ) -> None:
-    num_experts, _, num_bytes = weight.values.shape
+    num_experts, _, num_units = weight.values.shape
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
         *(x, weight.values, weight.exponents, weight.bias, out),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
-        *(by_expert.num_chosen, num_bytes, activation, tiling.rows, tiling.columns, tiling.depth // 2),
+        *(by_expert.num_chosen, num_units, activation, tiling.rows, tiling.columns, tiling.depth // 4),
         tiling.num_stages,
         num_warps=tiling.num_warps,
         **overlap_options(x),
@@ -65,31 +58,35 @@ def _launch(
 
 
 @triton.jit
-def _load_rows(x_at, is_row, byte, start, SIZE: tl.constexpr, DEPTH: tl.constexpr):
-    """Load the columns [ROWS, DEPTH] of rows that meet the low bits of bytes from `start` on."""
+def _load_rows(x_at, is_row, unit, start, PLANE: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr):
+    """Load the columns [DEPTH, ROWS] of rows that meet a plane of units from `start` on."""
+    x_at += 4 * start + PLANE * UNITS
     if SIZE % DEPTH == 0:
-        return tl.load(x_at + 2 * start, mask=is_row[:, None], other=0.0)
+        return tl.trans(tl.load(x_at, mask=is_row[:, None], other=0.0))
     else:
-        return tl.load(x_at + 2 * start, mask=is_row[:, None] & (start + byte < SIZE)[None, :], other=0.0)
+        is_unit = start + unit < SIZE
+        return tl.trans(tl.load(x_at, mask=is_row[:, None] & is_unit[None, :], other=0.0))
 
 
 @triton.jit
-def _load_bytes(at, index, start, SIZE: tl.constexpr):
+def _load_part(at, index, start, SIZE: tl.constexpr):
     """Load [COLUMNS, n] of what rows of SIZE have from `start` on; beyond the end it is 0."""
     return tl.load(at + start, mask=(start + index < SIZE)[None, :], other=0)
 
 
 @triton.jit
-def _add_product(total, values, exponents, low_x, high_x):
-    """Return total [COLUMNS, ROWS] + weight x, of bytes [COLUMNS, D] and columns of x [D, ROWS] each."""
-    scales = block_scales(exponents)[:, :, None]
-    scales = tl.broadcast_to(scales, [values.shape[0], values.shape[1] // BYTES, BYTES])
-    scales = tl.reshape(scales, [values.shape[0], values.shape[1]])
-    values = values.to(tl.int32)
-    low = (low_numbers(values) * FACTOR * scales).to(low_x.dtype)
-    high = (high_numbers(values) * FACTOR * scales).to(low_x.dtype)
-    total = tl.dot(low, low_x, total, input_precision="ieee")
-    return tl.dot(high, high_x, total, input_precision="ieee")
+def _add_product(total, units, exponents, x0, x1, x2, x3):
+    """Return total [COLUMNS, ROWS] + weight x; units [COLUMNS, D], each plane's columns of x [D, ROWS]."""
+    DTYPE: tl.constexpr = x0.dtype
+    # By so many powers of two numbers are too small. No exponent is above 128.
+    SHIFT: tl.constexpr = 14 if DTYPE.is_fp16() else 126
+    scales = powers(exponents, SHIFT).to(DTYPE)[:, :, None]
+    scales = tl.broadcast_to(scales, [units.shape[0], units.shape[1] // UNITS, UNITS])
+    scales = tl.reshape(scales, [units.shape[0], units.shape[1]])
+    total = tl.dot(numbers(units, 0, DTYPE) * scales, x0, total, input_precision="ieee")
+    total = tl.dot(numbers(units, 1, DTYPE) * scales, x1, total, input_precision="ieee")
+    total = tl.dot(numbers(units, 2, DTYPE) * scales, x2, total, input_precision="ieee")
+    return tl.dot(numbers(units, 3, DTYPE) * scales, x3, total, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -102,21 +99,21 @@ def _grouped_kernel(
 ):  # fmt: skip
     """Grid: (tiles of columns, slots, E). With an activation x has tokens' rows, else sorted pairs' rows.
 
-    SIZE and DEPTH count bytes of a row of the weight. Exponents are loaded one turn ahead: they are too few
+    SIZE and DEPTH count units of a row of the weight. Exponents are loaded one turn ahead: they are too few
     bytes for a copy that runs by itself.
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
-    BLOCKS: tl.constexpr = SIZE // BYTES
+    BLOCKS: tl.constexpr = SIZE // UNITS
     start_next(OVERLAP)
     expert = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    byte = tl.arange(0, DEPTH)
-    block = tl.arange(0, DEPTH // BYTES)
+    unit = tl.arange(0, DEPTH)
+    block = tl.arange(0, DEPTH // UNITS)
     # Columns past the end repeat the last one, and are not stored.
     weight_row = expert.to(tl.int64) * HALVES * num_columns + tl.minimum(column, num_columns - 1)
     up_row = weight_row + num_columns
-    values_at = values_ptr + weight_row[:, None] * SIZE + byte[None, :]
-    up_values_at = values_ptr + up_row[:, None] * SIZE + byte[None, :]
+    values_at = values_ptr + weight_row[:, None] * SIZE + unit[None, :]
+    up_values_at = values_ptr + up_row[:, None] * SIZE + unit[None, :]
     exponents_at = exponents_ptr + weight_row[:, None] * BLOCKS + block[None, :]
     up_exponents_at = exponents_ptr + up_row[:, None] * BLOCKS + block[None, :]
     wait_for_previous(OVERLAP)
@@ -127,25 +124,27 @@ def _grouped_kernel(
         is_row = place < end
         pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
         x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
-        x_at = x_ptr + x_row[:, None] * stride_x + first_columns(byte)[None, :]
+        x_at = x_ptr + x_row[:, None] * stride_x + first_columns(unit)[None, :]
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         up_total = total
-        exponents = _load_bytes(exponents_at, block, 0, BLOCKS)
+        exponents = _load_part(exponents_at, block, 0, BLOCKS)
         up_exponents = exponents
         if HALVES == 2:
-            up_exponents = _load_bytes(up_exponents_at, block, 0, BLOCKS)
+            up_exponents = _load_part(up_exponents_at, block, 0, BLOCKS)
         for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
-            low_x = tl.trans(_load_rows(x_at, is_row, byte, start, SIZE, DEPTH))
-            high_x = tl.trans(_load_rows(x_at + BYTES, is_row, byte, start, SIZE, DEPTH))
-            next_block = (start + DEPTH) // BYTES
-            values = _load_bytes(values_at, byte, start, SIZE)
-            next_exponents = _load_bytes(exponents_at, block, next_block, BLOCKS)
-            total = _add_product(total, values, exponents, low_x, high_x)
+            x0 = _load_rows(x_at, is_row, unit, start, 0, SIZE, DEPTH)
+            x1 = _load_rows(x_at, is_row, unit, start, 1, SIZE, DEPTH)
+            x2 = _load_rows(x_at, is_row, unit, start, 2, SIZE, DEPTH)
+            x3 = _load_rows(x_at, is_row, unit, start, 3, SIZE, DEPTH)
+            next_block = (start + DEPTH) // UNITS
+            units = _load_part(values_at, unit, start, SIZE)
+            next_exponents = _load_part(exponents_at, block, next_block, BLOCKS)
+            total = _add_product(total, units, exponents, x0, x1, x2, x3)
             exponents = next_exponents
             if HALVES == 2:
-                up_values = _load_bytes(up_values_at, byte, start, SIZE)
-                next_up = _load_bytes(up_exponents_at, block, next_block, BLOCKS)
-                up_total = _add_product(up_total, up_values, up_exponents, low_x, high_x)
+                up_units = _load_part(up_values_at, unit, start, SIZE)
+                next_up = _load_part(up_exponents_at, block, next_block, BLOCKS)
+                up_total = _add_product(up_total, up_units, up_exponents, x0, x1, x2, x3)
                 up_exponents = next_up
         if bias_ptr is not None:
             total += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
