@@ -63,12 +63,8 @@ def make_tensors(fields: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
 
-    hidden, inner, number = (
-        fields[key] for key in ("hidden_size", "intermediate_size", "num_local_experts")
-    )
-    heads, kv_heads, dim = (
-        fields[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
+    hidden, inner, number = (fields[key] for key in ("hidden_size", "intermediate_size", "num_local_experts"))
+    heads, kv_heads, dim = (fields[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     tensors = {
         "model.embed_tokens.weight": random(fields["vocab_size"], hidden),
         "model.norm.weight": 0.5 + random(hidden),

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpt_oss_checkpoints import TINY as GPT_OSS
+from gpt_oss_checkpoints import make_tensors, write_folder
 from ranks_helpers import OPTIONS
 
 from octavo import LLM, SamplingParams
@@ -38,8 +40,12 @@ def make_llm(folder: Path, family: str, **options: Any) -> LLM:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
+    check_ranks([make_llm(tmp_path, family, tensor_parallel_size=size) for size in (1, 2)])
+
+
+def check_ranks(llms: list[LLM]) -> None:
+    """Compare an engine with one of two ranks, and end it."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    llms = [make_llm(tmp_path, family, tensor_parallel_size=size) for size in (1, 2)]
     expected, found = ([output.outputs[0] for output in llm.generate(PROMPTS, params)] for llm in llms)
     llms[1].engine.close()
     assert [c.token_ids for c in found] == [c.token_ids for c in expected]
@@ -53,3 +59,17 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2 ranks must divide the model's 47 columns of an expert"):
         make_llm(tmp_path, "MixtralForCausalLM", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_ranks_cut_sinks_biases_and_blocks(quantization: str, tmp_path: Path) -> None:
+    fields = GPT_OSS | {"intermediate_size": 128, "num_hidden_layers": 2, "layer_types": None}
+    write_folder(tmp_path, fields, make_tensors(fields))
+    options = OPTIONS | {"load_format": "auto", "quantization": quantization}
+    check_ranks([LLM(str(tmp_path), tensor_parallel_size=size, **options) for size in (1, 2)])
+
+
+def test_ranks_that_would_cut_blocks_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, GPT_OSS, make_tensors(GPT_OSS))
+    with pytest.raises(ConfigError, match=r"down_proj\.weight: a rank cannot have the columns from 0 to 48"):
+        LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS | {"load_format": "auto"})

@@ -120,8 +120,8 @@ class _Mxfp4Stack:
     def weight(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
         if int(self._exponents.max()) > LARGEST_EXPONENT:
             raise UnsupportedModelError(
-                f"{self._first_name} and other experts have scales above 2, which the GPU's kernels for MXFP4 "
-                'do not support; use quantization="none"'
+                f"{self._first_name} and other experts have scales above 2, which the GPU's kernels do not "
+                'support; use quantization="none"'
             )
         return Mxfp4ExpertWeight(self._values, self._exponents, bias)
 

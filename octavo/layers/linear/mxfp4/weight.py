@@ -89,8 +89,8 @@ def check_columns(name: str, start: int, stop: int) -> None:
     """
     if start % BLOCK or stop % BLOCK:
         raise ConfigError(
-            f"{name}: ranks cannot have the columns from {start} to {stop}: {BLOCK} of them share an exponent; "
-            "use fewer ranks"
+            f"{name}: a rank cannot have the columns from {start} to {stop}: {BLOCK} of them share an "
+            "exponent; use fewer ranks"
         )
 
 
