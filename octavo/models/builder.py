@@ -40,6 +40,7 @@ from octavo.layers.moe.stacked import StackedExperts
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
+from octavo.models.experts.config import expert_part
 from octavo.models.experts.loading import ExpertShape, read_stacked
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
@@ -151,7 +152,7 @@ class Builder:
     def _experts(self, prefix: str) -> ExpertFeedForward:
         config, experts = self._config, self._config.experts
         assert experts is not None, "a network without experts"
-        inner = shard_range(experts.size, self._parallel, what="columns of an expert")
+        inner = expert_part(experts, self._parallel)
         rows = slice(inner.start, inner.stop)
         norm = self._norm(f"{prefix}.post_attention_layernorm")
         has_bias = experts.has_bias
