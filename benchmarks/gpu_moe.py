@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 from support.common import make_parser, publish, table
@@ -207,8 +208,8 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
     sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
 
-    products = mxfp4_grouped if shape.is_mxfp4 else float_grouped
-    few_products = mxfp4_few if shape.is_mxfp4 else float_few
+    products: ModuleType = mxfp4_grouped if shape.is_mxfp4 else float_grouped
+    few_products: ModuleType = mxfp4_few if shape.is_mxfp4 else float_few
 
     def grouped(i: int, tiling: GroupedTiling, is_gated: bool) -> Tensor:
         slots = row_slots(num_tokens, per_expert, tiling.rows)

@@ -120,10 +120,10 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     # A token for each block: no sum has numbers of several exponents.
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
-        from octavo.layers.moe.tiling import MXFP4_TILING
+        from octavo.layers.moe.tiling import MXFP4_FEW_TILING
         from octavo.layers.moe.triton.mxfp4_few import few_down
 
-        got = few_down(x, down, *choice, None, MXFP4_TILING)
+        got = few_down(x, down, *choice, None, MXFP4_FEW_TILING)
     else:
         from octavo.layers.moe.triton.grouped import SortedPairs
         from octavo.layers.moe.triton.mxfp4_grouped import down_rows

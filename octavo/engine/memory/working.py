@@ -151,6 +151,9 @@ def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
     qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
     attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
+    if model.has_sinks:
+        # The float32 result that they join.
+        attention += _FLOAT32 * model.num_heads * model.head_dim
     # [gate | up], and the activation of it.
     feed_forward = itemsize * 3 * model.intermediate_size
     if model.experts is not None:

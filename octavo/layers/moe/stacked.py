@@ -2,18 +2,13 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import ModuleType
 
 from torch import Tensor
 
-from octavo.layers.moe.choice import choose_product
+from octavo.layers.moe.choice import Product, choose_product
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import (
-    DOWN_TILING,
-    GATE_UP_TILING,
-    MXFP4_TILING,
-    choose_grouped_tiling,
-    row_slots,
-)
+from octavo.layers.moe.tiling import choose_few_tiling, choose_grouped_tiling, row_slots
 from octavo.layers.moe.weight import ExpertWeight, Mxfp4ExpertWeight
 
 
@@ -45,20 +40,13 @@ class StackedExperts:
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        from octavo.layers.moe.triton import few, mxfp4_few
-
-        products, tiling = few, GATE_UP_TILING
-        if isinstance(self.gate_up, Mxfp4ExpertWeight):
-            products, tiling = mxfp4_few, MXFP4_TILING
-        inner = products.few_gate_up(x, self.gate_up, choice.experts, self.activation, tiling)
-        products, tiling = few, DOWN_TILING
-        if isinstance(self.down, Mxfp4ExpertWeight):
-            products, tiling = mxfp4_few, MXFP4_TILING
-        return products.few_down(inner, self.down, *choice, residual, tiling)
+        gate_up, down = (_kernels(weight, "few") for weight in (self.gate_up, self.down))
+        up_tiling, down_tiling = (choose_few_tiling(weight) for weight in (self.gate_up, self.down))
+        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.few_down(inner, self.down, *choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
-        from octavo.layers.moe.triton import grouped, mxfp4_grouped
         from octavo.layers.moe.triton.combine import combine_rows
         from octavo.layers.moe.triton.grouped import SortedPairs
         from octavo.layers.moe.triton.sort import sort_pairs
@@ -71,8 +59,16 @@ class StackedExperts:
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
         pairs, starts = sort_pairs(choice.experts, num_experts)
         by_expert = SortedPairs(pairs, starts, num_chosen, row_slots(num_tokens, per_expert, up_tiling.rows))
-        products = mxfp4_grouped if isinstance(self.gate_up, Mxfp4ExpertWeight) else grouped
-        inner = products.gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)
-        products = mxfp4_grouped if isinstance(self.down, Mxfp4ExpertWeight) else grouped
-        rows = products.down_rows(inner, self.down, by_expert, down_tiling)
+        gate_up, down = (_kernels(weight, "grouped") for weight in (self.gate_up, self.down))
+        inner = gate_up.gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)
+        rows = down.down_rows(inner, self.down, by_expert, down_tiling)
         return combine_rows(rows, choice.weights, residual)
+
+
+def _kernels(weight: ExpertWeight | Mxfp4ExpertWeight, product: Product) -> ModuleType:
+    """Return the module with a product's kernels for a form of weights."""
+    from octavo.layers.moe.triton import few, grouped, mxfp4_few, mxfp4_grouped
+
+    if isinstance(weight, Mxfp4ExpertWeight):
+        return mxfp4_few if product == "few" else mxfp4_grouped
+    return few if product == "few" else grouped

@@ -9,10 +9,9 @@ from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.weight import ExpertWeight, Mxfp4ExpertWeight
 
 # Of products of 1 to 4 tokens, each pair by itself.
-GATE_UP_TILING = Tiling(columns=4, depth=1024, num_warps=2)
-DOWN_TILING = Tiling(columns=4, depth=1024, num_warps=2)
+FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
 # The same of MXFP4: a warp loads 512 bytes, 1024 numbers of a row.
-MXFP4_TILING = Tiling(columns=4, depth=1024, num_warps=1)
+MXFP4_FEW_TILING = Tiling(columns=4, depth=1024, num_warps=1)
 
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
@@ -39,6 +38,11 @@ class GroupedTiling:
     num_warps: int
     num_stages: int
     tma: bool
+
+
+def choose_few_tiling(weight: ExpertWeight | Mxfp4ExpertWeight) -> Tiling:
+    """Return the tiling of a product of 1 to 4 tokens."""
+    return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 
 def choose_grouped_tiling(
