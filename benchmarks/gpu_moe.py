@@ -1,18 +1,21 @@
 """A layer of experts on one GPU, by parts, beside its bound and beside torch._grouped_mm.
 
-    python benchmarks/gpu_moe.py [--models 30b-a3b mixtral olmoe] [--tokens 1 2 4 ... 4096] [--save MACHINE]
+    python benchmarks/gpu_moe.py [--models 30b-a3b mixtral olmoe gpt-oss-20b] [--tokens 1 2 4 ... 4096]
+                                 [--save MACHINE]
     python benchmarks/gpu_moe.py --sweep [--models ...] [--tokens ...]
 
 Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
 bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
-table, then one line of JSON. --sweep times tilings of both products.
+table, then one line of JSON. --sweep times tilings of both products. gpt-oss's experts are MXFP4 with biases,
+which torch._grouped_mm has not.
 """
 
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 from support.common import make_parser, publish, table
@@ -23,12 +26,15 @@ from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice, Router
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import GroupedTiling, row_slots
+from octavo.layers.moe.triton import few as float_few
+from octavo.layers.moe.triton import grouped as float_grouped
+from octavo.layers.moe.triton import mxfp4_few, mxfp4_grouped
 from octavo.layers.moe.triton.combine import combine_rows
-from octavo.layers.moe.triton.few import few_down, few_gate_up
-from octavo.layers.moe.triton.grouped import SortedPairs, down_rows, gate_up_rows
+from octavo.layers.moe.triton.grouped import SortedPairs
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gated_activation
@@ -47,16 +53,33 @@ class Shape:
     num_chosen: int
     hidden: int
     inner: int
+    is_mxfp4: bool = False
 
     @property
-    def expert_bytes(self) -> int:
-        return 2 * 3 * self.hidden * self.inner
+    def expert_bytes(self) -> float:
+        return (17 / 32 if self.is_mxfp4 else 2) * 3 * self.hidden * self.inner
+
+    @property
+    def activation(self) -> str:
+        return "clamped_swiglu" if self.is_mxfp4 else "silu"
+
+    def weight(self, rows: int, size: int) -> ExpertWeight | Mxfp4ExpertWeight:
+        """Return a random projection of all experts."""
+        if not self.is_mxfp4:
+            return ExpertWeight(random(self.num_experts, rows, size))
+        units = torch.randint(
+            -(2**15), 2**15, (self.num_experts, rows, size // 4), dtype=torch.int16, device="cuda"
+        )
+        exponents = units.new_full((self.num_experts, rows, size // 32), 120, dtype=torch.uint8)
+        return Mxfp4ExpertWeight(units, exponents, random(self.num_experts, rows))
 
 
 MODELS = {
     "30b-a3b": Shape(128, 8, 2048, 768),
     "mixtral": Shape(8, 2, 4096, 14336),
     "olmoe": Shape(64, 8, 2048, 1024),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, is_mxfp4=True),
+    "gpt-oss-120b": Shape(128, 4, 2880, 2880, is_mxfp4=True),
 }
 
 
@@ -67,9 +90,9 @@ class Layers:
         self.shape = shape
         self.experts = [
             StackedExperts(
-                ExpertWeight(random(shape.num_experts, 2 * shape.inner, shape.hidden)),
-                ExpertWeight(random(shape.num_experts, shape.hidden, shape.inner)),
-                "silu",
+                shape.weight(2 * shape.inner, shape.hidden),
+                shape.weight(shape.hidden, shape.inner),
+                shape.activation,
             )
             for _ in range(num_copies)
         ]
@@ -126,7 +149,8 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
     if num_tokens <= 16:
         times["few"] = layers.microseconds(lambda i: layers.experts[i].few(x, choices[i]))
-    times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
+    if not shape.is_mxfp4:
+        times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
     best = min(times["grouped"], times.get("few", times["grouped"]))
     return {
         "tokens": num_tokens,
@@ -137,8 +161,11 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def few_candidates(*, is_gated: bool) -> list[Tiling]:
+def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> list[Tiling]:
     """Tilings of one row's products."""
+    if is_mxfp4:
+        sizes = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 4), (16, 4)]
+        return [Tiling(rows, depth, warps) for rows, warps in sizes for depth in (1024, 2048)]
     sizes = [(4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (2, 1024, 2), (2, 1024, 1), (4, 512, 2)]
     more = (
         [(4, 2048, 4), (8, 512, 2), (2, 2048, 4)] if is_gated else [(1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
@@ -146,8 +173,17 @@ def few_candidates(*, is_gated: bool) -> list[Tiling]:
     return [Tiling(*size) for size in sizes + more]
 
 
-def grouped_candidates(per_expert: float, *, is_gated: bool) -> list[GroupedTiling]:
-    """Tilings for about so many rows per expert: rows, columns, warps and stages, all of depth 64."""
+def grouped_candidates(per_expert: float, *, is_gated: bool, is_mxfp4: bool) -> list[GroupedTiling]:
+    """Tilings for about so many rows per expert: rows, columns, warps and stages, all of depth 64.
+
+    Those of MXFP4 have other depths.
+    """
+    if is_mxfp4:
+        few = per_expert <= 48
+        sizes = itertools.product(
+            (16, 32, 64) if few else (64, 128, 256), (64, 128), (64, 128, 256), (4, 8), (3, 5)
+        )
+        return [GroupedTiling(*size, tma=False) for size in sizes]
     if per_expert <= 48:
         sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
     elif is_gated:
@@ -173,27 +209,30 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
     sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
 
+    products: ModuleType = mxfp4_grouped if shape.is_mxfp4 else float_grouped
+    few_products: ModuleType = mxfp4_few if shape.is_mxfp4 else float_few
+
     def grouped(i: int, tiling: GroupedTiling, is_gated: bool) -> Tensor:
         slots = row_slots(num_tokens, per_expert, tiling.rows)
         by, experts = SortedPairs(*sorts[i], shape.num_chosen, slots), layers.experts[i]
         if is_gated:
-            return gate_up_rows(x, experts.gate_up, by, experts.activation, tiling)
-        return down_rows(inner, experts.down, by, tiling)
+            return products.gate_up_rows(x, experts.gate_up, by, experts.activation, tiling)
+        return products.down_rows(inner, experts.down, by, tiling)
 
     def few(i: int, tiling: Tiling, is_gated: bool) -> Tensor:
         choice, experts = choices[i], layers.experts[i]
         if is_gated:
-            return few_gate_up(x, experts.gate_up, choice.experts, experts.activation, tiling)
-        return few_down(inner, experts.down, *choice, None, tiling)
+            return few_products.few_gate_up(x, experts.gate_up, choice.experts, experts.activation, tiling)
+        return few_products.few_down(inner, experts.down, *choice, None, tiling)
 
     best: dict[str, object] = {"tokens": num_tokens}
     for is_gated in (True, False):
         runs: dict[object, Callable[[int], Tensor]] = {}
         if num_tokens <= 4:
-            for tiling in few_candidates(is_gated=is_gated):
+            for tiling in few_candidates(is_gated=is_gated, is_mxfp4=shape.is_mxfp4):
                 runs[tiling] = partial(few, tiling=tiling, is_gated=is_gated)
         else:
-            for tiling in grouped_candidates(per_expert, is_gated=is_gated):
+            for tiling in grouped_candidates(per_expert, is_gated=is_gated, is_mxfp4=shape.is_mxfp4):
                 runs[tiling] = partial(grouped, tiling=tiling, is_gated=is_gated)
         compile_kernels(lambda runs=runs: run_once(runs.values()), lambda done, number: None)
         ranked = sorted((round(layers.microseconds(run), 1), str(tiling)) for tiling, run in runs.items())

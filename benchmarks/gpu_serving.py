@@ -1,4 +1,4 @@
-"""Serving workloads on one NVIDIA GPU: random weights in Qwen3's shapes, temperature 0.6, no detokenising.
+"""Serving workloads on one NVIDIA GPU: random weights in the shapes of Qwen3 and gpt-oss, temperature 0.6.
 
 Prints tokens per second, or time to first token, beside the physical bound (support/gpu_bound.py: bytes at
 the measured copy bandwidth plus operations at the measured matrix rate), beside Hugging Face transformers,
@@ -22,10 +22,10 @@ import torch
 from peers.hf_serving import LABEL, measure_peer
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
-from support.gpu_bound import SHAPES, bound_s
+from support.gpu_bound import SHAPES, bound_s, label
 from support.gpu_model import load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
-from support.gpu_workloads import WORKLOADS, Workload, recorded_vllm, run_figures
+from support.gpu_workloads import SHORT_WORKLOADS, WORKLOADS, Workload, recorded_vllm, run_figures
 from support.model_folder import model_config
 from support.startup import measure_startup
 
@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--workloads", default=",".join(SHORT_WORKLOADS))
     parser.add_argument("--sharing", choices=["on", "off", "both"], default="on", help="share_prefixes")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of weights")
@@ -128,7 +128,7 @@ def print_report(report: Figures) -> None:
     both, vllm = report["sharing"] == "both", report["vllm_version"]
     header = [
         "workload",
-        f"Octavo, Qwen3-{report['model']}: best (first)",
+        f"Octavo, {label(report['model'])}: best (first)",
         "of bound",
         *(["without sharing"] if both else []),
         *([report["peer"]] if report["peer"] else []),

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support.gpu_bound import label
 from support.gpu_workloads import recorded_vllm
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "gpu_serving.png"
@@ -107,7 +108,7 @@ def draw_panel(axes: Any, report: dict[str, Any], workload: str) -> set[str]:
 def describe(report: dict[str, Any]) -> str:
     """The model, and the cache's dtype where it is not the model's."""
     cache = report.get("kv_cache_dtype", "auto")
-    return f"Qwen3-{report['model']}" + ("" if cache == "auto" else f" {cache} KV")
+    return label(report["model"]) + ("" if cache == "auto" else f" {cache} KV")
 
 
 if __name__ == "__main__":

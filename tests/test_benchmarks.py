@@ -1,12 +1,15 @@
 """The arithmetic behind benchmark figures: a wrong bound makes every fraction of it wrong."""
 
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
 from random import Random
 
 import pytest
+
+from octavo.models import ModelConfig, parameter_shapes
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +44,34 @@ def test_the_bound_counts_every_distinct_prefix_once(seed: int) -> None:
         expected += gpu_bound.step_bytes("0.6b", num_tokens) / bandwidth
         expected += 2 * (weights + head) * workload.n * len(live) / flops
     assert gpu_bound.bound_s("0.6b", workload, bandwidth, flops, 2) == pytest.approx(expected, rel=1e-9)
+
+
+def test_bounds_know_the_weights_of_the_models() -> None:
+    from support import gpu_bound
+    from support.model_folder import model_config
+
+    for size in gpu_bound.SHAPES:
+        config = ModelConfig.from_hf(model_config(size))
+        shapes = parameter_shapes(config)
+        found = sum(
+            math.prod(shape)
+            for name, shape in shapes.items()
+            if name.startswith("model.layers") and len(shape) == 2
+        )
+        weights, head = gpu_bound.num_weights(size, num_tokens=10**6)
+        assert (weights, head) == (found, math.prod(shapes["model.embed_tokens.weight"]))
+
+
+def test_a_window_bounds_the_keys_that_a_step_reads() -> None:
+    """Half of gpt-oss's layers read 128 keys of a sequence, and its experts are 4 bits and a scale."""
+    from support import gpu_bound
+
+    size, kv_bytes = "gpt-oss-20b", 24 * 2 * 8 * 64 * 2
+    short, long = (gpu_bound.step_bytes(size, num, num_tokens=2) for num in (200, 2000))
+    assert long - short == kv_bytes * ((2000 + 256) / 2 - 200)
+    experts = gpu_bound.num_expert_weights(size, 2)
+    dense = sum(gpu_bound.num_weights(size, 2)) - experts
+    assert short == pytest.approx(2 * dense + experts * 17 / 32 + 200 * kv_bytes)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A Qwen3 of random weights on an NVIDIA GPU, and one timed run of a workload on it."""
+"""A model of random weights on an NVIDIA GPU, and one timed run of a workload on it."""
 
 import time
 from typing import Any

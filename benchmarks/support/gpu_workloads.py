@@ -116,6 +116,12 @@ def fewshot() -> Workload:
     return Workload([examples + _ids(rng, rng.randint(16, 32)) for _ in range(512)], [1] * 512)
 
 
+def thousands() -> Workload:
+    """3,000 requests, 1000 in, 1000 out."""
+    rng = Random(9000)
+    return Workload([_ids(rng, 1000) for _ in range(3000)], [1000] * 3000)
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "single": single,
     "ttft8k": ttft8k,
@@ -125,4 +131,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "samples64x8": samples64x8,
     "rag": rag,
     "fewshot": fewshot,
+    "thousands": thousands,
 }
+# The others take minutes.
+SHORT_WORKLOADS = [name for name in WORKLOADS if name != "thousands"]

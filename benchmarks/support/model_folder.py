@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from .gpu_bound import EXPERTS, KV_HEADS, SHAPES
+from .gpu_bound import EXPERTS, KV_HEADS, SHAPES, WINDOW, head_dim, is_gpt_oss, vocabulary
 
 # For tests of the scripts, on a CPU.
 _TINY = {
@@ -24,10 +24,17 @@ _TINY = {
 }  # fmt: skip
 
 
+_NOT_CONVERTED = [
+    "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+]  # fmt: skip
+
+
 def model_config(size: str) -> dict[str, Any]:
     """Fields of config.json, for a key of SHAPES or "tiny"."""
     if size == "tiny":
         return _TINY
+    if is_gpt_oss(size):
+        return _gpt_oss_config(size)
     hidden, layers, heads, inner = SHAPES[size]
     fields = dict(  # noqa: C408
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128,
@@ -44,6 +51,26 @@ def model_config(size: str) -> dict[str, Any]:
         architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=number,
         num_experts_per_tok=chosen, moe_intermediate_size=inner, norm_topk_prob=True, decoder_sparse_step=1,
         mlp_only_layers=[],
+    )  # fmt: skip
+
+
+def _gpt_oss_config(size: str) -> dict[str, Any]:
+    """As published, experts in MXFP4."""
+    hidden, layers, heads, inner = SHAPES[size]
+    number, chosen = EXPERTS[size]
+    return dict(  # noqa: C408
+        architectures=["GptOssForCausalLM"], model_type="gpt_oss", head_dim=head_dim(size),
+        num_key_value_heads=KV_HEADS[size], hidden_act="silu", rms_norm_eps=1e-5, rope_theta=150000,
+        rope_scaling={
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        max_position_embeddings=131072, attention_bias=True, swiglu_limit=7.0, vocab_size=vocabulary(size),
+        eos_token_id=200002, torch_dtype="bfloat16", sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2), tie_word_embeddings=False,
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+        num_local_experts=number, num_experts_per_tok=chosen,
+        quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": _NOT_CONVERTED},
     )  # fmt: skip
 
 

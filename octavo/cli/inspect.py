@@ -5,6 +5,7 @@ from dataclasses import replace
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.layers.linear.choice import describe_layers
+from octavo.layers.moe.choice import describe_stacked
 from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
 from octavo.models.experts.config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
@@ -86,13 +87,17 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
 def _quantised(plan: ExecutionPlan) -> Rows:
     """What stays quantised, its bytes, and how it is multiplied."""
     rows = [
-        (f"of these, {kind}", f"{gib(num_bytes)}; {describe_layers(kind, plan.device, plan.dtype)}")
+        (f"of these, {kind}", f"{gib(num_bytes)}; {_describe(kind, plan)}")
         for kind, num_bytes in plan.quantised_bytes.items()
     ]
     if plan.num_dequantised:
         name = str(plan.dtype).removeprefix("torch.")
         rows.append(("dequantised while loading", f"{plan.num_dequantised} matrices become {name}"))
     return rows
+
+
+def _describe(kind: str, plan: ExecutionPlan) -> str:
+    return describe_stacked(kind, plan.device, plan.dtype) or describe_layers(kind, plan.device, plan.dtype)
 
 
 def _memory(plan: ExecutionPlan) -> Rows:

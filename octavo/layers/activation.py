@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from octavo.gpu.device import has_triton
+from octavo.layers.clamped_swiglu import NAME as CLAMPED
+from octavo.layers.clamped_swiglu import clamped_swiglu
 from octavo.layers.cpu import layers as cpu_layers
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -17,7 +19,10 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 def activate_and_multiply(gate_up: Tensor, name: str) -> Tensor:
-    """Return activation(gate) * up, [T, n], of [T, 2 n] = [gate | up]; name is one of ACTIVATIONS."""
+    """Return activation(gate) * up, [T, n], of [T, 2 n] = [gate | up].
+
+    The name is one of ACTIVATIONS, or "clamped_swiglu", which is no product of an activation and up.
+    """
     if has_triton(gate_up):
         from octavo.layers.triton.activation import gated_activation
 
@@ -25,4 +30,6 @@ def activate_and_multiply(gate_up: Tensor, name: str) -> Tensor:
     if name == "silu" and cpu_layers.unsupported_reason(gate_up) is None:
         return cpu_layers.compiled_layers().silu_and_multiply(gate_up)
     gate, up = gate_up.chunk(2, -1)
+    if name == CLAMPED:
+        return clamped_swiglu(gate, up)
     return ACTIVATIONS[name](gate).mul_(up)

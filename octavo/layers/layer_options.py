@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from octavo.layers.norm import HeadRMSNorm
 
 
@@ -16,6 +18,7 @@ class LayerOptions:
         window: a token sees its last `window` keys, itself included; None: all.
         softcap: bound of the scores; 0: none.
         qk_norm: norm of q and k heads before the rotation, or None.
+        sinks: [H] score of one more key of each query head, whose value is 0; None: there is none.
     """
 
     layer: int
@@ -24,3 +27,4 @@ class LayerOptions:
     window: int | None
     softcap: float
     qk_norm: HeadRMSNorm | None
+    sinks: Tensor | None = None

@@ -39,7 +39,8 @@ from octavo.layers.moe.router import Router
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
-from octavo.models.experts.loading import read_stacked
+from octavo.models.experts.config import expert_part
+from octavo.models.experts.loading import ExpertShape, read_stacked
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
 
@@ -128,6 +129,7 @@ class Builder:
                 window=config.layer_windows[index],
                 softcap=config.attention_softcap,
                 qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
+                sinks=self._sinks(block) if config.has_sinks else None,
             ),
         )
 
@@ -149,31 +151,35 @@ class Builder:
     def _experts(self, prefix: str) -> ExpertFeedForward:
         config, experts = self._config, self._config.experts
         assert experts is not None, "a network without experts"
-        inner = shard_range(experts.size, self._parallel, what="columns of an expert")
+        inner = expert_part(experts, self._parallel)
         rows = slice(inner.start, inner.stop)
         norm = self._norm(f"{prefix}.post_attention_layernorm")
+        has_bias = experts.has_bias
         router = Router(
             self._checkpoint.read(f"{prefix}.mlp.gate.weight"),
             experts.num_chosen,
             experts.renormalises,
             self._deterministic,
+            self._checkpoint.read(f"{prefix}.mlp.gate.bias") if has_bias else None,
         )
         names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
         if stacks_experts(router.weight):
+            shape = ExpertShape(
+                len(inner), config.hidden_size, has_bias, adds_down_bias=self._parallel.rank == 0
+            )
             mixture = read_stacked(
                 self._checkpoint,
                 names,
                 self._part(rows),
-                len(inner),
-                config.hidden_size,
+                shape,
                 activation=config.activation,
                 deterministic=self._deterministic,
             )
         else:
             inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
             mixture = ListedExperts(
-                [self._fused(pair, [rows, rows], has_bias=False, num_interleaved=0) for pair in inputs],
-                [self._row_parallel(f"{name}.down_proj", rows, has_bias=False) for name in names],
+                [self._fused(pair, [rows, rows], has_bias, num_interleaved=0) for pair in inputs],
+                [self._row_parallel(f"{name}.down_proj", rows, has_bias) for name in names],
                 config.activation,
             )
         return ExpertFeedForward(norm, router, mixture, self._parallel)
@@ -182,6 +188,10 @@ class Builder:
         q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
         names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
         return self._fused(names, [q_rows, kv_rows, kv_rows], self._config.has_qkv_bias, num_interleaved=2)
+
+    def _sinks(self, prefix: str) -> Tensor:
+        heads = self.heads.query
+        return self._checkpoint.read(f"{prefix}.sinks", rows=self._part(slice(heads.start, heads.stop)))
 
     def _qk_norm(self, prefix: str) -> HeadRMSNorm:
         q, k = (

@@ -102,8 +102,8 @@ class Checkpoint:
         """Return whether a matrix is to be read by read_quantised."""
         return name in self._quantised
 
-    def kind_of(self, name: str) -> str | None:
-        """Return the kind of a matrix that stays quantised (see QuantisedWeight), None for others."""
+    def kept_kind(self, name: str) -> str | None:
+        """Return the kind of a matrix that stays quantised; None: it does not."""
         storage = self._quantised.get(name)
         return None if storage is None else storage.kind
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
+from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
+from octavo.models.formats.mxfp4 import Mxfp4Scheme
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.layer_fields import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.registry import Family, find_family
@@ -20,6 +22,8 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+# Constants of gpt-oss's activation.
+_SWIGLU_VALUES = {"swiglu_limit": (LIMIT,), "swiglu_alpha": (SLOPE,)}
 
 # Keys whose features Octavo does not support, and the values, besides null, that switch the feature off.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
@@ -63,7 +67,7 @@ class ModelConfig:
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
-        activation: that of the feed-forward gate: "silu", "gelu" or "gelu_tanh".
+        activation: that of the feed-forward gate: "silu", "gelu", "gelu_tanh" or "clamped_swiglu".
         has_qkv_bias: q, k and v projections have biases.
         has_output_bias: the attention output projection has a bias.
         has_mlp_bias: the feed-forward projections have biases.
@@ -71,6 +75,7 @@ class ModelConfig:
         has_wide_qk_norm: queries are normalised over all heads before the rotation, and keys likewise.
         has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
+        has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
         embedding_multiplier: factor of embeddings.
         attention_scale: factor of q.k.
         attention_softcap: bound of attention scores; 0: none.
@@ -104,6 +109,7 @@ class ModelConfig:
     has_wide_qk_norm: bool
     has_post_norms: bool
     has_fused_projections: bool
+    has_sinks: bool
     embedding_multiplier: float
     attention_scale: float
     attention_softcap: float
@@ -131,7 +137,7 @@ class ModelConfig:
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
         _require_neutral(fields, family)
-        read_scheme(config)
+        _check_scheme(config, family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -161,6 +167,7 @@ class ModelConfig:
             has_wide_qk_norm=family.has_wide_qk_norm,
             has_post_norms=family.has_post_norms,
             has_fused_projections=family.has_fused_projections,
+            has_sinks=family.has_sinks,
             embedding_multiplier=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
             attention_scale=_attention_scale(fields, family, head_dim),
             attention_softcap=_softcap(
@@ -198,6 +205,16 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     fields.require_neutral(neutral)
 
 
+def _check_scheme(config: Mapping[str, object], family: Family) -> None:
+    scheme = read_scheme(config)
+    has_layout = family.experts is not None and family.experts.has_bias
+    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
+            f"GptOssForCausalLM, not for {family.architecture}"
+        )
+
+
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     """A text-only checkpoint may keep its fields one level down."""
     text = config.get("text_config")
@@ -220,7 +237,10 @@ def _activation(fields: ConfigFields, family: Family) -> str:
         raise UnsupportedModelError(
             f"{fields.where}: {key} = {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
         )
-    return _ACTIVATIONS[str(name)]
+    if family.experts is None or not family.experts.has_bias:
+        return _ACTIVATIONS[str(name)]
+    fields.require_neutral({key: ("silu",), **_SWIGLU_VALUES})
+    return NAME
 
 
 def _attention_scale(fields: ConfigFields, family: Family, head_dim: int) -> float:

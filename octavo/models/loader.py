@@ -72,7 +72,8 @@ def load_decoder(
             "queries spans the heads of all ranks; use deterministic=False"
         )
     shapes = parameter_shapes(config)
-    weights = with_own_projections(with_expert_names(weights), config)
+    has_biases = config.experts is not None and config.experts.has_bias
+    weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
     kept = kept_storage(

@@ -30,7 +30,10 @@ def num_active_parameters(config: ModelConfig) -> int:
     if experts is None:
         return num_parameters(config)
     unused = (experts.number - experts.num_chosen) * sum(experts.layers)
-    return num_parameters(config) - unused * 3 * experts.size * config.hidden_size
+    size = 3 * experts.size * config.hidden_size
+    if experts.has_bias:
+        size += 2 * experts.size + config.hidden_size
+    return num_parameters(config) - unused * size
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
@@ -46,6 +49,8 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= _linear_shapes("self_attn.o_proj", config.hidden_size, q_size, config.has_output_bias)
     if config.has_qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.has_sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
     if config.has_wide_qk_norm:
         shapes |= {"self_attn.q_norm.weight": (q_size,), "self_attn.k_norm.weight": (kv_size,)}
     return shapes
@@ -56,9 +61,9 @@ def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]
     experts = config.experts
     if experts is None or not experts.layers[layer]:
         return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
-    shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, has_bias=False)
+    shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, experts.has_bias)
     for index in range(experts.number):
-        shapes |= _feed_forward_shapes(f"mlp.experts.{index}", config, experts.size, has_bias=False)
+        shapes |= _feed_forward_shapes(f"mlp.experts.{index}", config, experts.size, experts.has_bias)
     return shapes
 
 

@@ -58,12 +58,15 @@ class ExpertFamily:
         renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
         has_dense_layers: config.json may give layers a feed-forward instead (decoder_sparse_step,
             mlp_only_layers).
+        has_bias: the router and the experts have biases, the experts' activation is "clamped_swiglu", and
+            checkpoints have them in gpt-oss's layout.
     """
 
     number_key: str = "num_experts"
     size_key: str = "intermediate_size"
     renormalises: bool | None = None
     has_dense_layers: bool = False
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,7 @@ class Family:
         has_local_rope: sliding layers have rotary frequencies of their own.
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
+        has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
         experts: its mixtures of experts, or None.
         defaults: values of keys that its config.json may leave out.
     """
@@ -109,6 +113,7 @@ class Family:
     has_local_rope: bool = False
     has_nope_layers: bool = False
     has_fused_projections: bool = False
+    has_sinks: bool = False
     experts: ExpertFamily | None = None
     defaults: Mapping[str, object]
 
@@ -122,6 +127,24 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096,
     "eos_token_id": 1,
     "bos_token_id": 2,
+}
+
+_GPT_OSS_DEFAULTS = {
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
 }
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -189,6 +212,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 has_wide_qk_norm=True,
                 experts=ExpertFamily(),
                 defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+            ),
+            Family(
+                architecture="GptOssForCausalLM",
+                model_type="gpt_oss",
+                window_rule="all_but_every_nth",
+                has_sinks=True,
+                experts=ExpertFamily(number_key="num_local_experts", renormalises=True, has_bias=True),
+                defaults=_GPT_OSS_DEFAULTS,
             ),
             Family(
                 architecture="Phi3ForCausalLM",

@@ -15,13 +15,15 @@ from octavo.errors import ConfigError, FileFormatError, ModelNotFoundError
 from octavo.json_file import is_present, read_json_object
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config import ModelConfig
-from octavo.models.formats.dummy import DummyWeights
+from octavo.models.formats.dummy import DummyMxfp4, DummyWeights
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.models.formats.mxfp4 import Mxfp4Scheme
 from octavo.models.formats.safetensors import SafetensorsWeights
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.fused_names import with_own_projections
+from octavo.models.parameters import parameter_shapes
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.tokenizer import Tokenizer
 
@@ -143,7 +145,7 @@ def open_weights(
     if load_format == "dummy":
         if shapes is None:
             raise ConfigError('load_format "dummy" needs the shapes of the tensors, got None')
-        return DummyWeights(shapes, seed=seed)
+        return (DummyMxfp4 if _has_mxfp4(source) else DummyWeights)(shapes, seed=seed)
     if source.gguf is not None:
         return GGUFWeights(source.gguf)
     scheme = read_scheme(read_config(source))
@@ -159,7 +161,9 @@ def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Ma
         ModelError: the files cannot be read, or are of a kind that Octavo does not have.
     """
     if load_format == "dummy":
-        return {}
+        if not _has_mxfp4(source):
+            return {}
+        return DummyMxfp4(parameter_shapes(ModelConfig.from_hf(read_config(source)))).storage()
     if source.gguf is not None:
         return GGUFWeights(source.gguf).storage()
     if read_scheme(read_config(source)) is None:
@@ -170,6 +174,10 @@ def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Ma
         return weights.storage() if isinstance(weights, QuantisedSource) else {}
     finally:
         weights.close()
+
+
+def _has_mxfp4(source: ModelSource) -> bool:
+    return source.gguf is None and isinstance(read_scheme(read_config(source)), Mxfp4Scheme)
 
 
 def _kind_of_path(path: Path) -> Literal["folder", "file"] | None:

@@ -3,7 +3,7 @@
 from octavo.parallel.connect import connect, expected_sums
 from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import Collectives, PeerLostError, TensorParallel
-from octavo.parallel.shards import HeadShard, shard_heads, shard_range
+from octavo.parallel.shards import HeadShard, shard_blocks, shard_heads, shard_range
 
 __all__ = [
     "Collectives",
@@ -13,6 +13,7 @@ __all__ = [
     "connect",
     "connect_gloo",
     "expected_sums",
+    "shard_blocks",
     "shard_heads",
     "shard_range",
 ]

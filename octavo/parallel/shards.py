@@ -31,6 +31,24 @@ def shard_range(length: int, parallel: TensorParallel, *, what: str) -> range:
     return range(parallel.rank * share, (parallel.rank + 1) * share)
 
 
+def shard_blocks(length: int, block: int, parallel: TensorParallel, *, what: str) -> range:
+    """Return this rank's consecutive part of `length` things, cut between blocks of them, as even as that is.
+
+        10 blocks of 32 things, 4 ranks:    0 to 64, 64 to 160, 160 to 224, 224 to 320
+
+    Raises:
+        ConfigError: there are fewer blocks than ranks; the message names `what`.
+    """
+    num_blocks, size = length // block, parallel.size
+    if length % block or num_blocks < size:
+        raise ConfigError(
+            f"{size} ranks cannot share the model's {length} {what}: they are cut into blocks of {block}; "
+            "use fewer ranks"
+        )
+    start, stop = (num_blocks * rank // size for rank in (parallel.rank, parallel.rank + 1))
+    return range(start * block, stop * block)
+
+
 def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> HeadShard:
     """Return this rank's query heads and the kv heads that they read.
 

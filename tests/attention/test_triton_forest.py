@@ -26,6 +26,7 @@ from octavo.attention.triton import step_map as triton_plan
 from octavo.attention.triton.shapes import TileShape
 from octavo.errors import InvalidArgumentError
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.steps.operators import OperatorStep
 from octavo.layers.steps.triton import TritonStep
 
 THIN = TileShape(rows=16, keys=16, num_warps=4, num_stages=2, programs_per_multiprocessor=3)
@@ -317,6 +318,30 @@ def test_a_step_shares_in_layers_without_a_window():
     assert not torch.equal(shared, flat)
     assert (shared - flat).abs().max() < 1e-5
     assert torch.equal(windowed, flat_windowed)
+
+
+def test_a_steps_layers_have_sinks():
+    """Shared nodes or not, with and without a window: what the public operators compute."""
+    case = shared_case()
+    forest, plan = make_forest(case, thin=None, fat=None)
+    assert plan.num_units > 0
+    cache = KVCache.allocate(
+        num_layers=2, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
+    )
+    cache.data.normal_()
+    metadata = to_device(case).metadata
+    qkv, angles = torch.randn(5, 8 * 16, device=DEVICE), torch.randn(5, 8, device=DEVICE)
+    rotations = torch.stack((angles.cos(), angles.sin()))
+    by_operators = OperatorStep(cache, metadata, 4, "reference")
+    for layer, window in enumerate((None, 20)):
+        sinks = torch.tensor([0.5, -3.0, 4.0, 1.0], device=DEVICE)
+        options = LayerOptions(layer, 0, 0.25, window, 0.0, None, sinks)
+        expected = by_operators.attend(
+            qkv.clone(), torch.polar(torch.ones_like(angles), angles)[:, None], options
+        )
+        for work in (forest, None):
+            step = TritonStep(cache, replace(metadata, work=work), num_heads=4)
+            assert (step.attend(qkv.clone(), rotations, options) - expected).abs().max() < 1e-5
 
 
 def test_refuses_what_it_was_not_made_for():

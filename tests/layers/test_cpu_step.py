@@ -52,6 +52,15 @@ def test_a_step_writes_its_slots_and_attends():
     torch.testing.assert_close(out, expected[:, None].expand(2, NUM_HEADS * HEAD_DIM))
 
 
+def test_sinks_take_their_share_of_the_weights():
+    sinks = torch.tensor([2.0, -torch.inf])
+    out = attend(new_metadata(), replace(OPTIONS, sinks=sinks)).view(2, NUM_HEADS, HEAD_DIM)
+    weight = torch.tensor(0.3 * HEAD_DIM).exp()
+    for head, sink in enumerate(sinks.exp()):
+        expected = torch.stack([weight / (8 + weight + sink), 2 * weight / (8 + 2 * weight + sink)])
+        torch.testing.assert_close(out[:, head], expected[:, None].expand(2, HEAD_DIM))
+
+
 @pytest.mark.parametrize("block_id", [-1, NUM_BLOCKS, NUM_BLOCKS * BLOCK_SIZE - 1, 2**31 - 1])
 def test_a_block_that_does_not_exist_is_named_with_the_blocks_that_do(block_id):
     """With the number of blocks as the bound, not that of slots."""

@@ -1,6 +1,7 @@
 """Attention of a fresh prompt by torch against the definition."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,8 @@ def test_it_is_as_good_as_torch_in_bfloat16(num_heads: int, num_kv_heads: int, h
     assert not unsupported_reason(qkv, options(window=1000), **heads)
     assert unsupported_reason(qkv, options(window=999), **heads)
     assert unsupported_reason(qkv, options(softcap=30.0), **heads)
+    with_sinks = replace(options(), sinks=torch.zeros(num_heads, device="cuda"))
+    assert unsupported_reason(qkv, with_sinks, **heads) == "it has no sinks"
     scale = head_dim**-0.5
     out = attend_dense(qkv, **heads, scale=scale)
     exact, same = (plain(qkv, num_heads, num_kv_heads, scale, dtype) for dtype in (torch.float64, qkv.dtype))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
-from octavo.parallel import TensorParallel, connect_gloo, shard_heads, shard_range
+from octavo.parallel import TensorParallel, connect_gloo, shard_blocks, shard_heads, shard_range
 
 
 class Recorded:
@@ -73,3 +73,11 @@ def test_every_query_head_is_held_once_beside_its_own_kv_head(
         local_group = len(shard.query) // len(shard.kv)
         for index, head in enumerate(shard.query):
             assert shard.kv[index // local_group] == head // (num_heads // num_kv_heads)
+
+
+def test_blocks_are_cut_as_evenly_as_they_go() -> None:
+    parts = [shard_blocks(320, 32, rank, what="columns") for rank in ranks(4)]
+    assert parts == [range(64), range(64, 160), range(160, 224), range(224, 320)]
+    for length in (96, 321):
+        with pytest.raises(ConfigError, match=f"4 ranks cannot share the model's {length} columns"):
+            shard_blocks(length, 32, ranks(4)[0], what="columns")

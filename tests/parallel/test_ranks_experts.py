@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpt_oss_checkpoints import TINY as GPT_OSS
+from gpt_oss_checkpoints import make_tensors, write_folder
 from ranks_helpers import OPTIONS
 
 from octavo import LLM, RequestOutput, SamplingParams
@@ -41,12 +43,16 @@ def make_llm(folder: Path, family: str, **options: Any) -> LLM:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
+    check_ranks(make_llm(tmp_path, family), tmp_path)
+
+
+def check_ranks(one: LLM, folder: Path) -> None:
+    """Compare an engine with two ranks of the same config."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    one = make_llm(tmp_path, family)
 
     def run(rank: int) -> list[RequestOutput]:
         """As one of two ranks, each of which is a thread."""
-        parallel = connect_gloo(rank, 2, tmp_path / "rendezvous")
+        parallel = connect_gloo(rank, 2, folder / "rendezvous")
         return LLM.from_engine(Engine(one.engine.config, parallel=parallel)).generate(PROMPTS, params)
 
     with ThreadPoolExecutor(2) as threads:
@@ -65,3 +71,19 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2 ranks must divide the model's 47 columns of an expert"):
         make_llm(tmp_path, "MixtralForCausalLM", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_ranks_cut_sinks_biases_and_blocks(quantization: str, tmp_path: Path) -> None:
+    # Three blocks of an expert: one rank has two of them.
+    fields = GPT_OSS | {"num_hidden_layers": 2, "layer_types": None}
+    write_folder(tmp_path, fields, make_tensors(fields))
+    options = OPTIONS | {"load_format": "auto", "quantization": quantization}
+    check_ranks(LLM(str(tmp_path), **options), tmp_path)
+
+
+def test_ranks_that_would_cut_blocks_are_refused(tmp_path: Path) -> None:
+    fields = GPT_OSS | {"intermediate_size": 32}
+    write_folder(tmp_path, fields, make_tensors(fields))
+    with pytest.raises(ConfigError, match="2 ranks cannot share the model's 32 columns of an expert"):
+        LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS | {"load_format": "auto"})

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.attention.triton.shapes import padded_head_dim
 from octavo.attention.triton.tiles import LN_2, LOG2_E
-from octavo.gpu.launch import launch
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
 _ROWS = 8
 
@@ -29,6 +29,7 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor, result: Tensor) -> None:
         (-(-num_rows // _ROWS),),
         *(out, lse, sinks, result, num_rows, num_heads, head_dim, padded_head_dim(head_dim), _ROWS),
         num_warps=4,
+        **overlap_options(out),
     )
 
 
@@ -36,12 +37,15 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor, result: Tensor) -> None:
 def _sinks_kernel(
     out_ptr, lse_ptr, sinks_ptr, result_ptr, num_rows,
     NUM_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Merge ROWS rows, each a head of a token."""
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, PADDED_DIM)
     valid = row < num_rows
     inside = valid[:, None] & (d < DIM)[None, :]
+    wait_for_previous(OVERLAP)
     lse = tl.load(lse_ptr + row, mask=valid, other=0.0)
     sink = tl.load(sinks_ptr + row % NUM_HEADS, mask=valid, other=0.0).to(tl.float32)
     top = tl.maximum(lse, sink)

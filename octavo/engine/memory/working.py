@@ -5,7 +5,7 @@ from dataclasses import replace
 from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.models import ModelConfig
-from octavo.models.experts.config import ExpertsConfig
+from octavo.models.experts.config import ExpertsConfig, expert_part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
@@ -37,7 +37,7 @@ def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
     heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
     experts = model.experts
     if experts is not None:
-        experts = replace(experts, size=len(shard_range(experts.size, parallel, what="columns of an expert")))
+        experts = replace(experts, size=len(expert_part(experts, parallel)))
     has_dense_layers = experts is None or not all(experts.layers)
     return replace(
         model,
@@ -151,6 +151,9 @@ def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
     qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
     attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
+    if model.has_sinks:
+        # The float32 result that they join.
+        attention += _FLOAT32 * model.num_heads * model.head_dim
     # [gate | up], and the activation of it.
     feed_forward = itemsize * 3 * model.intermediate_size
     if model.experts is not None:

@@ -3,6 +3,7 @@
     a layer, when it is made      float32 on a CPU        elsewhere
       a weight in blocks          blocks                  grouped
       a weight in float8          float8                  float8_gpu, or float8
+      a weight in MXFP4           mxfp4                   mxfp4; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
@@ -31,6 +32,7 @@ from octavo.layers.linear.float8 import on_torch as float8_on_torch
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.int8 import Int8Linear
+from octavo.layers.linear.mxfp4 import on_torch as mxfp4_on_torch
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import QuantisedWeight
@@ -60,6 +62,7 @@ _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
         # Groups of columns that are no multiple of 32: nothing multiplies them.
         "odd blocks": (),
         "float8": (float8_on_gpu, float8_on_torch),
+        "mxfp4": (mxfp4_on_torch,),
     }
 )
 

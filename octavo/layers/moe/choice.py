@@ -17,6 +17,7 @@ from torch import Tensor
 
 from octavo.gpu.device import has_triton
 from octavo.layers.linear.grouped import linear as grouped
+from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
 
 # Each pair of a token and an expert reads its expert's weight. More tokens share experts.
@@ -26,7 +27,11 @@ Product = Literal["few", "grouped"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
-    {"float8": float8.unsupported_reason, "blocks": grouped.unsupported_reason}
+    {
+        "float8": float8.unsupported_reason,
+        "mxfp4": mxfp4.unsupported_reason,
+        "blocks": grouped.unsupported_reason,
+    }
 )
 
 
@@ -46,6 +51,13 @@ def unstackable_reason(kind: str, device: torch.device, dtype: torch.dtype) -> s
     if kind not in _STACKABLE:
         return f"no kernel multiplies experts in {kind}; there are kernels for {', '.join(_STACKABLE)}"
     return _STACKABLE[kind](device, dtype)
+
+
+def describe_stacked(kind: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say how a GPU multiplies a kind that only experts have, or None; arguments as unstackable_reason."""
+    if kind != "mxfp4" or unstackable_reason(kind, device, dtype) is not None:
+        return None
+    return "experts are dequantised tile by tile, in Triton kernels"
 
 
 def choose_product(num_tokens: int, *, deterministic: bool) -> Product:

@@ -33,12 +33,14 @@ class Router:
         num_chosen: k.
         renormalises: a token's k weights are divided by their sum.
         deterministic: no bit of a token's choice depends on the rest of the batch.
+        bias: [E], added to the logits, or None.
     """
 
     weight: Tensor
     num_chosen: int
     renormalises: bool
     deterministic: bool = False
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Choice:
         """Choose the experts of x [T, hidden]."""
@@ -46,8 +48,11 @@ class Router:
             from octavo.layers.moe.triton.router import choose_experts, router_logits
 
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
-            return Choice(*choose_experts(logits, self.num_chosen, renormalises=self.renormalises))
-        logits = linear(x.float(), self.weight.float())
+            return Choice(
+                *choose_experts(logits, self.num_chosen, renormalises=self.renormalises, bias=self.bias)
+            )
+        bias = None if self.bias is None else self.bias.float()
+        logits = linear(x.float(), self.weight.float(), bias)
         return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises)
 
 

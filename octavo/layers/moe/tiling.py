@@ -6,11 +6,13 @@ import torch
 
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.weight import ExpertWeight
 
 # Of products of 1 to 4 tokens, each pair by itself.
-GATE_UP_TILING = Tiling(columns=4, depth=1024, num_warps=2)
-DOWN_TILING = Tiling(columns=4, depth=1024, num_warps=2)
+FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
+# The same of MXFP4: a warp loads 512 bytes, 1024 numbers of a row.
+MXFP4_FEW_TILING = Tiling(columns=4, depth=1024, num_warps=1)
 
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
@@ -39,8 +41,13 @@ class GroupedTiling:
     tma: bool
 
 
+def choose_few_tiling(weight: ExpertWeight | Mxfp4ExpertWeight) -> Tiling:
+    """Return the tiling of a product of 1 to 4 tokens."""
+    return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
+
+
 def choose_grouped_tiling(
-    rows_per_expert: float, weight: ExpertWeight, *, is_gated: bool, deterministic: bool
+    rows_per_expert: float, weight: ExpertWeight | Mxfp4ExpertWeight, *, is_gated: bool, deterministic: bool
 ) -> GroupedTiling:
     """Return the tiling of a product.
 
@@ -50,6 +57,8 @@ def choose_grouped_tiling(
         is_gated: an activation halves the columns.
         deterministic: one tiling for any number of rows, so that no row's bits depend on it.
     """
+    if isinstance(weight, Mxfp4ExpertWeight):
+        return _mxfp4_tiling(rows_per_expert, deterministic=deterministic)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
@@ -65,6 +74,14 @@ def choose_grouped_tiling(
             return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
     # Three stages leave room for two programs on an SM.
     return GroupedTiling(128, columns, depth, 8, 3, tma)
+
+
+def _mxfp4_tiling(rows_per_expert: float, *, deterministic: bool) -> GroupedTiling:
+    """The weight's tile takes few bytes, but registers: tiles of 64 columns, gate and up each."""
+    rows = _ONE_FOR_ALL
+    if not deterministic:
+        rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
+    return GroupedTiling(rows, 64, 128, 4, 4 if rows <= 32 else 3, tma=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,18 @@ class ExpertWeight:
         values: [E, N, K] contiguous, of the dtype of activations, or float8_e4m3fn.
         scales: [E, K / width, N] float32 contiguous, or None.
         width: numbers of a row that share a scale; K, or a multiple of SCALED_COLUMNS.
+        bias: [E, N] contiguous, or None.
     """
 
     values: Tensor
     scales: Tensor | None = None
     width: int = 0
+    bias: Tensor | None = None
 
     @property
     def form(self) -> Hashable:
         """What decides, beside sizes, which kernels multiply it."""
-        return self.values.dtype, self.width
+        return self.values.dtype, self.width, self.bias is not None
 
     def dequantise(self) -> Tensor:
         """Return the weights [E, N, K] float32."""

@@ -12,6 +12,7 @@ from octavo.attention.checks import bad_slot, check_plan
 from octavo.attention.choice import choose_impl
 from octavo.attention.cpu.kernel import AttendCall, StoreCall, check_status, kernel_library, plan_struct
 from octavo.attention.lengths import check_capacity
+from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import InvalidArgumentError
@@ -64,9 +65,9 @@ class CpuStep:
         _check_slots_shape(slots, num_tokens)
         table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
         partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
-        lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
+        self._lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
         # The structures hold only addresses, so these objects must stay alive.
-        self._alive = (plan, slots, table, positions, partial_out, lse, partial_lse)
+        self._alive = (plan, slots, table, positions, partial_out, partial_lse)
         cache_strides = (data.stride(2), data.stride(4), data.stride(3))
         self._store = StoreCall(
             *(0, 0, 0, 0, slots.data_ptr()),
@@ -75,7 +76,7 @@ class CpuStep:
         )
         self._attend = AttendCall(
             *(0, 0, 0, table.data_ptr(), positions.data_ptr(), None),
-            *(0, lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
+            *(0, self._lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
             *(width, head_dim, *cache_strides, *cache_strides, table.stride(0)),
             *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
         )
@@ -113,4 +114,7 @@ class CpuStep:
         call.q, call.out = base, out.data_ptr()
         call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
         check_status(library.octavo_attend(self._plan, call, threads), self._plan, call)
-        return out
+        if options.sinks is None:
+            return out
+        heads = out.view(num_tokens, self._num_heads, -1)
+        return add_sinks(heads, self._lse, options.sinks, out.dtype)[0].flatten(1)

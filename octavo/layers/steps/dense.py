@@ -21,6 +21,8 @@ def unsupported_reason(
         return "it is for bfloat16 and float16 on Hopper GPUs or later"
     if options.softcap != 0 or (options.window is not None and options.window < qkv.shape[0]):
         return "it has no softcap, and no window shorter than the prompt"
+    if options.sinks is not None:
+        return "it has no sinks"
     # torch's own check before it calls cuDNN: head dims, versions, whether cuDNN is disabled.
     q, k, v = _heads(qkv, num_heads, num_kv_heads)
     is_supported = can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, True))

@@ -69,6 +69,7 @@ class OperatorStep:
             scale=options.scale,
             window=options.window,
             softcap=options.softcap,
+            sinks=options.sinks,
             impl=self.impl,
         )
         return out.flatten(1)

@@ -67,6 +67,6 @@ class TritonStep:
             self._maps[window] = plan_step(
                 q, cache, self._metadata, window, deterministic=self._deterministic
             )
-        scores = ScoreOptions(options.scale, window, options.softcap)
+        scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)

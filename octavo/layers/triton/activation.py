@@ -6,9 +6,14 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.clamped_swiglu import LIMIT, SLOPE
+from octavo.layers.clamped_swiglu import NAME as CLAMPED
 
 NAMES = ("silu", "gelu", "gelu_tanh")
+_ALL_NAMES = (*NAMES, CLAMPED)
 _BLOCK = 1024
+_LIMIT, _SLOPE = tl.constexpr(LIMIT), tl.constexpr(SLOPE)
+_CLAMPED = tl.constexpr(CLAMPED)
 
 
 def gated_activation(gate_up: Tensor, name: str) -> Tensor:
@@ -17,7 +22,8 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     Args:
         gate_up: [T, 2 F] = [gate | up], bfloat16, float16 or float32; rows any stride apart, last dimension
             contiguous.
-        name: "silu", "gelu" (exact, with erf) or "gelu_tanh" (its tanh approximation).
+        name: "silu", "gelu" (exact, with erf), "gelu_tanh" (its tanh approximation) or "clamped_swiglu" (see
+            layers.clamped_swiglu).
 
     Returns:
         A new contiguous [T, F], dtype of gate_up.
@@ -25,9 +31,9 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     Raises:
         InvalidArgumentError: the name is unknown, or the shape or stride does not fit.
     """
-    if name not in NAMES:
+    if name not in _ALL_NAMES:
         raise InvalidArgumentError(
-            f"the activation must be one of {', '.join(NAMES)}, got {name!r}{suggest(name, NAMES)}"
+            f"the activation must be one of {', '.join(_ALL_NAMES)}, got {name!r}{suggest(name, _ALL_NAMES)}"
         )
     shape = gate_up.shape
     if len(shape) != 2 or shape[1] % 2 or gate_up.stride(1) != 1:
@@ -66,6 +72,17 @@ def activate(gate, NAME: tl.constexpr):
 
 
 @triton.jit
+def gate_and_up(gate, up, NAME: tl.constexpr):
+    """Return activation(gate) * up of float32 values, or what "clamped_swiglu" makes of them."""
+    if NAME == _CLAMPED:
+        gate = tl.minimum(gate, _LIMIT)
+        up = tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT)
+        return (up + 1.0) * gate * tl.sigmoid(_SLOPE * gate)
+    else:
+        return activate(gate, NAME) * up
+
+
+@triton.jit
 def _gated_activation_kernel(
     gate_up_ptr, out_ptr, stride_gate_up, size,
     NAME: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
@@ -79,6 +96,5 @@ def _gated_activation_kernel(
     gate_at = gate_up_ptr + row * stride_gate_up + column
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out_ptr + row * size + column, (activate(gate, NAME) * up).to(out_ptr.dtype.element_ty), mask=inside
-    )
+    out = gate_and_up(gate, up, NAME).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * size + column, out, mask=inside)

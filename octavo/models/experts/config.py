@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from octavo.errors import FileFormatError
+from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
 from octavo.models.registry import ExpertFamily
+from octavo.parallel import TensorParallel, shard_blocks, shard_range
 
 # transformers 5 writes the second where some families' models on the hub have the first.
 NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")
@@ -20,6 +22,7 @@ class ExpertsConfig:
         size: width of an expert's feed-forward.
         renormalises: a token's router weights are divided by their sum.
         layers: for each layer, whether it has experts in place of a feed-forward.
+        has_bias: the router and the experts' projections have biases.
     """
 
     number: int
@@ -27,6 +30,7 @@ class ExpertsConfig:
     size: int
     renormalises: bool
     layers: tuple[bool, ...]
+    has_bias: bool = False
 
 
 def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -44,7 +48,22 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         size=fields.integer(family.size_key, maximum=2**24),
         renormalises=fields.boolean("norm_topk_prob") if renormalises is None else renormalises,
         layers=_layers(fields, family, num_layers),
+        has_bias=family.has_bias,
     )
+
+
+def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
+    """Return a rank's rows of gate and up, and columns of down, of every expert.
+
+    Experts with biases may be MXFP4, which is cut between blocks.
+
+    Raises:
+        ConfigError: the ranks do not divide an expert.
+    """
+    what = "columns of an expert"
+    if experts.has_bias and experts.size % BLOCK == 0:
+        return shard_blocks(experts.size, BLOCK, parallel, what=what)
+    return shard_range(experts.size, parallel, what=what)
 
 
 def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:

@@ -1,13 +1,17 @@
 """Reads the experts of a layer into one tensor for each projection, for kernels that multiply them so."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
 from octavo.layers.moe.experts import Experts
+from octavo.layers.moe.mxfp4_weight import LARGEST_EXPONENT, Mxfp4ExpertWeight, pack_units
 from octavo.layers.moe.packed import PackedExperts
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.stacked import StackedExperts
@@ -16,14 +20,31 @@ from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_Weight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A rank's part of an expert.
+
+    Attributes:
+        size: rows of gate and of up, columns of down.
+        hidden: width of the residual stream.
+        has_bias: projections have biases.
+        adds_down_bias: this rank adds that of down, which no other one does.
+    """
+
+    size: int
+    hidden: int
+    has_bias: bool = False
+    adds_down_bias: bool = True
 
 
 def read_stacked(
     checkpoint: Checkpoint,
     names: Sequence[str],
     part: slice | None,
-    size: int,
-    hidden: int,
+    shape: ExpertShape,
     *,
     activation: str,
     deterministic: bool,
@@ -34,56 +55,112 @@ def read_stacked(
         checkpoint: where they are read from.
         names: of the experts, such as "model.layers.0.mlp.experts.3".
         part: this rank's rows of gate and up, and columns of down; None: all.
-        size: how many these are.
-        hidden: width of the residual stream.
+        shape: of the part.
         activation: name of the gated activation.
         deterministic: see StackedExperts.
 
     Raises:
-        UnsupportedModelError: experts are stored in different ways, or scales are for numbers of columns that
-            kernels do not have.
+        UnsupportedModelError: experts are stored in different ways, or in one that kernels do not have.
     """
-    gate_up = _make_stack(checkpoint, names, ("gate_proj", "up_proj"), 2 * size, hidden)
-    down = _make_stack(checkpoint, names, ("down_proj",), hidden, size)
+    gate_up = _make_stack(checkpoint, names, _PROJECTIONS[:2], 2 * shape.size, shape.hidden)
+    down = _make_stack(checkpoint, names, _PROJECTIONS[2:], shape.hidden, shape.size)
     for index, name in enumerate(names):
         gate, up, back = (f"{name}.{projection}.weight" for projection in _PROJECTIONS)
         gate_up.read(index, 0, gate, rows=part)
-        gate_up.read(index, size, up, rows=part)
+        gate_up.read(index, shape.size, up, rows=part)
         down.read(index, 0, back, columns=part)
-    weights = gate_up.weight(), down.weight()
-    if isinstance(weights[0], ExpertWeight) and isinstance(weights[1], ExpertWeight):
-        return StackedExperts(weights[0], weights[1], activation, deterministic)
+    gate_up_bias = down_bias = None
+    if shape.has_bias:
+        gate_up_bias, down_bias = _read_biases(checkpoint, names, part)
+    weights = gate_up.weight(gate_up_bias), down.weight(down_bias if shape.adds_down_bias else None)
     if isinstance(weights[0], PackedExpertWeight) and isinstance(weights[1], PackedExpertWeight):
         return PackedExperts(weights[0], weights[1], activation)
-    raise UnsupportedModelError(
-        f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
-        'quantization="none"'
+    if isinstance(weights[0], PackedExpertWeight) or isinstance(weights[1], PackedExpertWeight):
+        raise UnsupportedModelError(
+            f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
+            'quantization="none"'
+        )
+    return StackedExperts(weights[0], weights[1], activation, deterministic)
+
+
+def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | None) -> tuple[Tensor, Tensor]:
+    """Return the biases of [gate | up] and of down, [E, 2 size] and [E, hidden]."""
+    pairs = (
+        [checkpoint.read(f"{name}.{each}.bias", rows=part) for each in _PROJECTIONS[:2]] for name in names
     )
+    gate_up = torch.stack([torch.cat(pair) for pair in pairs])
+    return gate_up, torch.stack([checkpoint.read(f"{name}.down_proj.bias") for name in names])
+
+
+class _Stack(Protocol):
+    """A projection of all experts while it is read."""
+
+    def read(
+        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> None:
+        """Read a matrix, or a part of it, into an expert's rows from `first` on."""
+        ...
+
+    def weight(self, bias: Tensor | None) -> _Weight:
+        """Return what was read."""
+        ...
 
 
 def _make_stack(
     checkpoint: Checkpoint, names: Sequence[str], projections: Sequence[str], num_rows: int, num_columns: int
-) -> "_Stack | PackedStack":
+) -> _Stack:
     """Return the stack of projections of all experts, which must be stored alike.
 
     Raises:
         UnsupportedModelError: they are not.
     """
     matrices = [f"{name}.{projection}.weight" for name in names for projection in projections]
-    kind = checkpoint.kind_of(matrices[0])
+    kind = checkpoint.kept_kind(matrices[0])
     for matrix in matrices:
-        if checkpoint.kind_of(matrix) != kind:
+        if checkpoint.kept_kind(matrix) != kind:
             raise UnsupportedModelError(
-                f"{matrix} is stored as {checkpoint.kind_of(matrix) or 'floats'}, {matrices[0]} as "
+                f"{matrix} is stored as {checkpoint.kept_kind(matrix) or 'floats'}, {matrices[0]} as "
                 f'{kind or "floats"}: experts of a layer must be alike; use quantization="none"'
             )
     if kind == "blocks":
         return PackedStack(checkpoint, len(names), num_rows, len(projections))
-    return _Stack(checkpoint, len(names), num_rows, num_columns, is_float8=kind == "float8")
+    if kind == MXFP4.kind:
+        return _Mxfp4Stack(checkpoint, len(names), num_rows, num_columns)
+    return _FloatStack(checkpoint, len(names), num_rows, num_columns, is_float8=kind == "float8")
 
 
-class _Stack:
-    """A projection of all experts while it is read: floats, or float8 numbers with scales."""
+class _Mxfp4Stack:
+    """A _Stack of numbers of MXFP4."""
+
+    def __init__(self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int) -> None:
+        self._checkpoint = checkpoint
+        self._values, self._exponents = (
+            torch.empty(number, num_rows, num_columns // size, dtype=dtype, device=checkpoint.device)
+            for size, dtype in ((4, torch.int16), (BLOCK, torch.uint8))
+        )
+        self._first_name = ""
+
+    def read(
+        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
+    ) -> None:
+        weight = self._checkpoint.read_quantised(name, rows=rows, columns=columns)
+        assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
+        self._first_name = self._first_name or name
+        place = slice(first, first + weight.shape[0])
+        self._values[expert, place] = pack_units(weight.values)
+        self._exponents[expert, place] = weight.exponents
+
+    def weight(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
+        if int(self._exponents.max()) > LARGEST_EXPONENT:
+            raise UnsupportedModelError(
+                f"{self._first_name} and other experts have scales above 2, which the GPU's kernels do not "
+                'support; use quantization="none"'
+            )
+        return Mxfp4ExpertWeight(self._values, self._exponents, bias)
+
+
+class _FloatStack:
+    """A _Stack of numbers of the checkpoint's dtype, or float8."""
 
     def __init__(
         self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int, *, is_float8: bool
@@ -98,7 +175,6 @@ class _Stack:
     def read(
         self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
     ) -> None:
-        """Read a matrix, or a part of it, into an expert's rows from `first` on."""
         if not self._is_float8:
             matrix = self._checkpoint.read(name, rows=rows, columns=columns)
             self._values[expert, first : first + matrix.shape[0]] = matrix
@@ -111,9 +187,8 @@ class _Stack:
         parts = weight.scales.repeat_interleave(weight.height, 0)[:num_rows]
         scales[expert, :, first : first + num_rows] = parts.T
 
-    def weight(self) -> ExpertWeight:
-        """Return what was read."""
-        return ExpertWeight(self._values, self._scales, self._width)
+    def weight(self, bias: Tensor | None) -> ExpertWeight:
+        return ExpertWeight(self._values, self._scales, self._width, bias)
 
     def _scales_of(self, name: str, weight: Float8Weight) -> Tensor:
         """The scales of all experts: the first one says for how many columns each is."""

@@ -5,7 +5,8 @@
     transformers 5      mlp.gate.weight, mlp.experts.gate_up_proj [E, 2 n, hidden], .down_proj [E, hidden, n]
 
 Scales and packed integers of quantised experts are beside them: `.experts.3.w1.qweight`,
-`.experts.gate_up_proj_scale_inv`. GGUF files' stacked tensors get these names in formats.gguf.weights.
+`.experts.gate_up_proj_scale_inv`. gpt-oss's names are in experts.gpt_oss. GGUF files' stacked tensors get
+these names in formats.gguf.weights.
 """
 
 import re
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
+from octavo.models.experts.gpt_oss import GptOssExperts
 from octavo.models.formats.quantised_tensors import StoredTensors
 from octavo.models.weights import WeightSource, missing_tensor, slice_bounds
 
@@ -51,8 +53,10 @@ class _Place:
     first: int | None = None
 
 
-def with_expert_names(weights: WeightSource) -> WeightSource:
+def with_expert_names(weights: WeightSource, *, is_gpt_oss: bool = False) -> WeightSource:
     """Return a source that hands out experts by the names above, whatever a checkpoint calls them."""
+    if is_gpt_oss:
+        return GptOssExperts(weights)
     places = _all_places(weights, 1)
     return weights if places is None else _Renamed(weights, places)
 

@@ -59,8 +59,16 @@ class PackedStack:
         tensors.pairs[expert, :, own] = packed.pairs
         tensors.factors[expert, part] = packed.factor
 
-    def weight(self) -> PackedExpertWeight:
-        """Return what was read."""
+    def weight(self, bias: Tensor | None) -> PackedExpertWeight:
+        """Return what was read.
+
+        Raises:
+            UnsupportedModelError: there are biases.
+        """
+        if bias is not None:
+            raise UnsupportedModelError(
+                'no GPU kernel multiplies experts of 4 or 8 bits that have biases; use quantization="none"'
+            )
         assert self._tensors is not None, "no matrix was read"
         tensors = self._tensors
         return PackedExpertWeight(*tensors.form, tensors.words, tensors.pairs, tensors.factors, self._order)

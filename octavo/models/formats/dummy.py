@@ -2,17 +2,23 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.weights import missing_tensor, slice_bounds
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
+from octavo.layers.linear.quantised import Storage
+from octavo.models.weights import CPU, missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
 # A prime, so that rows of a tensor start at different numbers.
 _POOL_SIZE = 2**21 - 9
+# With any bytes, 2 ** -7 makes weights of standard deviation 0.023.
+_MXFP4_EXPONENT = 127 - 7
+_EXPERT = re.compile(r".*\.experts\.\d+\.\w+_proj\.weight")
 
 
 class DummyWeights:
@@ -70,22 +76,57 @@ class DummyWeights:
         if name.endswith("norm.weight"):
             return torch.ones(out_shape, dtype=dtype)
         out = torch.empty(out_shape, dtype=dtype)
-        self._fill(out, self._position(name) + start * math.prod(rest), rest, kept)
+        self._fill(out, self._pool, self._position(name) + start * math.prod(rest), rest, kept)
         return out
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _fill(self, out: Tensor, position: int, row_shape: list[int], columns: slice) -> None:
-        """Fill `out` with rows of the pool from `position` on, as many at a time as it holds."""
+    def _fill(self, out: Tensor, pool: Tensor, position: int, row_shape: list[int], columns: slice) -> None:
+        """Fill `out` with rows of a pool from `position` on, as many at a time as it holds."""
         row_size = math.prod(row_shape)
         chunk = _POOL_SIZE // max(1, row_size)
         for row in range(0, out.shape[0], chunk):
             num_rows = min(chunk, out.shape[0] - row)
             start = (position + row * row_size) % _POOL_SIZE
-            numbers = self._pool[start : start + num_rows * row_size].view(num_rows, *row_shape)
+            numbers = pool[start : start + num_rows * row_size].view(num_rows, *row_shape)
             out[row : row + num_rows] = numbers[:, columns] if row_shape else numbers
 
     def _position(self, name: str) -> int:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % _POOL_SIZE
+
+
+class DummyMxfp4(DummyWeights):
+    """Dummy weights of which those of experts are MXFP4, of random bytes; a QuantisedSource, too."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> None:
+        """Draw the pools; arguments and errors as of DummyWeights."""
+        super().__init__(shapes, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randint(256, (_POOL_SIZE,), dtype=torch.uint8, generator=generator)
+        self._bytes = torch.cat((pool, pool))
+        self._storage = dict.fromkeys(filter(_EXPERT.fullmatch, shapes), MXFP4)
+
+    def storage(self) -> Mapping[str, Storage]:
+        """See QuantisedSource."""
+        return self._storage
+
+    def read_quantised(
+        self,
+        name: str,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        device: torch.device = CPU,
+    ) -> Mxfp4Weight:
+        """See QuantisedSource."""
+        num_rows, num_columns = self.shape(name)
+        start, stop = slice_bounds(rows, num_rows)
+        first, last = slice_bounds(columns, num_columns)
+        check_columns(name, first, last)
+        values = torch.empty(stop - start, (last - first) // 2, dtype=torch.uint8)
+        position = self._position(name) + start * (num_columns // 2)
+        self._fill(values, self._bytes, position, [num_columns // 2], slice(first // 2, last // 2))
+        exponents = values.new_full((len(values), (last - first) // BLOCK), _MXFP4_EXPONENT)
+        return Mxfp4Weight(values, exponents).to(device)

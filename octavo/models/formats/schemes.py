@@ -14,6 +14,7 @@ from octavo.models.formats.awq import read_awq
 from octavo.models.formats.compressed_tensors import read_compressed_tensors
 from octavo.models.formats.float8_config import read_fp8, read_modelopt
 from octavo.models.formats.gptq import read_gptq
+from octavo.models.formats.mxfp4 import read_mxfp4
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
 
 _WHERE = "config.json: quantization_config"
@@ -43,6 +44,7 @@ _METHODS: Mapping[str, Callable[[ConfigFields], Scheme | None]] = MappingProxyTy
         "fp8": read_fp8,
         "gptq": read_gptq,
         "modelopt": read_modelopt,
+        "mxfp4": read_mxfp4,
     }
 )
 

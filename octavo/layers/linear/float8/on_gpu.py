@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from octavo.layers.linear.float8.on_torch import Float8Linear
+from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.tiling import Path, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.fused import Norm
@@ -117,7 +117,7 @@ class Float8GpuLinear:
         return out if self.bias is None else out.add_(self.bias)
 
 
-def make_layer(weights: Sequence[Float8Weight], bias: Tensor | None) -> Float8GpuLinear | Float8Linear:
+def make_layer(weights: Sequence[Float8Weight], bias: Tensor | None) -> Float8GpuLinear | DequantisedLinear:
     """Return the layer of weights that lie above one another, with tiles of one width, and bias."""
     (weight,) = join_rows(weights)
-    return (Float8GpuLinear if has_tiles(weight) else Float8Linear)(weight, bias)
+    return (Float8GpuLinear if has_tiles(weight) else DequantisedLinear)(weight, bias)

@@ -12,7 +12,7 @@ from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.weight import ExpertWeight
-from octavo.layers.triton.activation import activate
+from octavo.layers.triton.activation import gate_and_up
 
 
 def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: str, tiling: Tiling) -> Tensor:
@@ -22,7 +22,7 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         weight: [E, 2 n, K] = [gate | up].
         experts: [T, k] int32, contiguous.
-        activation: "silu", "gelu" or "gelu_tanh".
+        activation: its name; see layers.triton.activation.
         tiling: columns count rows of the weight, gate and up.
 
     Returns:
@@ -34,7 +34,8 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
     launch(
         _few_gate_up_kernel,
         (-(-num_weight_rows // tiling.columns), num_pairs),
-        *(x, weight.values, _scales_of(weight), experts, out, num_weight_rows, x.stride(0), weight.width),
+        *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
+        weight.width,
         *(experts.shape[1], size, activation, tiling.columns, min(tiling.depth, max(16, power_of_two(size)))),
         num_warps=tiling.num_warps,
         **overlap_options(x),
@@ -68,8 +69,8 @@ def few_down(
     launch(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, _scales_of(weight), experts, weights, out, num_columns, out.stride(0)),
-        weight.width,
+        *(x, weight.values, _scales_of(weight), weight.bias, experts, weights, out, num_columns),
+        *(out.stride(0), weight.width),
         *(
             num_chosen,
             size,
@@ -112,7 +113,8 @@ def _scaled(
 
 @triton.jit
 def _few_gate_up_kernel(
-    x_ptr, weight_ptr, scales_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x, WIDTH: tl.constexpr,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
+    WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -138,8 +140,11 @@ def _few_gate_up_kernel(
         products = _fold(weight.to(tl.float32) * x, VECTOR)
         sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
         weight = next_weight
-    gate, up = tl.split(tl.reshape(tl.sum(sums, axis=1), [COLUMNS // 2, 2]))
-    out = activate(gate, ACTIVATION) * up
+    total = tl.sum(sums, axis=1)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + expert * num_weight_rows + weight_row).to(tl.float32)
+    gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
+    out = gate_and_up(gate, up, ACTIVATION)
     column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
     out_at = out_ptr + pair.to(tl.int64) * num_columns + column
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=column < num_columns)
@@ -147,7 +152,7 @@ def _few_gate_up_kernel(
 
 @triton.jit
 def _few_down_kernel(
-    x_ptr, weight_ptr, scales_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
     WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ADD: tl.constexpr, OVERLAP: tl.constexpr,
@@ -162,19 +167,22 @@ def _few_down_kernel(
     k = tl.arange(0, DEPTH)[None, :]
     wait_for_previous(OVERLAP)
     sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
+    biases = tl.zeros([COLUMNS], tl.float32)
     for number in tl.static_range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + number
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
         x_at = x_ptr + pair.to(tl.int64) * SIZE + k
         factor = tl.load(weights_ptr + pair)
+        if bias_ptr is not None:
+            biases += factor * tl.load(bias_ptr + expert * num_columns + weight_row).to(tl.float32)
         for start in range(0, SIZE, DEPTH):
             is_k = start + k < SIZE
             weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
             x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
             products = _fold(weight * x, VECTOR) * factor
             sums += _scaled(products, scales_ptr, expert, weight_row, num_columns, start, SIZE, WIDTH, VECTOR)
-    total = tl.sum(sums, axis=1)
+    total = tl.sum(sums, axis=1) + biases
     out_at = out_ptr + token.to(tl.int64) * stride_out + column
     if ADD:
         total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.weight import ExpertWeight
-from octavo.layers.triton.activation import activate
+from octavo.layers.triton.activation import gate_and_up
 
 
 class SortedPairs(NamedTuple):
@@ -46,7 +46,7 @@ def gate_up_rows(
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
         weight: [E, 2 n, K] = [gate | up].
         by_expert: the pairs.
-        activation: "silu", "gelu" or "gelu_tanh".
+        activation: its name; see layers.triton.activation.
         tiling: of a program.
 
     Returns:
@@ -90,7 +90,7 @@ def _launch(
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
-        *(x, values, _tiles_of(values, tiling), values if scales is None else scales, out),
+        *(x, values, _tiles_of(values, tiling), values if scales is None else scales, weight.bias, out),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
         *(by_expert.num_chosen, size, activation, tiling.rows, tiling.columns, tiling.depth),
         *(tiling.num_stages, tiling.tma, weight.width),
@@ -143,7 +143,7 @@ def _add_product(total, weight, x, scales_at, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _grouped_kernel(
-    x_ptr, weight_ptr, weight_tiles, scales_ptr, out_ptr,
+    x_ptr, weight_ptr, weight_tiles, scales_ptr, bias_ptr, out_ptr,
     pairs_ptr, starts_ptr, num_columns, stride_x, num_slots,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -189,8 +189,13 @@ def _grouped_kernel(
             total *= tl.load(scales_at)[:, None]
             if HALVES == 2:
                 up_total *= tl.load(scales_at + num_columns)[:, None]
+        if bias_ptr is not None:
+            bias_at = bias_ptr + weight_row
+            total += tl.load(bias_at).to(tl.float32)[:, None]
+            if HALVES == 2:
+                up_total += tl.load(bias_at + num_columns).to(tl.float32)[:, None]
         if HALVES == 2:
-            total = activate(total, ACTIVATION) * up_total
+            total = gate_and_up(total, up_total, ACTIVATION)
         out_row = pair if ACTIVATION is None else place.to(tl.int64)
         out_at = out_ptr + out_row[:, None] * num_columns + column[None, :]
         inside = is_row[:, None] & (column < num_columns)[None, :]

@@ -59,13 +59,16 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
     return out
 
 
-def choose_experts(logits: Tensor, num_chosen: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, num_chosen: int, *, renormalises: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the fields of a Choice; see layers.moe.router.choose_by_logits.
 
     Args:
         logits: [T, E] float32, contiguous.
         num_chosen: k.
         renormalises: a token's k weights are divided by their sum.
+        bias: [E] contiguous, added to the logits, or None.
     """
     num_rows, num_experts = logits.shape
     experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
@@ -74,7 +77,7 @@ def choose_experts(logits: Tensor, num_chosen: int, *, renormalises: bool) -> tu
         launch(
             _choose_kernel,
             (num_rows,),
-            *(logits, experts, weights),
+            *(logits, bias, experts, weights),
             *(num_experts, power_of_two(num_experts), num_chosen, power_of_two(num_chosen), renormalises),
             num_warps=1,
             **overlap_options(logits),
@@ -133,7 +136,7 @@ def _few_logits_kernel(
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr, experts_ptr, weights_ptr,
+    logits_ptr, bias_ptr, experts_ptr, weights_ptr,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
     RENORMALISES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -144,6 +147,8 @@ def _choose_kernel(
     wait_for_previous(OVERLAP)
     inside = expert < NUM_EXPERTS
     logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
+    if bias_ptr is not None:
+        logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
     # Both zeros are equal, but their bits are not.
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)

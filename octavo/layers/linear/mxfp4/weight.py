@@ -1,0 +1,104 @@
+"""Weights of MXFP4: 4-bit floats (e2m1), 32 of which share a power of two (e8m0).
+
+    weight = number * 2 ** (exponent - 127)
+
+    a number's bits    s e e m     000 to 111: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+
+Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from octavo.errors import ConfigError
+from octavo.layers.linear.quantised import Storage
+
+BLOCK = 32
+"""Numbers that share an exponent; they take 16 bytes."""
+MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK)
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight:
+    """A QuantisedWeight [N, K]; K is a multiple of BLOCK.
+
+    Attributes:
+        values: [N, K / 2] uint8, two numbers in a byte, the first one in its low bits.
+        exponents: [N, K / BLOCK] uint8 below 255, each 127 too large.
+    """
+
+    values: Tensor
+    exponents: Tensor
+
+    @property
+    def kind(self) -> str:
+        """See QuantisedWeight."""
+        return MXFP4.kind
+
+    @property
+    def device(self) -> torch.device:
+        """See QuantisedWeight."""
+        return self.values.device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        rows, num_bytes = self.values.shape
+        return rows, 2 * num_bytes
+
+    @property
+    def form(self) -> None:
+        """All such weights can be joined."""
+        return
+
+    def take(self, rows: Tensor) -> Self:
+        """Return rows [n] int64 in a new order."""
+        return type(self)(self.values[rows], self.exponents[rows])
+
+    def join(self, below: Self) -> Self:
+        """See QuantisedWeight."""
+        pairs = ((self.values, below.values), (self.exponents, below.exponents))
+        return type(self)(*(torch.cat(pair) for pair in pairs))
+
+    def to(self, device: torch.device) -> Self:
+        """See QuantisedWeight."""
+        return type(self)(self.values.to(device), self.exponents.to(device))
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the rows from start to stop, which may lie beyond the last one."""
+        return type(self)(self.values[start:stop], self.exponents[start:stop])
+
+    def dequantise(self) -> Tensor:
+        """Return the weight [N, K] float32, exactly."""
+        pairs, scales = _tables(self.device)
+        numbers = embedding(self.values.int(), pairs).view(*self.exponents.shape, BLOCK)
+        return (numbers * embedding(self.exponents.int(), scales)).view(self.shape)
+
+
+def check_columns(name: str, start: int, stop: int) -> None:
+    """Check that the columns from start to stop of a matrix can be cut out.
+
+    Raises:
+        ConfigError: they cut numbers that share an exponent.
+    """
+    if start % BLOCK or stop % BLOCK:
+        raise ConfigError(
+            f"{name}: a rank cannot have the columns from {start} to {stop}: {BLOCK} of them share an "
+            "exponent; use fewer ranks"
+        )
+
+
+@cache
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the numbers of each byte [256, 2] and the scale of each exponent [256, 1], float32."""
+    numbers = torch.tensor([*_MAGNITUDES, *(-number for number in _MAGNITUDES)])
+    byte = torch.arange(256)
+    pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), 1)
+    scales = torch.tensor([[2.0 ** (exponent - 127)] for exponent in range(255)] + [[torch.nan]])
+    return pairs.to(device), scales.to(device)

@@ -1,0 +1,131 @@
+"""Checkpoints of experts in MXFP4, as gpt-oss has them: all experts of a layer in one tensor.
+
+    X.mlp.experts.gate_up_proj_blocks    [E, 2 n, K / 32, 16] uint8    two numbers in a byte, low bits first
+    X.mlp.experts.gate_up_proj_scales    [E, 2 n, K / 32] uint8        exponents, each 127 too large
+    X.mlp.experts.down_proj_blocks       [E, K, n / 32, 16] uint8
+    X.mlp.experts.down_proj_scales       [E, K, n / 32] uint8
+
+Rows of gate and up take turns. Here each expert has matrices of its own: X.mlp.experts.3.gate_proj.weight.
+"""
+
+import re
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
+from octavo.layers.linear.quantised import Storage
+from octavo.models.config_fields import ConfigFields
+from octavo.models.formats.float8_config import check_patterns, refuse_other_values
+from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
+from octavo.models.weights import slice_bounds
+
+_KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
+_TYPE = "U8"
+_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+_BLOCK_BYTES = BLOCK // 2
+# No number: the exponent that stands for NaN.
+_NAN = 255
+_STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def read_mxfp4(fields: ConfigFields) -> "Mxfp4Scheme":
+    """Read quant_method "mxfp4"; see schemes.read_scheme."""
+    refuse_unknown(UnsupportedModelError, f"{fields.where}: unknown field", fields.names(), _KEYS)
+    refuse_other_values(fields, "dequantize", (False, None))
+    check_patterns(fields, "modules_to_not_convert")
+    return Mxfp4Scheme()
+
+
+class Mxfp4Scheme:
+    """A Scheme of experts in MXFP4."""
+
+    def open(self, tensors: StoredTensors) -> QuantisedTensors:
+        """See Scheme."""
+        matrices: dict[str, _Matrix] = {}
+        for name in sorted(tensors.names()):
+            match = _STACK.fullmatch(name)
+            if match is not None:
+                for matrix in _open_stack(tensors, name, match[1], match[2]):
+                    matrices[matrix.name] = matrix
+        used = {each for matrix in matrices.values() for each in matrix.tensors}
+        for name in sorted(tensors.names() - used):
+            if tensors.type_name(name) not in _PLAIN_TYPES:
+                raise UnsupportedModelError(
+                    f"{name} has the type {tensors.type_name(name)}, which is not supported; supported in an "
+                    f"MXFP4 checkpoint: {', '.join(sorted(_PLAIN_TYPES))}, and {_TYPE} for blocks and scales "
+                    "of experts"
+                )
+        return QuantisedTensors(tensors, matrices, {})
+
+
+def _open_stack(tensors: StoredTensors, blocks: str, experts: str, projection: str) -> Iterator["_Matrix"]:
+    """Check a stack [E, N, K / 32, 16] and its scales; yield its experts' matrices."""
+    scales = f"{experts}.{projection}_scales"
+    if scales not in tensors.names():
+        raise WeightsError(f"the checkpoint lacks {scales}, which belongs to {blocks}")
+    for name in (blocks, scales):
+        if tensors.type_name(name) != _TYPE:
+            raise UnsupportedModelError(f"{name} has the type {tensors.type_name(name)}; expected {_TYPE}")
+    parts, shape = _PARTS[projection], tensors.shape(blocks)
+    if len(shape) != 4 or shape[3] != _BLOCK_BYTES or shape[1] % len(parts):
+        raise WeightsError(
+            f"{blocks} is {list(shape)}, expected [experts, rows, columns / {BLOCK}, {_BLOCK_BYTES}], with "
+            "as many rows of gate as of up"
+        )
+    if tensors.shape(scales) != shape[:3]:
+        raise WeightsError(f"{scales} is {list(tensors.shape(scales))}, expected {list(shape[:3])}")
+    size = (shape[1] // len(parts), shape[2] * BLOCK)
+    for expert in range(shape[0]):
+        for first, part in enumerate(parts):
+            name = f"{experts}.{expert}.{part}.weight"
+            yield _Matrix(tensors, name, (blocks, scales), expert, size, first, len(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A StoredMatrix: of an expert of a stack, the rows first, first + step, ..."""
+
+    source: StoredTensors
+    name: str
+    stacks: tuple[str, str]
+    expert: int
+    shape: tuple[int, int]
+    first: int
+    step: int
+
+    @property
+    def storage(self) -> Storage:
+        """See StoredMatrix."""
+        return MXFP4
+
+    @property
+    def tensors(self) -> Set[str]:
+        """See StoredMatrix."""
+        return set(self.stacks)
+
+    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Mxfp4Weight:
+        """See StoredMatrix.
+
+        Raises:
+            ConfigError: columns cut numbers that share an exponent.
+            WeightsError: an exponent stands for no number.
+        """
+        start, stop = slice_bounds(columns, self.shape[1])
+        check_columns(self.name, start, stop)
+        groups = slice(start // BLOCK, stop // BLOCK)
+        values, exponents = (self._read(stack, rows, groups) for stack in self.stacks)
+        if bool((exponents == _NAN).any()):
+            raise WeightsError(f"{self.stacks[1]} has exponents of {_NAN}, which stand for no number")
+        return Mxfp4Weight(values.flatten(1), exponents).to(device)
+
+    def _read(self, stack: str, rows: slice | None, groups: slice) -> Tensor:
+        """Read this matrix's rows of a stack: [n, groups, ...]."""
+        start, stop = slice_bounds(rows, self.shape[0])
+        turns = slice(self.step * start, self.step * stop)
+        part = self.source.read_stored(stack, rows=slice(self.expert, self.expert + 1), columns=turns)
+        return part[0, self.first :: self.step, groups].contiguous()

@@ -1,0 +1,149 @@
+"""Experts with biases, and experts in MXFP4, in Triton against the dequantised weights in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
+
+from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
+from octavo.layers.linear.plain import PlainLinear
+from octavo.layers.moe.experts import ListedExperts, combine
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_units
+from octavo.layers.moe.router import Choice, choose_by_logits
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.weight import ExpertWeight
+
+pytestmark = ignores_overflow
+ACTIVATION = "clamped_swiglu"
+
+
+def make_mxfp4(number: int, rows: int, size: int, device: str, seed: int, *, bias: bool) -> Mxfp4ExpertWeight:
+    """Any bytes, and exponents that make numbers of some hundredths."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(256, (number * rows, size // 2), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(118, 123, (number, rows, size // 32), generator=generator, dtype=torch.uint8)
+    made = Mxfp4ExpertWeight(
+        pack_units(values).view(number, rows, -1),
+        exponents,
+        random(number, rows, device="cpu", seed=seed) if bias else None,
+    )
+    plain = Mxfp4Weight(values, exponents.flatten(0, 1)).dequantise().view(number, rows, size)
+    assert torch.equal(made.dequantise(), plain)
+    tensors = (made.values, made.exponents, made.bias)
+    return Mxfp4ExpertWeight(*(None if each is None else each.to(device) for each in tensors))
+
+
+def listed(gate_up: Tensor, down: Tensor, biases: tuple[Tensor | None, Tensor | None]) -> ListedExperts:
+    linears = (
+        [PlainLinear(w, None if bias is None else bias[i].to(w.dtype)) for i, w in enumerate(weights)]
+        for weights, bias in zip((gate_up, down), biases, strict=True)
+    )
+    return ListedExperts(*linears, ACTIVATION)
+
+
+def make_choice(num_tokens: int, num_experts: int, num_chosen: int, device: str) -> Choice:
+    logits = random(num_tokens, num_experts, device="cpu")
+    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    return Choice(choice.experts.to(device), choice.weights.to(device))
+
+
+def check(stacked: StackedExperts, product: str, num_tokens: int, dtype: torch.dtype, device: str) -> None:
+    num_experts, hidden, _ = stacked.down.values.shape
+    choice = make_choice(num_tokens, num_experts, 2, device)
+    x = random(num_tokens, hidden, device=device, dtype=dtype, seed=3)
+    residual = random(num_tokens, hidden + 2, device=device, dtype=dtype, seed=4)[:, :hidden]
+    weights = stacked.gate_up.dequantise(), stacked.down.dequantise()
+    biases = stacked.gate_up.bias, stacked.down.bias
+    exact = listed(*(w.double() for w in weights), biases)(x.double(), choice, residual.double().contiguous())
+    plain = listed(*(w.to(dtype) for w in weights), biases)(x, choice, residual.clone())
+    run = stacked.few if product == "few" else stacked.grouped
+    with poisoned_memory():
+        got = run(x, choice, residual)
+    assert got is residual
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@everywhere
+@pytest.mark.parametrize(("product", "num_tokens"), [("few", 1), ("few", 3), ("grouped", 5), ("grouped", 20)])
+def test_mxfp4_experts(device: str, dtype: torch.dtype, product: str, num_tokens: int) -> None:
+    # Neither rows nor columns fill tiles; a row ends in the middle of a tile of blocks.
+    gate_up = make_mxfp4(3, 2 * 32, 96, device, 1, bias=True)
+    down = make_mxfp4(3, 96, 32, device, 2, bias=num_tokens != 3)
+    check(StackedExperts(gate_up, down, ACTIVATION), product, num_tokens, dtype, device)
+
+
+@everywhere
+@pytest.mark.parametrize(("product", "num_tokens"), [("few", 2), ("grouped", 9)])
+def test_experts_with_biases(device: str, dtype: torch.dtype, product: str, num_tokens: int) -> None:
+    shapes = ((3, 48, 40), (3, 40, 24))
+    gate_up, down = (
+        ExpertWeight(
+            random(*shape, device=device, dtype=dtype, seed=seed) / 4,
+            bias=random(*shape[:2], device=device, dtype=dtype, seed=seed + 2),
+        )
+        for seed, shape in enumerate(shapes)
+    )
+    check(StackedExperts(gate_up, down, ACTIVATION), product, num_tokens, dtype, device)
+
+
+@everywhere
+@pytest.mark.parametrize("depth", [64, 128])
+def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, depth: int) -> None:
+    from octavo.layers.moe.triton.grouped import SortedPairs
+    from octavo.layers.moe.triton.mxfp4_grouped import down_rows, gate_up_rows
+    from octavo.layers.moe.triton.sort import sort_pairs
+
+    gate_up, down = (make_mxfp4(3, rows, 64, device, 1, bias=False) for rows in (128, 64))
+    tiling = GroupedTiling(depth // 4, 64, depth, 4, 2, tma=False)
+    choice, x = make_choice(50, 3, 2, device), random(50, 64, device=device, dtype=dtype, seed=3)
+    by_expert = SortedPairs(*sort_pairs(choice.experts, 3), 2, 2)
+    with poisoned_memory():
+        inner = gate_up_rows(x, gate_up, by_expert, ACTIVATION, tiling)
+        rows = down_rows(inner, down, by_expert, tiling)
+    weights = gate_up.dequantise(), down.dequantise()
+    exact = listed(*(w.double() for w in weights), (None, None))(x.double(), choice)
+    plain = listed(*(w.to(dtype) for w in weights), (None, None))(x, choice)
+    assert_as_good_as_torch(combine(rows.view(50, 2, -1), choice.weights), plain, exact)
+
+
+@everywhere
+@pytest.mark.parametrize("product", ["few", "grouped"])
+def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) -> None:
+    """From 2 ** -128 to the largest that is supported."""
+    if dtype != torch.float32:
+        pytest.skip("other dtypes have no such numbers, or sums")
+    exponents = torch.tensor([0, 1, 60, 99, 118, 126, 127, 128], dtype=torch.uint8).view(1, 1, 8)
+    down = make_mxfp4(1, 64, 256, device, 2, bias=False)
+    down = Mxfp4ExpertWeight(down.values, exponents.expand(1, 64, 8).contiguous().to(device))
+    weight = down.dequantise()[0]
+    choice = Choice(torch.zeros(8, 1, dtype=torch.int32, device=device), torch.ones(8, 1, device=device))
+    # A token for each block: no sum has numbers of several exponents.
+    x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
+    if product == "few":
+        from octavo.layers.moe.tiling import MXFP4_FEW_TILING
+        from octavo.layers.moe.triton.mxfp4_few import few_down
+
+        got = few_down(x, down, *choice, None, MXFP4_FEW_TILING)
+    else:
+        from octavo.layers.moe.triton.grouped import SortedPairs
+        from octavo.layers.moe.triton.mxfp4_grouped import down_rows
+        from octavo.layers.moe.triton.sort import sort_pairs
+
+        by_expert = SortedPairs(*sort_pairs(choice.experts, 1), 1, 1)
+        got = down_rows(x, down, by_expert, GroupedTiling(16, 64, 64, 4, 2, False))
+    exact = x.double() @ weight.double().T
+    error = (got.double() - exact).abs().amax(1) / exact.abs().amax(1)
+    assert bool((error < 1e-6).all()), error
+
+
+@everywhere
+def test_a_bias_chooses_experts(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.moe.triton.router import choose_experts
+
+    logits, bias = random(6, 12, device=device), 3 * random(12, device=device, seed=1).to(dtype)
+    logits[1] = -bias.float()
+    expected = choose_by_logits(logits + bias.float(), 4, renormalises=True)
+    experts, weights = choose_experts(logits, 4, renormalises=True, bias=bias)
+    assert torch.equal(experts, expected.experts)
+    torch.testing.assert_close(weights, expected.weights)
