@@ -3,10 +3,12 @@
 import dataclasses
 import gc
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpt_oss_checkpoints import TINY as GPT_OSS
 from tiny_model import TINY_LLAMA
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from octavo import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import plan_execution, require_devices
 from octavo.errors import ConfigError
-from octavo.models import ModelConfig
+from octavo.models import ModelConfig, stored_matrices
 from octavo.models.source import ModelSource
 from octavo.parallel import TensorParallel
 
@@ -74,6 +76,20 @@ def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int, so
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
     assert 0 < plan.quantised_bytes["float8"] < plan.weight_bytes
     assert plan.weight_bytes < plan_execution(CONFIG, model, rank(number, size)).weight_bytes
+
+
+@pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_experts_in_mxfp4_are_planned_as_they_are_held(number: int, size: int, tmp_path: Path) -> None:
+    """Three blocks of an expert: the second rank has two of them."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    source, model = ModelSource("folder", tmp_path), ModelConfig.from_hf(GPT_OSS)
+    plan = plan_execution(CONFIG, model, rank(number, size), stored=stored_matrices(source, "dummy"))
+    decoder = read_decoder(source, CONFIG, plan, model, None)
+    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    held = bytes_held(decoder) - rope_bytes - plan.weight_bytes
+    # The second rank has no use for the biases of o_proj and down_proj.
+    assert held == (4 if number == 0 else 4 - 2 * 4 * (64 + 6 * 64))
+    assert set(plan.quantised_bytes) == {"mxfp4"}
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
