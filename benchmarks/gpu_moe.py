@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 
 import torch
 from support.common import make_parser, publish, table
@@ -28,11 +27,8 @@ from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.stacked import StackedExperts, expert_kernels
 from octavo.layers.moe.tiling import GroupedTiling, row_slots
-from octavo.layers.moe.triton import few as float_few
-from octavo.layers.moe.triton import grouped as float_grouped
-from octavo.layers.moe.triton import mxfp4_few, mxfp4_grouped
 from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.grouped import SortedPairs
 from octavo.layers.moe.triton.sort import sort_pairs
@@ -209,8 +205,8 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
     sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
 
-    products: ModuleType = mxfp4_grouped if shape.is_mxfp4 else float_grouped
-    few_products: ModuleType = mxfp4_few if shape.is_mxfp4 else float_few
+    products = expert_kernels(layers.experts[0].down, "grouped")
+    few_products = expert_kernels(layers.experts[0].down, "few")
 
     def grouped(i: int, tiling: GroupedTiling, is_gated: bool) -> Tensor:
         slots = row_slots(num_tokens, per_expert, tiling.rows)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpt_oss_checkpoints import TINY as GPT_OSS
 from tiny_model import TINY_LLAMA
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from octavo import EngineConfig
 from octavo.engine.loading import make_runner, read_decoder
 from octavo.engine.memory import devices, plan_execution, require_devices
 from octavo.errors import ConfigError
-from octavo.models import ModelConfig
+from octavo.models import ModelConfig, stored_matrices
 from octavo.models.source import ModelSource
 from octavo.parallel import TensorParallel
 
@@ -25,6 +27,13 @@ FIELDS = TINY_LLAMA | {
     "num_hidden_layers": 3,
 }
 CONFIG = EngineConfig(model="tiny", device="cpu", dtype="bfloat16", load_format="dummy", num_blocks=8)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(FIELDS))
+    return ModelSource("folder", folder)
 
 
 class Silent:
@@ -59,24 +68,40 @@ def bytes_held(thing: object) -> int:
 
 
 @pytest.mark.parametrize(("number", "size"), [(0, 1), (1, 2)])
-def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int) -> None:
+def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int, source: ModelSource) -> None:
     config, model = dataclasses.replace(CONFIG, quantization="fp8"), ModelConfig.from_hf(FIELDS)
     plan = plan_execution(config, model, rank(number, size))
-    decoder = read_decoder(ModelSource("folder", Path("tiny")), config, plan, model, None)
+    decoder = read_decoder(source, config, plan, model, None)
     rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
     assert 0 < plan.quantised_bytes["float8"] < plan.weight_bytes
     assert plan.weight_bytes < plan_execution(CONFIG, model, rank(number, size)).weight_bytes
 
 
+@pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_experts_in_mxfp4_are_planned_as_they_are_held(number: int, size: int, tmp_path: Path) -> None:
+    """Three blocks of an expert: the second rank has two of them."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    source, model = ModelSource("folder", tmp_path), ModelConfig.from_hf(GPT_OSS)
+    plan = plan_execution(CONFIG, model, rank(number, size), stored=stored_matrices(source, "dummy"))
+    decoder = read_decoder(source, CONFIG, plan, model, None)
+    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    held = bytes_held(decoder) - rope_bytes - plan.weight_bytes
+    # The second rank has no use for the biases of o_proj and down_proj.
+    assert held == (4 if number == 0 else 4 - 2 * 4 * (64 + 6 * 64))
+    assert set(plan.quantised_bytes) == {"mxfp4"}
+
+
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2), (3, 4)])
-def test_a_rank_holds_what_it_planned(num_kv_heads: int, tied: bool, number: int, size: int) -> None:
+def test_a_rank_holds_what_it_planned(
+    num_kv_heads: int, tied: bool, number: int, size: int, source: ModelSource
+) -> None:
     """With 2 and 4 ranks on 1 kv head each holds a copy of it."""
     model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": num_kv_heads, "tie_word_embeddings": tied})
     plan = plan_execution(CONFIG, model, rank(number, size))
-    decoder = read_decoder(ModelSource("folder", Path("tiny")), CONFIG, plan, model, None)
+    decoder = read_decoder(source, CONFIG, plan, model, None)
     # Beside weights a decoder holds the ropes' frequencies and a scalar or two.
     rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
@@ -115,10 +140,10 @@ def test_gpus_that_this_machine_lacks_can_be_planned_for(monkeypatch: pytest.Mon
         plan_execution(dataclasses.replace(config, device="cuda:0"), model, rank(0, 2))
 
 
-def test_a_decoder_of_another_rank_is_refused() -> None:
+def test_a_decoder_of_another_rank_is_refused(source: ModelSource) -> None:
     model = ModelConfig.from_hf(FIELDS)
     alone = plan_execution(CONFIG, model)
-    decoder = read_decoder(ModelSource("folder", Path("tiny")), CONFIG, alone, model, None)
+    decoder = read_decoder(source, CONFIG, alone, model, None)
     with pytest.raises(ConfigError, match="needed by each of 2 ranks"):
         make_runner(decoder, CONFIG, plan_execution(CONFIG, model, rank(0, 2)))
 

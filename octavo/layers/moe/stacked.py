@@ -41,7 +41,7 @@ class StackedExperts:
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        gate_up, down = (_kernels(weight, "few") for weight in (self.gate_up, self.down))
+        gate_up, down = (expert_kernels(weight, "few") for weight in (self.gate_up, self.down))
         up_tiling, down_tiling = (choose_few_tiling(weight) for weight in (self.gate_up, self.down))
         inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
         return down.few_down(inner, self.down, *choice, residual, down_tiling)
@@ -60,13 +60,13 @@ class StackedExperts:
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
         pairs, starts = sort_pairs(choice.experts, num_experts)
         by_expert = SortedPairs(pairs, starts, num_chosen, row_slots(num_tokens, per_expert, up_tiling.rows))
-        gate_up, down = (_kernels(weight, "grouped") for weight in (self.gate_up, self.down))
+        gate_up, down = (expert_kernels(weight, "grouped") for weight in (self.gate_up, self.down))
         inner = gate_up.gate_up_rows(x, self.gate_up, by_expert, self.activation, up_tiling)
         rows = down.down_rows(inner, self.down, by_expert, down_tiling)
         return combine_rows(rows, choice.weights, residual)
 
 
-def _kernels(weight: ExpertWeight | Mxfp4ExpertWeight, product: Product) -> ModuleType:
+def expert_kernels(weight: ExpertWeight | Mxfp4ExpertWeight, product: Product) -> ModuleType:
     """Return the module with a product's kernels for a form of weights."""
     from octavo.layers.moe.triton import few, grouped, mxfp4_few, mxfp4_grouped
 
