@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.gpu.device import has_triton
+from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import weight as float8
 
@@ -46,6 +47,13 @@ def unstackable_reason(kind: str, device: torch.device, dtype: torch.dtype) -> s
     if kind not in _STACKABLE:
         return f"no kernel multiplies experts in {kind}; there are kernels for {', '.join(_STACKABLE)}"
     return _STACKABLE[kind](device, dtype)
+
+
+def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Say how experts of a kind that stays quantised are multiplied; see linear.choice.describe_layers."""
+    if device.type == "cuda":
+        return "by GPU kernels that read each touched expert once"
+    return describe_layers(kind, device, dtype)
 
 
 def choose_product(num_tokens: int, *, deterministic: bool) -> Product:
