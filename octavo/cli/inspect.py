@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.memory import ExecutionPlan, gib, plan_execution
+from octavo.engine.memory.weights import WeightGroup
 from octavo.layers.linear.choice import describe_layers
-from octavo.layers.moe.choice import describe_stacked
+from octavo.layers.moe.choice import describe_experts
 from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
 from octavo.models.experts.config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
@@ -84,20 +85,23 @@ def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:
     return found
 
 
-def _quantised(plan: ExecutionPlan) -> Rows:
-    """What stays quantised, its bytes, and how it is multiplied."""
-    rows = [
-        (f"of these, {kind}", f"{gib(num_bytes)}; {_describe(kind, plan)}")
-        for kind, num_bytes in plan.quantised_bytes.items()
-    ]
-    if plan.num_dequantised:
+def _weights(plan: ExecutionPlan) -> Rows:
+    """The bytes of each part, its form, and how that is multiplied where it is quantised."""
+    rows = [(f"  {group.part}", f"{gib(group.num_bytes)}: {_form(plan, group)}") for group in plan.weights]
+    if plan.dequantised:
         name = str(plan.dtype).removeprefix("torch.")
-        rows.append(("dequantised while loading", f"{plan.num_dequantised} matrices become {name}"))
+        forms = ", ".join(f"{count} x {form}" for form, count in plan.dequantised.items())
+        rows.append(("dequantised while loading", f"{forms}: become {name}"))
     return rows
 
 
-def _describe(kind: str, plan: ExecutionPlan) -> str:
-    return describe_stacked(kind, plan.device, plan.dtype) or describe_layers(kind, plan.device, plan.dtype)
+def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
+    if group.kind is None:
+        return group.form
+    if group.kind == "int8":
+        return f"{group.form}, with 8-bit activations"
+    describe = describe_experts if group.part == "experts" else describe_layers
+    return f"{group.form}; {describe(group.kind, plan.device, plan.dtype)}"
 
 
 def _memory(plan: ExecutionPlan) -> Rows:
@@ -106,7 +110,7 @@ def _memory(plan: ExecutionPlan) -> Rows:
         ("device, dtype", f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}"),
         ("free memory", gib(plan.free_bytes)),
         ("weights", gib(plan.weight_bytes)),
-        *_quantised(plan),
+        *_weights(plan),
         ("KV cache dtype", str(plan.kv_dtype).removeprefix("torch.")),
         ("KV cache per token", f"{plan.kv_bytes_per_token:,} bytes"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.num_blocks:,} blocks x {plan.block_size} tokens"),

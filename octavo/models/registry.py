@@ -19,32 +19,39 @@ WindowRule = Literal[
 BiasRule = Literal["never", "qkv", "by_config"]
 # Architectures that people ask for, and what of them is missing here.
 _MISSING: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(
-        (
-            "DeepseekForCausalLM",
-            "DeepseekV2ForCausalLM",
-            "DeepseekV3ForCausalLM",
-            "DeepseekV32ForCausalLM",
-            "Ernie4_5_MoeForCausalLM",
-            "Glm4MoeForCausalLM",
-            "Llama4ForCausalLM",
-            "Llama4ForConditionalGeneration",
-            "Qwen2MoeForCausalLM",
-            "Qwen3NextForCausalLM",
-        ),
-        "experts that all tokens share are not",
-    )
-    | dict.fromkeys(
-        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
-        "layers of linear attention are not",
-    )
-    | dict.fromkeys(
-        ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"),
-        "blocks without a norm of their input are not",
-    )
-    | dict.fromkeys(
-        ("GraniteForCausalLM", "GraniteMoeForCausalLM"), "factors of residual sums and logits are not"
-    )
+    {
+        name: reason
+        for reason, names in (
+            (
+                "experts that all tokens share are not",
+                (
+                    "DeepseekForCausalLM",
+                    "DeepseekV2ForCausalLM",
+                    "DeepseekV3ForCausalLM",
+                    "DeepseekV32ForCausalLM",
+                    "Ernie4_5_MoeForCausalLM",
+                    "Glm4MoeForCausalLM",
+                    "Llama4ForCausalLM",
+                    "Llama4ForConditionalGeneration",
+                    "Qwen2MoeForCausalLM",
+                    "Qwen3NextForCausalLM",
+                ),
+            ),
+            (
+                "layers of linear attention are not",
+                ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+            ),
+            (
+                "blocks without a norm of their input are not",
+                ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"),
+            ),
+            (
+                "factors of residual sums and logits are not",
+                ("GraniteForCausalLM", "GraniteMoeForCausalLM"),
+            ),
+        )
+        for name in names
+    }
 )
 
 

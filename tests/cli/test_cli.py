@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from integer_checkpoints import CONFIG, FIELDS, make, write
 from tiny_model import TINY_LLAMA
 
 from octavo.cli import main
@@ -60,6 +61,27 @@ def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str
     assert "LlamaForCausalLM" in shown
     assert "7 blocks x 5 tokens" in shown
     assert "256 bytes" in shown  # 2 (k, v) x 2 layers x 2 kv heads x 8 dim x 4 bytes
+
+
+def test_inspect_names_the_form_of_each_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fields = FIELDS["awq-64"]
+    write(tmp_path, make(fields)[0], CONFIG | {"quantization_config": fields})
+    shown = inspected(capsys, str(tmp_path))
+    assert "attention 0 MiB: 4 bits in groups of 64; 8-bit activations, by the C kernel" in shown
+    assert "feed-forward 0 MiB: 4 bits in groups of 64; 8-bit activations" in shown
+    assert "LM head 0 MiB: float32" in shown
+    shown = inspected(capsys, str(tmp_path), "--quantization", "none")
+    assert "attention 0 MiB: float32" in shown
+    assert "dequantised while loading 14 x 4 bits in groups of 64: become float32" in shown
+    # The embedded model's file mixes types.
+    shown = inspected(capsys, "smollm2")
+    assert re.search(r"attention \d+ MiB: Q4_1; 8-bit activations, by the C kernel", shown)
+    assert re.search(r"embedding \d+ MiB: Q8_0; 8-bit activations", shown)
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(["inspect", *arguments, "--num-blocks", "7"])
+    return " ".join(re.sub(r"[│┃|]", " ", capsys.readouterr().out).split())
 
 
 def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny: str) -> None:

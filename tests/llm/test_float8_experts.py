@@ -91,7 +91,7 @@ def test_experts_stay_float8_and_mean_what_they_say(layout: str, names: str, tmp
     plan = llm.engine.plan
     num_bytes = sum(tensor.numel() for name, tensor in meant.items() if name.endswith("_proj.weight"))
     assert num_bytes <= plan.quantised_bytes["float8"] < 1.5 * num_bytes
-    assert plan.num_dequantised == 0
+    assert plan.dequantised == {}
 
 
 @pytest.mark.parametrize("names", ["mixtral", "stacked"])

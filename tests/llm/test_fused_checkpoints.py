@@ -38,7 +38,7 @@ def test_a_model_is_what_its_projections_mean(tmp_path: Path, name: str) -> None
     torch.testing.assert_close(logprobs(model, quantization="none"), expected, rtol=1e-5, atol=1e-5)
     llm = LLM(model, device="cpu", num_blocks=8, block_size=4)
     num_matrices = sum(each.endswith("_proj.weight") for each in meant)
-    assert llm.engine.plan.num_dequantised == 0
+    assert llm.engine.plan.dequantised == {}
     if name != "floats":
         assert 0 < (logprobs(model) - expected).abs().max() < 0.15
         assert num_matrices == 14

@@ -12,7 +12,7 @@ from gguf_builder import Tensor, metadata_of, tensors_of
 from test_gguf_dequantize import IDS, random_blocks
 
 from octavo.errors import ConfigError
-from octavo.models.formats.gguf.blocks import blocks_of, bytes_of_a_number, has_blocks
+from octavo.models.formats.gguf.blocks import blocks_of, storage_of
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.types import GGML_TYPES
 from octavo.models.formats.gguf.weights import GGUFWeights
@@ -38,7 +38,7 @@ def test_no_number_changes(name: str) -> None:
     assert torch.equal(weight.dequantise(), decoded(name, blocks))
     num_bytes = weight.shape[1] * weight.bits / 8 + weight.scales[0].nbytes
     num_bytes += 0 if weight.mins is None else weight.mins[0].nbytes
-    assert num_bytes == bytes_of_a_number(name) * weight.shape[1]
+    assert num_bytes == storage_of(name).bytes_per_number * weight.shape[1]
 
 
 def test_scales_beyond_float16_stay_exact() -> None:
@@ -51,7 +51,8 @@ def test_scales_beyond_float16_stay_exact() -> None:
 
 
 def test_other_types_have_none() -> None:
-    assert [name for name in IDS if has_blocks(name)] == sorted(NAMES, key=lambda name: IDS[name])
+    found = [name for name in IDS if storage_of(name).kind == "blocks"]
+    assert found == sorted(NAMES, key=lambda name: IDS[name])
 
 
 @pytest.fixture

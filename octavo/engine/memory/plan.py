@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from types import MappingProxyType
 
 import torch
@@ -11,6 +10,7 @@ from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
 from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
+from octavo.engine.memory.weights import WeightGroup, dequantised_forms, weight_groups
 from octavo.engine.memory.working import (
     RANKS_BYTES,
     cpu_working_bytes,
@@ -45,9 +45,8 @@ class ExecutionPlan:
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
         num_parameters: of the model, all ranks' together.
-        weight_bytes: memory of the loaded weights, scales included.
-        quantised_bytes: what of it stays quantised, by kind; see QuantisedWeight.
-        num_dequantised: matrices that the checkpoint stores quantised, and that become numbers of dtype.
+        weights: the loaded weights, scales included.
+        dequantised: forms of matrices that become numbers of dtype while loading, and how many they are.
         kv_bytes_per_token: KV cache bytes of one token over all layers.
         block_size: tokens per block.
         num_blocks: blocks of the KV cache.
@@ -64,15 +63,27 @@ class ExecutionPlan:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_parameters: int
-    weight_bytes: int
-    quantised_bytes: Mapping[str, int]
-    num_dequantised: int
+    weights: tuple[WeightGroup, ...]
+    dequantised: Mapping[str, int]
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
     working_bytes: int
     host_bytes: int
     free_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the loaded weights."""
+        return int(sum(group.num_bytes for group in self.weights))
+
+    @property
+    def quantised_bytes(self) -> Mapping[str, int]:
+        """What of it stays quantised, by kind; see QuantisedWeight."""
+        kinds = dict.fromkeys(group.kind for group in self.weights if group.kind is not None)
+        return {
+            kind: int(sum(group.num_bytes for group in self.weights if group.kind == kind)) for kind in kinds
+        }
 
     @property
     def num_kv_tokens(self) -> int:
@@ -158,9 +169,8 @@ def _plan_without_cache(
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
         num_parameters=num_parameters(model),
-        weight_bytes=_weight_bytes(config, share, dtype, kept),
-        quantised_bytes=_quantised_bytes(share, kept),
-        num_dequantised=len(stored.keys() - kept.keys()),
+        weights=weight_groups(share, dtype, kept, config.quantization),
+        dequantised=dequantised_forms(stored, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
@@ -208,30 +218,6 @@ def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) ->
         # Raises if the implementation cannot run here, or not over such a cache.
         choose_impl(config.attention_impl, device.type, kv_dtype)
     return kv_dtype
-
-
-def _weight_bytes(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Storage]
-) -> int:
-    shapes = parameter_shapes(model)
-    if config.quantization != "int8":
-        plain = Storage("plain", dtype.itemsize)
-        return int(sum(kept.get(name, plain).nbytes(shape) for name, shape in shapes.items()))
-    # One byte per number of a GEMM's weight. Embeddings and vectors stay; a tied LM head is a copy.
-    head = shapes.get("lm_head.weight", shapes["model.embed_tokens.weight"])
-    total = 0 if "lm_head.weight" in shapes else prod(head)
-    for name, shape in shapes.items():
-        is_product = len(shape) == 2 and not name.endswith(("embed_tokens.weight", "mlp.gate.weight"))
-        total += prod(shape) * (1 if is_product else dtype.itemsize)
-    return total
-
-
-def _quantised_bytes(model: ModelConfig, kept: Mapping[str, Storage]) -> dict[str, int]:
-    shapes = parameter_shapes(model)
-    totals = dict.fromkeys((storage.kind for storage in kept.values()), 0.0)
-    for name, storage in kept.items():
-        totals[storage.kind] += storage.nbytes(shapes.get(name, (0, 0)))
-    return {kind: int(total) for kind, total in totals.items()}
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

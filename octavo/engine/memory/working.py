@@ -71,6 +71,9 @@ def host_bytes(*, max_num_seqs: int, max_blocks: int, num_blocks: int, caches_pr
 def unpacked_working_bytes(model: ModelConfig, itemsize: int) -> int:
     """Return the bytes of the largest product's weight: packed weights become floats for many rows.
 
+    The same room serves loading, when no step runs: the product's matrices take a byte a number while they
+    are read, and once more when they are joined.
+
     Args:
         model: the network.
         itemsize: bytes of a float.

@@ -68,12 +68,14 @@ class Storage:
         bytes_per_number: bytes of a number, with scales that are shared along a row.
         bytes_per_row: bytes of scales that each row has besides.
         bytes_on_gpu: bytes_per_number on a GPU, where that is another number.
+        form: how the checkpoint stores it, for people: "Q4_K", "4 bits in groups of 128".
     """
 
     kind: str
     bytes_per_number: float
     bytes_per_row: float = 0.0
     bytes_on_gpu: float | None = None
+    form: str = ""
 
     def nbytes(self, shape: Sequence[int]) -> float:
         """Return the bytes of a weight [N, K]."""

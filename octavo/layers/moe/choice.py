@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.gpu.device import has_triton
+from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
@@ -53,11 +54,11 @@ def unstackable_reason(kind: str, device: torch.device, dtype: torch.dtype) -> s
     return _STACKABLE[kind](device, dtype)
 
 
-def describe_stacked(kind: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say how a GPU multiplies a kind that only experts have, or None; arguments as unstackable_reason."""
-    if kind != "mxfp4" or unstackable_reason(kind, device, dtype) is not None:
-        return None
-    return "experts are dequantised tile by tile, in Triton kernels"
+def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Say how experts of a kind that stays quantised are multiplied; see linear.choice.describe_layers."""
+    if device.type == "cuda":
+        return "by GPU kernels that read each touched expert once"
+    return describe_layers(kind, device, dtype)
 
 
 def choose_product(num_tokens: int, *, deterministic: bool) -> Product:

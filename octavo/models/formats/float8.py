@@ -115,7 +115,9 @@ class _Matrix:
         """See StoredMatrix: scales are float32, one for each row where a tile has all columns."""
         if self.tile[1] >= self.shape[1]:
             return FLOAT8_ROWS
-        return Storage("float8", 1 + 4 / (self.tile[0] * self.tile[1]))
+        height, width = self.tile
+        form = f"float8, a scale for each {height} x {width}"
+        return Storage("float8", 1 + 4 / (height * width), form=form)
 
     def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Float8Weight:
         """See StoredMatrix; columns can be cut between tiles, rows anywhere."""

@@ -94,9 +94,10 @@ def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, 
         is_symmetric: all zeros are in the middle, so that float16 holds minimums if it holds scales.
         scale_type: of scales, such as "F16".
     """
+    form = f"{bits} bits in groups of {groups.group}" + (" (act-order)" if groups.is_ordered else "")
     on_gpu = group_of(bits, groups.group)
     if groups.group % BLOCK or on_gpu is None:
-        return Storage("odd blocks", 4)
+        return Storage("odd blocks", 4, form=form)
     order = _BYTES_OF_AN_INDEX / num_rows if groups.is_ordered else 0.0
     scale_bytes = 2 if is_symmetric and scale_type == "F16" else 4
     num_scales = 1 if is_symmetric and bits == 8 else 2
@@ -104,6 +105,7 @@ def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, 
         "blocks",
         bits / 8 + num_scales * scale_bytes / BLOCK + order,
         bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
+        form=form,
     )
 
 

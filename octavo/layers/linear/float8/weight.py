@@ -17,7 +17,7 @@ from octavo.layers.linear.quantised import Storage
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
 # What `quantise` makes: a byte for a number, a float32 for a row.
-FLOAT8_ROWS = Storage("float8", 1, 4)
+FLOAT8_ROWS = Storage("float8", 1, 4, form="float8, a scale for each row")
 # Rows that are rounded at a time: their float32 copies take a few MiB.
 _CHUNK = 512
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.quantised import Storage
 
 # Scales and mins [n, ...] of n blocks of the file.
 Scales = tuple[Tensor, Tensor | None]
@@ -26,19 +27,16 @@ Scales = tuple[Tensor, Tensor | None]
 _CHUNK = 2**20
 
 
-def has_blocks(type_name: str) -> bool:
-    """Return whether `blocks_of` knows a type."""
-    return type_name in _TYPES
-
-
-def bytes_of_a_number(type_name: str, *, on_gpu: bool = False) -> float:
-    """Return the bytes that a number of a type takes in memory, scales included."""
-    if on_gpu:
-        # A scale and a minimum, in float16.
-        return _TYPES[type_name][0] / 8 + 4 / (BLOCK // 2 if type_name == "Q6_K" else BLOCK)
+def storage_of(type_name: str) -> Storage:
+    """Return what a matrix of a type takes in memory; types without such blocks become numbers of dtype."""
+    if type_name not in _TYPES:
+        return Storage("odd blocks", 4, form=type_name)
+    bits = _TYPES[type_name][0]
     num_scales = 1 if type_name in ("Q5_0", "Q8_0") else 2
     scale_bytes = 4 if type_name.endswith("K") else 2
-    return _TYPES[type_name][0] / 8 + num_scales * scale_bytes / BLOCK
+    # A GPU has a scale and a minimum, in float16.
+    on_gpu = bits / 8 + 4 / (BLOCK // 2 if type_name == "Q6_K" else BLOCK)
+    return Storage("blocks", bits / 8 + num_scales * scale_bytes / BLOCK, bytes_on_gpu=on_gpu, form=type_name)
 
 
 def blocks_of(type_name: str, stored: Tensor) -> BlockWeight:

@@ -16,7 +16,7 @@ from octavo.models.formats.gguf.architectures import (
     find_architecture,
     hugging_face_name,
 )
-from octavo.models.formats.gguf.blocks import blocks_of, bytes_of_a_number, has_blocks
+from octavo.models.formats.gguf.blocks import blocks_of, storage_of
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
@@ -81,13 +81,9 @@ class GGUFWeights:
     def storage(self) -> Mapping[str, Storage]:
         """See QuantisedSource."""
         return {
-            name: Storage(
-                "blocks",
-                bytes_of_a_number(info.type.name),
-                bytes_on_gpu=bytes_of_a_number(info.type.name, on_gpu=True),
-            )
+            name: storage_of(info.type.name)
             for name, info in self._infos.items()
-            if len(info.shape) == 2 and has_blocks(info.type.name)
+            if len(info.shape) == 2 and info.type.block_size > 1
         }
 
     def read_quantised(

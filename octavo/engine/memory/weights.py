@@ -1,0 +1,87 @@
+"""What weights take in memory, by the parts of a network and the forms that they have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from octavo.layers.linear.quantised import Storage
+from octavo.models import ModelConfig, parameter_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights of one part of the network that have one form.
+
+    Attributes:
+        part: "embedding", "attention", "feed-forward", "experts", "LM head", or "norms and others".
+        form: as the checkpoint calls it, "Q4_K" or "4 bits in groups of 128", or a dtype.
+        kind: that of QuantisedWeight; None: numbers of a dtype.
+        num_bytes: what they take.
+    """
+
+    part: str
+    form: str
+    kind: str | None
+    num_bytes: float
+
+
+def weight_groups(
+    model: ModelConfig, dtype: torch.dtype, kept: Mapping[str, Storage], quantization: str
+) -> tuple[WeightGroup, ...]:
+    """Return the weights of a rank's share, in the order in which they are loaded.
+
+    Args:
+        model: the rank's share of a network.
+        dtype: of weights that are not quantised.
+        kept: matrices that stay quantised; see kept_storage.
+        quantization: as users choose it.
+    """
+    plain = Storage("plain", dtype.itemsize, form=str(dtype).removeprefix("torch."))
+    shapes = parameter_shapes(model)
+    totals: dict[tuple[str, str, str | None], float] = {}
+    for name, shape in shapes.items():
+        storage = kept.get(name, plain)
+        if quantization == "int8" and _is_product(name, shape):
+            storage = _INT8
+        key = _part_of(name), storage.form, None if storage is plain else storage.kind
+        totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
+    if quantization == "int8" and "lm_head.weight" not in shapes:
+        # A tied LM head is a copy.
+        totals["LM head", _INT8.form, _INT8.kind] = prod(shapes["model.embed_tokens.weight"])
+    return tuple(WeightGroup(*key, num_bytes) for key, num_bytes in totals.items())
+
+
+def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]) -> dict[str, int]:
+    """Return how many matrices of each form become numbers of dtype while loading.
+
+    Args:
+        stored: matrices that the checkpoint stores quantised.
+        kept: those that stay so.
+    """
+    forms: dict[str, int] = {}
+    for name, storage in stored.items():
+        if name not in kept:
+            forms[storage.form] = forms.get(storage.form, 0) + 1
+    return forms
+
+
+# A byte for each number of a GEMM's weight; embeddings and vectors stay.
+_INT8 = Storage("int8", 1, form="int8")
+
+
+def _is_product(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and not name.endswith(("embed_tokens.weight", "mlp.gate.weight"))
+
+
+def _part_of(name: str) -> str:
+    if name == "model.embed_tokens.weight":
+        return "embedding"
+    if name == "lm_head.weight":
+        return "LM head"
+    if not name.endswith("_proj.weight"):
+        return "norms and others"
+    if ".experts." in name:
+        return "experts"
+    return "attention" if ".self_attn." in name else "feed-forward"
