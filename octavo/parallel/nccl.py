@@ -54,13 +54,11 @@ class NcclCollectives:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks in place and return it."""
         memory = self._memory
-        way = "nccl"
-        if memory is not None and tensor.dtype in _FLOATS:
-            way = choose_way(tensor.nbytes, self._size)
-        if memory is None or (way == "nccl" and not self._in_order):
-            if not _is_dry_run():
-                _finish(self._live().allreduce([tensor], self._sum))
-            return tensor
+        if memory is None or tensor.dtype not in _FLOATS:
+            return self._sum_by_nccl(tensor)
+        way = choose_way(tensor.nbytes, self._size)
+        if way == "nccl" and not self._in_order:
+            return self._sum_by_nccl(tensor)
         from octavo.parallel.triton.sums import sum_one_shot, sum_two_shot
 
         if way == "nccl":
@@ -139,6 +137,11 @@ class NcclCollectives:
             self._memory = memory
         elif not self._why_not:
             self._why_not = "another rank could not share its memory"
+
+    def _sum_by_nccl(self, tensor: Tensor) -> Tensor:
+        if not _is_dry_run():
+            _finish(self._live().allreduce([tensor], self._sum))
+        return tensor
 
     def _live(self) -> Any:
         if self._group is None:

@@ -17,7 +17,7 @@ from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import BodyReader, ClientGoneError
 from octavo.server.replicas.last_words import EVENT_END, last_words
 
-# What a replica is asked for its health may wait for one that is not there.
+# Ray lets requests wait for a replica; /health does not wait longer than this.
 _HEALTH_S = 3.0
 _HEALTH_PATHS = ("/health", "/ping", "/ready")
 # Longer bodies are parsed in another thread.
@@ -71,7 +71,7 @@ class Front:
         try:
             async with asyncio.timeout(_HEALTH_S):
                 return await self._answer(parts)
-        except TimeoutError:
+        except (TimeoutError, ApiError):
             raise NotReadyError("no replica answers now; try again in a few seconds") from None
 
     async def _answer(self, parts: Parts) -> Response:

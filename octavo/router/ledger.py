@@ -8,7 +8,7 @@ from octavo.kv.sequence_blocks import SequenceBlocks
 from octavo.router.marks import Marks
 from octavo.router.report import MAX_REPORTED_MARKS
 
-# The running averages of bytes and tokens are halved when they pass twice this many tokens.
+# The sums of bytes and tokens are halved at twice this many tokens, so that old prompts count less.
 _MEMORY_TOKENS = 1 << 16
 
 

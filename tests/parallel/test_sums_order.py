@@ -44,7 +44,6 @@ def test_rows_have_the_same_bits_beside_any_others(dtype: torch.dtype, tmp_path:
     found = on_ranks(3, tmp_path, sums)
     parts = [rows_of(rank, dtype).float() for rank in range(3)]
     expected = (parts[0] + parts[1] + parts[2]).to(dtype)
-    assert not torch.equal(expected, (parts[1] + parts[2] + parts[0]).to(dtype)) or dtype != torch.float32
     for of_a_rank in found:
         for num, rows in zip(NUM_ROWS, of_a_rank, strict=True):
             assert torch.equal(rows, expected[:num])

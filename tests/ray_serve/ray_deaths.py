@@ -109,6 +109,18 @@ def replace_all(client: httpx.Client) -> dict[str, Any]:
     return {**ended, "model": client.get("/v1/models").json()["data"][0]["id"]}
 
 
+def kill_all(client: httpx.Client) -> dict[str, Any]:
+    """Kill all replicas; return what /health says then, after how long, and in the end."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].startswith("SERVE_REPLICA::octavo#octavo#"):
+            kill(actor["name"].rpartition("#")[2])
+    begun = time.monotonic()
+    status = client.get("/health").status_code
+    seconds = time.monotonic() - begun
+    eventually(lambda: client.get("/health").status_code == 200, 90)
+    return {"status": status, "seconds": seconds}
+
+
 deployments.Front = OpenFront  # type: ignore[misc]
 with cluster(deployments.make_app(*deployments.read_options())) as client:
     with ThreadPoolExecutor(16) as pool:
@@ -124,5 +136,5 @@ with cluster(deployments.make_app(*deployments.read_options())) as client:
     eventually(lambda: num_running() == 2)
     found["kept_after"] = kept()
     found["update"] = replace_all(client)
-    found["health"] = client.get("/health").status_code
+    found["health"] = kill_all(client)
 print(json.dumps(found))

@@ -36,6 +36,19 @@ VARIABLES = {
 LONG = {"prompt": [5, 6], "max_tokens": 3500, "ignore_eos": True, "stream": True, "return_token_ids": True}
 
 
+CHECK = "import sys, yaml; from ray.serve.schema import ServeDeploySchema as Schema; " + (
+    "print(len(Schema.model_validate(yaml.safe_load(sys.stdin)).applications))"
+)
+
+
+def test_ray_knows_the_fields_of_both_files() -> None:
+    service = yaml.safe_load((CONFIG.parent / "kubernetes" / "rayservice.yaml").read_text())
+    for text in (CONFIG.read_text(), service["spec"]["serveConfigV2"]):
+        command = [sys.executable, "-c", CHECK]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment())
+        assert done.stdout == "1\n", done.stderr[-2000:]
+
+
 def eventually(condition: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

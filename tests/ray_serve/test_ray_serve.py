@@ -39,4 +39,7 @@ def test_deaths_and_updates_take_nobody_else_along(tmp_path: Path) -> None:
     assert (found["kept_after"]["flights"], found["kept_after"]["open"]) == (0, 0)
     update = found["update"]
     assert (update["reasons"], update["num_tokens"], update["last"]) == (["length"], 800, "data: [DONE]")
-    assert (update["model"], found["health"]) == ("new", 200)
+    assert update["model"] == "new"
+    # Three seconds, and what a busy machine adds.
+    assert found["health"]["status"] == 503
+    assert found["health"]["seconds"] < 8
