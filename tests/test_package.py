@@ -45,7 +45,7 @@ def test_help_is_fast(tmp_path: Path) -> None:
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     # In turns: both meet the same machine. The first time they are compiled.
-    both = [(seconds(libraries), seconds(command)) for _ in range(4)]
+    both = [(seconds(libraries), seconds(command)) for _ in range(3)]
     alone, ours = (min(times) for times in zip(*both, strict=True))
     assert ours - alone < 0.2
 
@@ -123,20 +123,25 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_no_code_from_files(path: Path) -> None:
-    """No pickle, no torch.load, no eval: a model folder is data."""
+def assert_no_code(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
+        where = f"{path}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in FORBIDDEN_CALLS, f"{path}:{node.lineno}"
+            assert node.func.id not in FORBIDDEN_CALLS, where
         if isinstance(node, ast.Import):
-            assert not {alias.name.split(".")[0] for alias in node.names} & FORBIDDEN_MODULES
+            assert not {alias.name.split(".")[0] for alias in node.names} & FORBIDDEN_MODULES, where
         if isinstance(node, ast.ImportFrom) and node.module:
-            assert node.module.split(".")[0] not in FORBIDDEN_MODULES
+            assert node.module.split(".")[0] not in FORBIDDEN_MODULES, where
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("torch", "load"), f"{path}:{node.lineno}"
+            assert (node.value.id, node.attr) != ("torch", "load"), where
+
+
+def test_no_code_from_files() -> None:
+    """No pickle, no torch.load, no eval: a model folder is data."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 400
+    for path in paths:
+        assert_no_code(path)
 
 
 @pytest.mark.parametrize(

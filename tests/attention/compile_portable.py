@@ -1,13 +1,16 @@
 """Compiles variants of the Triton kernels that only calls from outside of an engine use, without a GPU.
 
 Triton's interpreter does not check types, so a kernel that it runs may not compile. Prints their registers
-and memory as JSON.
+and memory as JSON, beside those of compile_hopper.py and compile_append.py: to import all that is needed
+takes as long as to compile one of the three.
 """
 
 import json
 import sys
 from itertools import product
+from pathlib import Path
 
+import compile_hopper
 import torch
 import triton.language as tl
 from compile_hopper import compile_kernel
@@ -16,6 +19,10 @@ from triton.compiler import ASTSource
 from octavo.attention.triton import decode, prefill, store, uniform, units
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 from octavo.attention.triton.shapes import ONE_BLOCK, fat_shape, padded_head_dim, thin_shape
+
+sys.path.append(str(Path(__file__).parents[1] / "ops"))
+
+import compile_append
 
 GROUP, KV_HEADS = 4, 8
 CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
@@ -106,7 +113,8 @@ def compile_store():
     return compile_by_name(store._store_kernel, {**tensors, **sizes})
 
 
-def main() -> None:
+def figures() -> dict[str, dict[str, int]]:
+    """Of each variant."""
     by_sequence = PLAIN._replace(slopes="*fp32", slopes_row="i32", shift="i32")
     scaled = PLAIN._replace(k_scale="*fp32", v_scale="*fp32", scales_row="i32")
     windowed = PLAIN._replace(window="i32")
@@ -118,13 +126,18 @@ def main() -> None:
         "slopes": compile_attention(by_sequence, biased=True, begins=True),
         "scales": compile_attention(scaled, cache=PAIRS, dims=(128, 64), scaled=True, packed=True),
     }
-    figures = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
-    figures["store"] = compile_store()
+    found = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
+    found["store"] = compile_store()
     for integers, begins in product(("*i32", "*i64"), (False, True)):
-        figures[f"list {integers}"] = compile_list(integers)
+        found[f"list {integers}"] = compile_list(integers)
         for thin in (False, True):
-            figures[f"plan {integers} {begins} {thin}"] = compile_plan(integers, thin=thin, begins=begins)
-    json.dump(figures, sys.stdout)
+            found[f"plan {integers} {begins} {thin}"] = compile_plan(integers, thin=thin, begins=begins)
+    return found
+
+
+def main() -> None:
+    portable = {**figures(), **compile_append.figures()}
+    json.dump({"hopper": compile_hopper.figures(), "portable": portable}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -27,19 +27,21 @@ QUARTER_REGISTERS, DEALT_REGISTERS = 65536 // 4, 256
 
 
 @pytest.fixture(scope="module")
-def figures():
-    """{kernel: {registers, stack, shared}} as compiled."""
-    return figures_of("compile_hopper.py")
-
-
-def figures_of(script):
+def compiled():
+    """{"hopper" or "portable": {kernel: {registers, stack, shared}}}."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name(script)
+    script = Path(__file__).with_name("compile_portable.py")
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture
+def figures(compiled):
+    """Of the Gluon kernels."""
+    return compiled["hopper"]
 
 
 @pytest.mark.parametrize(
@@ -84,11 +86,10 @@ def warp_registers(used):
     return -(-used["registers"] * 32 // DEALT_REGISTERS) * DEALT_REGISTERS
 
 
-def test_portable_variants_compile():
+def test_portable_variants_compile(compiled):
     """Triton's interpreter, by which they are tested, knows no types; spilled registers would be slow."""
-    figures = figures_of("compile_portable.py")
-    assert len(figures) == 23
-    for name, used in figures.items():
+    assert len(compiled["portable"]) == 27
+    for name, used in compiled["portable"].items():
         # Three loops of 128 rows a program, two programs an SM: what they keep between loops may spill.
         # Keys of one number beside values of 256: no model has them.
         most = 256 if name.startswith("prefill") else 16 if "wide values" in name else 0

@@ -124,8 +124,14 @@ def test_every_field_is_a_variable(name: str, value: object, monkeypatch: pytest
     assert parse("generate")[name] == value
 
 
-@pytest.mark.parametrize(("name", "value"), VALUES)
-@pytest.mark.parametrize("in_table", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "in_table"),
+    [
+        pytest.param(*pair, in_table, marks=pytest.mark.slow if (number + in_table) % 2 else [])
+        for number, pair in enumerate(VALUES)
+        for in_table in (False, True)
+    ],
+)
 def test_every_field_is_a_key_of_the_file(name: str, value: object, in_table: bool) -> None:
     key = f"[generate]\n{name.replace('_', '-')}" if in_table else name
     Path("octavo.toml").write_text(f"{key} = {as_toml(value)}")

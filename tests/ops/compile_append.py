@@ -1,9 +1,4 @@
-"""Compiles the append kernel for a Hopper GPU, without one; a process of its own, without the interpreter."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "attention"))
+"""Compiles the append kernel for a Hopper GPU, without one: tests/attention/compile_portable.py runs it."""
 
 from compile_hopper import compile_kernel
 from triton.compiler import ASTSource
@@ -24,8 +19,11 @@ def compile_append(*, ragged, rotary, dtype="*bf16", cache="*bf16", interleaved=
     return compile_kernel(_append_kernel, arguments, source_of=ASTSource)
 
 
-if __name__ == "__main__":
-    print(compile_append(ragged=False, rotary=False))
-    print(compile_append(ragged=True, rotary=True))
-    print(compile_append(ragged=False, rotary=True, cache="*fp8e4nv", interleaved=False))
-    print(compile_append(ragged=True, rotary=True, dtype="*fp32", cache="*fp32"))
+def figures():
+    """{form: {registers, stack, shared}}."""
+    return {
+        "append": compile_append(ragged=False, rotary=False),
+        "append ragged rotary": compile_append(ragged=True, rotary=True),
+        "append float8": compile_append(ragged=False, rotary=True, cache="*fp8e4nv", interleaved=False),
+        "append float32": compile_append(ragged=True, rotary=True, dtype="*fp32", cache="*fp32"),
+    }

