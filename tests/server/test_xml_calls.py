@@ -133,7 +133,8 @@ def test_a_tool_without_schemas_takes_texts() -> None:
     assert as_json("5", None) == "5"
 
 
-def test_streamed_is_whole_at_every_cut_of_200_texts() -> None:
+@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
+def test_streamed_is_whole_at_every_cut_of_200_texts(step: int) -> None:
     assert len(set(ADVERSARIAL)) == 200
     for number, text in enumerate(ADVERSARIAL):
         arguments = {"cmd": text, "list": [text], "maybe": f"{text}.", "n": number}
@@ -144,7 +145,7 @@ def test_streamed_is_whole_at_every_cut_of_200_texts() -> None:
         written = "Hm.\n" + written
         assert outcome(streamed([written])) == expected
         assert outcome(streamed(written)) == expected
-        for cut in range(1 + number % 19, len(written), 19):
+        for cut in range(1 + number % step, len(written), step):
             assert outcome(streamed([written[:cut], written[cut:]])) == expected
 
 

@@ -28,6 +28,11 @@ class CallBody:
         """Everything that was read."""
         return "".join(self._raw)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was read."""
+        return bool(self._raw)
+
     def feed(self, text: str, begin: int) -> int:
         """Read on from a position; return where the call ended or broke, or the text's end."""
         raise NotImplementedError

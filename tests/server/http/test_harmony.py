@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -195,7 +196,8 @@ def test_there_are_200_adversarial_texts() -> None:
     assert len(set(ADVERSARIAL)) == 200
 
 
-def test_streamed_is_whole_byte_for_byte_at_every_cut(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("num_cuts", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_streamed_is_whole_byte_for_byte_at_every_cut(tokenizer: Tokenizer, num_cuts: int) -> None:
     for number, text in enumerate(ADVERSARIAL):
         arguments = json.dumps({"cmd": text, text: [text, {"x": text}]}, ensure_ascii=False)
         thought = (CHANNEL, "analysis", MESSAGE, text, END, START, "assistant")
@@ -203,7 +205,7 @@ def test_streamed_is_whole_byte_for_byte_at_every_cut(tokenizer: Tokenizer) -> N
         expected = ("", text, [("f", arguments)])
         assert outcome(streamed(tokenizer, ids, ())) == expected
         assert outcome(streamed(tokenizer, ids, range(1, len(ids)), lag=number % 4)) == expected
-        step = 1 + len(ids) // 3
+        step = 1 + len(ids) // num_cuts
         for cut in range(1 + number % step, len(ids), step):
             assert outcome(streamed(tokenizer, ids, (cut,), lag=number % 3)) == expected
 
@@ -224,6 +226,33 @@ def test_any_tokens_in_any_cuts_give_the_same(
     answer = whole(tokenizer, parts)
     found = [(call.name, call.arguments) for call in answer.calls]
     assert (answer.content, answer.reasoning, found) == expected
+
+
+UNITS = [
+    PIECES, (CHANNEL,), (CHANNEL, "final", MESSAGE, "x", END), (*F, "{}", CALL), (*F, "{"), (END, "x"),
+    (MESSAGE, " "), ("{",), (CONSTRAIN, "a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("opened", [(), F, (*F, '{"a": "'), (CHANNEL, "final", MESSAGE)])
+def test_time_is_linear_in_tokens(tokenizer: Tokenizer, opened: tuple[str, ...]) -> None:
+    """Ten times the tokens take some ten times as long, whole or one by one; quadratic would be a hundred."""
+    for unit in UNITS:
+        for size in (10**9, 1):
+            begun, more = ids_of(tokenizer, opened), ids_of(tokenizer, unit)
+            ratios = (_ratio(tokenizer, begun, more, size) for _ in range(4))
+            assert any(ratio < 30 for ratio in ratios), (opened, unit, size)
+
+
+def _ratio(tokenizer: Tokenizer, opened: list[int], unit: list[int], size: int) -> float:
+    seconds = []
+    for num_tokens in (400, 4_000):
+        ids = (opened + unit * num_tokens)[:num_tokens]
+        begun = time.process_time()
+        streamed(tokenizer, ids, range(size, len(ids), size))
+        seconds.append(time.process_time() - begun)
+    # What is shorter than the clock's own noise is nothing.
+    return seconds[1] / max(seconds[0], 5e-4)
 
 
 def test_options_and_what_a_prompt_leaves_open(tokenizer: Tokenizer) -> None:

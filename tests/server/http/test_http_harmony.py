@@ -180,6 +180,13 @@ def test_the_prompt_is_harmony(oss: LiveServer) -> None:
         '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"18 C"<|end|>'
         "<|start|>assistant"
     )
+    second = {**call, "id": "b", "function": {"name": "get_weather", "arguments": "{}"}}
+    several = [first, {**turn, "tool_calls": [call, second]}]
+    several += [{**result, "content": "a"}, {**result, "tool_call_id": "b", "content": "b"}]
+    prompt = prompt_of(oss, messages=[*several, first], tools=[TOOL])
+    assert prompt.count("<|call|>") == 2
+    assert prompt.index('"a"<|end|>') < prompt.index("{}<|call|>") < prompt.index('"b"<|end|>')
+    assert prompt_of(oss, messages=several[:2], tools=[TOOL]).count("<|call|>") == 2
     both = prompt_of(oss, messages=[first, {**turn, "content": "I look."}, result], tools=[TOOL])
     assert "<|channel|>analysis<|message|>Hm.\nI look.<|end|>" in both
 

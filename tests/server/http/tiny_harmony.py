@@ -20,6 +20,9 @@ TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
   {%- if message.role == "assistant" -%}
+    {%- if "content" in message and "<|channel|>" in message.content -%}
+      {{- raise_exception("markup in the content") -}}
+    {%- endif -%}
     {%- if "tool_calls" in message -%}
       {%- if message.content and message.thinking -%}
         {{- raise_exception("Cannot pass both content and thinking beside tool calls") -}}

@@ -18,7 +18,7 @@ from octavo.server.parsing.answer import AnswerReader, Reader
 from octavo.server.parsing.call_formats import Function
 from octavo.server.parsing.describe import described
 from octavo.server.parsing.formats import ModelFormats
-from octavo.server.parsing.harmony.messages import open_channel, shown_message
+from octavo.server.parsing.harmony.messages import open_channel, shown_messages
 from octavo.server.parsing.harmony.reader import HarmonyReader
 from octavo.server.parsing.reasoning import ReasoningReader
 from octavo.tokenizer.messages import check_json, checked_messages
@@ -68,7 +68,7 @@ class Toolbox:
         """
         shown = [_shown_tool(tool) for tool in self.tools]
         if self.formats.harmony is not None:
-            return [shown_message(dict(message)) for message in messages], shown or None
+            return [*shown_messages(checked_messages(messages))], shown or None
         if self.formats.shows_tools or self.formats.calls is None:
             return list(messages), shown or None
         if not shown and not any(m.get("role") == "tool" or "tool_calls" in m for m in messages):

@@ -4,7 +4,7 @@
             a call:  <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,22 +52,45 @@ def open_channel(prompt: str) -> str | None:
     header, opened, _ = message.partition(MESSAGE)
     if not opened or any(end in message for end in (END, RETURN, CALL)):
         return None
-    return header.partition(CHANNEL)[2].strip() or "final"
+    return (header.partition(CHANNEL)[2].split() or ["final"])[0]
 
 
-def shown_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as harmony's chat templates read it: reasoning is `thinking`.
+def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as harmony's chat templates read them: reasoning is `thinking`, a message has one call.
 
-    They have one place for what comes before a call.
+    Args:
+        messages: checked ones (tokenizer/messages.py).
     """
-    if "reasoning_content" not in message:
-        return message
+    shown: list[dict[str, Any]] = []
+    # Further calls of one message, by their ids; each comes before its result.
+    later: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            call = later.pop(message.get("tool_call_id", ""), None)
+            shown += [] if call is None else [_with_call(call)]
+        else:
+            shown += map(_with_call, later.values())
+            others = (message.get("tool_calls") or ())[1:]
+            later = {str(call.get("id", index)): call for index, call in enumerate(others)}
+        shown.append(_shown(message))
+    return shown + [_with_call(call) for call in later.values()]
+
+
+def _with_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one message. Templates have one place for what comes before a call."""
     shown = {name: value for name, value in message.items() if name != "reasoning_content"}
-    thinking = message["reasoning_content"]
-    if shown.get("tool_calls") and shown.get("content"):
-        thinking = f"{thinking}\n{shown['content']}"
-        shown["content"] = None
-    return shown | {"thinking": thinking}
+    thinking = message.get("reasoning_content")
+    if shown.get("tool_calls"):
+        shown["tool_calls"] = shown["tool_calls"][:1]
+        if thinking is not None and shown["content"]:
+            thinking = f"{thinking}\n{shown['content']}"
+        # Templates look for markup in it, which null cannot hold.
+        shown["content"] = "" if thinking is not None else shown["content"] or ""
+    return shown if thinking is None else shown | {"thinking": thinking}
 
 
 class Header:

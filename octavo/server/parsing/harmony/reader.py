@@ -58,7 +58,7 @@ class HarmonyReader:
         # Special tokens that were written: where their text begins and ends, and their pieces.
         self._marks: deque[tuple[int, int, str]] = deque()
         self._num_decoded = self._num_read = 0
-        self._text = ""
+        self._text, self._at = "", 0
         self._names = names
         self._shows_reasoning = shows_reasoning
         self._pieces: list[Piece] = []
@@ -84,7 +84,7 @@ class HarmonyReader:
             token_ids: all that the text is of, special ones included.
         """
         self._note(token_ids)
-        self._text += text
+        self._text, self._at = self._text[self._at :] + text, 0
         end = self._num_read + len(self._text)
         while self._marks and self._marks[0][1] <= end:
             begin, after, piece = self._marks.popleft()
@@ -112,7 +112,7 @@ class HarmonyReader:
 
     def _read(self, end: int) -> None:
         """Read text up to a position in the answer."""
-        text = self._text[: end - self._num_read]
+        text = self._text[self._at : self._at + end - self._num_read]
         self._skip(end)
         if not text:
             return
@@ -124,7 +124,7 @@ class HarmonyReader:
             self._say(text)
 
     def _skip(self, end: int) -> None:
-        self._text = self._text[end - self._num_read :]
+        self._at += end - self._num_read
         self._num_read = end
 
     def _mark(self, piece: str) -> None:
@@ -162,7 +162,7 @@ class HarmonyReader:
             text = header.text
             self._open("", None)
             self._say(text)
-        elif call is not None and is_whole and not call.raw:
+        elif call is not None and is_whole and not call.has_begun:
             # A call without arguments.
             call.feed("{}", 0)
             self._tell(call)
@@ -188,8 +188,8 @@ class HarmonyReader:
     def _read_call(self, text: str) -> None:
         call = self._call
         assert call is not None
-        begin = 0 if call.raw else len(text) - len(text.lstrip())
-        if not call.raw and begin < len(text) and text[begin] != "{":
+        begin = 0 if call.has_begun else len(text) - len(text.lstrip())
+        if not call.has_begun and begin < len(text) and text[begin] != "{":
             self._kind, self._call = "content", None
             self._say(text[begin:])
             return
