@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -16,7 +16,7 @@ from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts
 from octavo.server.api.sampling import completion_params
-from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
     Completion,
@@ -69,7 +69,7 @@ async def completions(context: Context, request: Request) -> Response:
     work = _generate(context, request, asked, prompts, params)
     if asked.stream:
         generation, answer = await unless_gone(request.receive, work)
-        return context.events(_events(answer, generation), generation)
+        return context.events(CompletionEvents(answer, generation), generation)
 
     async def whole() -> Response:
         generation, answer = await work
@@ -160,38 +160,51 @@ class _Text:
         self.offset = 0
 
 
-async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """Yield the events of streamed texts: what is new, and the usage."""
-    options = answer.request.stream_options
-    usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-    gathered = Gathered(answer.request.stream_interval or 1)
-    texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
-    # An event that may have more than text, or other text, is encoded as a whole.
-    has_more = (
-        usage.is_continuous
-        or answer.only_echo
-        or answer.echoes is not None
-        or bool(answer.request.return_token_ids)
-    )
-    plain = TextEvents(lambda index, text: _event(answer, [CompletionChoice(index=index, text=text)], UNSET))
-    async for position, deltas in generation.deltas():
-        events = []
-        for delta in gathered.add(position, deltas):
-            usage.add(0 if answer.only_echo else len(delta.token_ids))
-            index = position * answer.n + delta.index
-            if not has_more and is_text_alone(delta):
-                events.append(plain.write(index, delta.text))
-            elif (choice := _choice(answer, generation, position, delta, texts[index])) is not None:
-                events.append(_event(answer, [choice], usage.now))
-        yield b"".join(events)
-    if options is not None and options.include_usage:
-        yield _event(answer, [], usage.final)
+class CompletionEvents(EventWriter):
+    """Writes streamed texts: what is new, and the usage."""
 
+    def __init__(self, answer: _Answer, generation: Generation) -> None:
+        options = answer.request.stream_options
+        self._answer = answer
+        self._generation = generation
+        self._wants_usage = bool(options and options.include_usage)
+        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+        self._gathered = Gathered(answer.request.stream_interval or 1)
+        self._texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
+        # An event that may have more than text, or other text, is encoded as a whole.
+        self._has_more = (
+            self._usage.is_continuous
+            or answer.only_echo
+            or answer.echoes is not None
+            or bool(answer.request.return_token_ids)
+        )
+        self._plain = TextEvents(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
 
-def _event(answer: _Answer, choices: list[CompletionChoice], usage: Usage | UnsetType) -> bytes:
-    return event(
-        Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
-    )
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        due = self._gathered.add(position, deltas)
+        if len(due) == 1:
+            return self._event(position, due[0])
+        return b"".join([self._event(position, delta) for delta in due])
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for."""
+        return self._chunk([], self._usage.final) if self._wants_usage else b""
+
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
+        answer = self._answer
+        self._usage.add(0 if answer.only_echo else len(delta.token_ids))
+        index = position * answer.n + delta.index
+        if not self._has_more and is_text_alone(delta):
+            return self._plain.write(index, delta.text)
+        choice = _choice(answer, self._generation, position, delta, self._texts[index])
+        return b"" if choice is None else self._chunk([choice], self._usage.now)
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType = UNSET) -> bytes:
+        answer = self._answer
+        return event(
+            Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
+        )
 
 
 def _choice(
