@@ -53,7 +53,7 @@ def joined(events: EventWriter, scripted: Scripted) -> bytes:
 
 def chat_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"messages": [{}], **fields}, ChatRequest)
-    answer = chat._Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
+    answer = chat.Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
     formats = ModelFormats(None, "", None, shows_tools=False)
     box = Toolbox((), (), must_call=False, parallel=False, formats=formats)
     scripted = Scripted(1)
@@ -63,7 +63,7 @@ def chat_bytes(fields: dict[str, Any]) -> bytes:
 def completion_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
     echoes = ["one", "two"] if asked.echo else None
-    answer = completions._Answer(ID, 1, '"text"', asked, 2, LogprobWriter(None, 0), echoes)
+    answer = completions.Answer(ID, 1, '"text"', asked, 2, LogprobWriter(None, 0), echoes)
     scripted = Scripted(2)
     return joined(completions.CompletionEvents(answer, scripted), scripted)  # type: ignore[arg-type]
 

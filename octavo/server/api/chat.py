@@ -36,7 +36,7 @@ from octavo.server.limits import unless_gone
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What every part of an answer needs."""
 
     id: str
@@ -59,7 +59,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     context.loop.check_room(params)
     toolbox = toolbox_of(asked, context.formats, params.structured)
     begin = partial(begin_chat, context, request, asked, toolbox, params)
-    answer = _Answer(
+    answer = Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
         context.model,
@@ -105,7 +105,7 @@ def reading_of(asked: SamplingFields) -> Reading:
     return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
 
 
-def _completion(answer: _Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
+def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
     asked = answer.request
     choices = []
     for completion in output.outputs:
@@ -134,13 +134,14 @@ def _completion(answer: _Answer, output: RequestOutput, box: Toolbox) -> ChatCom
 class ChatEvents(EventWriter):
     """Writes a streamed answer: roles, what is new, and the usage."""
 
-    def __init__(self, answer: _Answer, generation: Generation, box: Toolbox, n: int) -> None:
+    def __init__(self, answer: Answer, generation: Generation, box: Toolbox, n: int) -> None:
         asked = answer.request
         options = asked.stream_options
         self._answer = answer
         self._wants_usage = bool(options and options.include_usage)
         self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        self._gathered = Gathered(asked.stream_interval or 1)
+        interval = asked.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
         self._first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
         self._has_role = [False] * n
         # An event with more than text is encoded as a whole.
@@ -150,7 +151,8 @@ class ChatEvents(EventWriter):
 
     def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
         """Return events of new deltas."""
-        deltas = self._gathered.add(position, deltas)
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
         return self._event(deltas[0]) if len(deltas) == 1 else b"".join(map(self._event, deltas))
 
     def finish(self) -> bytes:
@@ -201,7 +203,7 @@ def _is_content_alone(shown: Delta) -> bool:
 
 
 def _choice(
-    answer: _Answer, delta: CompletionDelta, shown: Delta, finish_reason: str | None
+    answer: Answer, delta: CompletionDelta, shown: Delta, finish_reason: str | None
 ) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request

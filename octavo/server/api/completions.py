@@ -36,7 +36,7 @@ _MAX_COMPLETIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What every part of an answer needs.
 
     Attributes:
@@ -81,12 +81,12 @@ async def completions(context: Context, request: Request) -> Response:
 
 async def _generate(
     context: Context, request: Request, asked: CompletionRequest, prompts: Prompts, params: SamplingParams
-) -> tuple[Generation, _Answer]:
+) -> tuple[Generation, Answer]:
     read = await context.run(prompts.read_all, asked.prompt, reading_of(asked))
     if len(read) * params.n > _MAX_COMPLETIONS:
         raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
     tokenizer = context.loop.engine.tokenizer
-    answer = _Answer(
+    answer = Answer(
         new_id("cmpl", request, asked.request_id),
         int(time.time()),
         context.model,
@@ -106,7 +106,7 @@ def _texts(tokenizer: Tokenizer | None, prompts: Sequence[TokenIds]) -> list[str
     return [tokenizer.decode(prompt.listed, skip_special_tokens=False) for prompt in prompts]
 
 
-def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion:
+def _completion(answer: Answer, outputs: Sequence[RequestOutput]) -> Completion:
     choices = [
         _whole_choice(answer, position, output, completion)
         for position, output in enumerate(outputs)
@@ -117,7 +117,7 @@ def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion
 
 
 def _whole_choice(
-    answer: _Answer, position: int, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput
 ) -> CompletionChoice:
     asked = answer.request
     text = "" if answer.only_echo else completion.text
@@ -136,7 +136,7 @@ def _whole_choice(
 
 
 def _whole_logprobs(
-    answer: _Answer, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, output: RequestOutput, completion: CompletionOutput
 ) -> CompletionLogprobs | None:
     """Write a text's log-probabilities; with echo the prompt's come first."""
     if completion.logprobs is None:
@@ -163,13 +163,14 @@ class _Text:
 class CompletionEvents(EventWriter):
     """Writes streamed texts: what is new, and the usage."""
 
-    def __init__(self, answer: _Answer, generation: Generation) -> None:
+    def __init__(self, answer: Answer, generation: Generation) -> None:
         options = answer.request.stream_options
         self._answer = answer
         self._generation = generation
         self._wants_usage = bool(options and options.include_usage)
         self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-        self._gathered = Gathered(answer.request.stream_interval or 1)
+        interval = answer.request.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
         self._texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
         # An event that may have more than text, or other text, is encoded as a whole.
         self._has_more = (
@@ -182,10 +183,11 @@ class CompletionEvents(EventWriter):
 
     def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
         """Return events of new deltas."""
-        due = self._gathered.add(position, deltas)
-        if len(due) == 1:
-            return self._event(position, due[0])
-        return b"".join([self._event(position, delta) for delta in due])
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
+        if len(deltas) == 1:
+            return self._event(position, deltas[0])
+        return b"".join([self._event(position, delta) for delta in deltas])
 
     def finish(self) -> bytes:
         """Return the usage, if it was asked for."""
@@ -208,7 +210,7 @@ class CompletionEvents(EventWriter):
 
 
 def _choice(
-    answer: _Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
+    answer: Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
 ) -> CompletionChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request

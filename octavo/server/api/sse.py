@@ -114,16 +114,17 @@ class EventStream(Response):
             self._generation.abort()
 
     async def _send_all(self) -> None:
-        self._put(self._writer.begin())
+        if before := self._writer.begin():
+            self._put(before)
         for stream, call in zip(self._generation.streams, self._calls, strict=True):
             stream.when_news(call)
         error = await self._ended
+        last = self._last if error is None else self._write_error(as_api_error(error)) + self._last
         if self._sending is not None:
             await self._sending
-        if error is not None:
-            event = self._write_error(as_api_error(error))
-            await self._send({"type": "http.response.body", "body": event, "more_body": True})
-        await self._send({"type": "http.response.body", "body": self._last, "more_body": False})
+        self._put(last, more=False)
+        if self._sending is not None:
+            await self._sending
 
     def _on_news(self, position: int) -> bool:
         """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
@@ -137,7 +138,8 @@ class EventStream(Response):
             events = self._writer.write(position, generation.take(position))
             if generation.is_done:
                 events += self._writer.finish()
-            self._put(events)
+            if events:
+                self._put(events)
         except Exception as error:
             self._ended.set_result(error)
             return False
@@ -145,13 +147,14 @@ class EventStream(Response):
             self._ended.set_result(None)
         return position not in generation.outputs
 
-    def _put(self, events: bytes) -> None:
-        if events:
-            self._sent_s = time.monotonic()
-            message = {"type": "http.response.body", "body": events, "more_body": True}
-            self._sending = begun(self._send(message))
-            if self._sending is not None:
-                self._sending.add_done_callback(self._go_on)
+    def _put(self, events: bytes, *, more: bool = True) -> None:
+        self._sent_s = time.monotonic()
+        self._sending = begun(self._write(events, more))
+        if self._sending is not None:
+            self._sending.add_done_callback(self._go_on)
+
+    async def _write(self, events: bytes, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
     def _go_on(self, sent: asyncio.Task[None]) -> None:
         """Send what has come while the client read."""
@@ -183,13 +186,12 @@ class Gathered:
     """Merges deltas of the same text until there are enough tokens for one event."""
 
     def __init__(self, interval: int) -> None:
+        """Begin with nothing held; an interval of 1 would never hold any."""
         self._interval = interval
         self._held: dict[tuple[int, int], CompletionDelta] = {}
 
     def add(self, position: int, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take the new deltas of a prompt; return those that are due."""
-        if self._interval == 1:
-            return deltas
         due = []
         for delta in deltas:
             held = self._held.pop((position, delta.index), None)

@@ -26,6 +26,7 @@ class Readers:
     Attributes:
         num_rings: rings so far; a stream that has looked since the last one need not look again.
         first_token_s: seconds to the first tokens that were read.
+        gaps: tokens by the seconds since the previous one; most that are read together have the same gap.
     """
 
     def __init__(
@@ -34,11 +35,10 @@ class Readers:
         self._event_loop = event_loop
         self._waiting: dict[Stream, Callable[[], bool]] = {}
         self._is_rung = False
-        # Tokens by the seconds since the previous one; most readers that wait together have the same gap.
-        self._gaps: dict[float, int] = {}
         self._inter_token_s = inter_token_s
         self.num_rings = 0
         self.first_token_s = first_token_s
+        self.gaps: dict[float, int] = {}
 
     def ring(self) -> bool:
         """Make all streams look for news, from any thread; False if the event loop is closed."""
@@ -53,10 +53,6 @@ class Readers:
         self._waiting[stream] = notify
         if stream.num_rings_seen != self.num_rings:
             self._plan_wake()
-
-    def note_gap(self, seconds: float, num_tokens: int) -> None:
-        """Note how long after the previous tokens so many new ones came."""
-        self._gaps[seconds] = self._gaps.get(seconds, 0) + num_tokens
 
     def forget(self, stream: "Stream") -> None:
         """Remove a stream that waits no longer."""
@@ -82,9 +78,9 @@ class Readers:
                 stream.error, has_news = error, True
             if has_news and not notify():
                 self.forget(stream)
-        for seconds, num_tokens in self._gaps.items():
+        for seconds, num_tokens in self.gaps.items():
             self._inter_token_s.observe(seconds, num_tokens)
-        self._gaps.clear()
+        self.gaps.clear()
 
 
 class Stream:
@@ -220,8 +216,9 @@ class Stream:
         if self._num_seen == 0:
             self._readers.first_token_s.observe(seconds)
         else:
-            rounds = num_new / self._num_completions
-            self._readers.note_gap(seconds / rounds if rounds > 1 else seconds, num_new)
+            gaps, rounds = self._readers.gaps, num_new / self._num_completions
+            gap = seconds / rounds if rounds > 1 else seconds
+            gaps[gap] = gaps.get(gap, 0) + num_new
         self._num_seen, self._seen_s = num_tokens, now
 
     def _raise_error(self) -> None:
