@@ -87,6 +87,16 @@ class Context:
             raise NotReadyError(f"the server is {state}")
         return self.loop.engine
 
+    async def read_body(self, request: Request) -> bytes:
+        """Return the body of a request for completions, unless the queue is full.
+
+        Raises:
+            QueueFullError: no request could be queued now.
+            ApiError, ClientGoneError: as BodyReader.read.
+        """
+        headers, check = request.scope["headers"], functools.partial(self.loop.check_room, 1)
+        return await self.bodies.read(headers, request.receive, before_small=check)
+
     @functools.cached_property
     def formats(self) -> ModelFormats:
         """How the model writes calls and reasoning. Raises as `engine` does."""

@@ -51,12 +51,12 @@ class Answer:
 
 async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, ChatRequest)
     del body
     context.check_model(asked.model)
     params = chat_params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     toolbox = toolbox_of(asked, context.formats, params.structured)
     begin = partial(begin_chat, context, request, asked, toolbox, params)
     answer = Answer(

@@ -59,13 +59,13 @@ class Answer:
 
 async def completions(context: Context, request: Request) -> Response:
     """Continue prompts."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, CompletionRequest)
     del body
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = completion_params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     work = _generate(context, request, asked, prompts, params)
     if asked.stream:
         generation, answer = await unless_gone(request.receive, work)

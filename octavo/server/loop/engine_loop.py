@@ -163,13 +163,13 @@ class EngineLoop:
         self._worker.post(job)
         return Stream(job, self._readers_here(), self._worker.abort)
 
-    def check_room(self, params: SamplingParams) -> None:
-        """Check that a request could be queued now, before its prompt is read.
+    def check_room(self, num_completions: int) -> None:
+        """Check that a request for so many completions could be queued now, before its prompt is read.
 
         Raises:
             QueueFullError: too much waits.
         """
-        self._jobs.check_room(params.n)
+        self._jobs.check_room(num_completions)
 
     async def call(self, act: Callable[[Engine], Found]) -> Found:
         """Call a short function in the engine's thread, between two steps, and return what it returns.

@@ -30,12 +30,12 @@ from octavo.server.limits import unless_gone
 
 async def messages(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, MessagesRequest)
     context.check_model(asked.model)
     chat = chat_of(asked)
     params = chat_params(chat)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))

@@ -36,13 +36,13 @@ from octavo.server.limits import unless_gone
 
 async def responses(context: Context, request: Request) -> Response:
     """Answer an input."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, ResponsesRequest)
     context.check_model(asked.model)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     params = _params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     chat = chat_of(asked)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)
