@@ -2,28 +2,37 @@
 
 A stand-in engine writes one token and one word to every request per step; everything else is the server's:
 the engine's thread, its streams, the events of /v1/chat/completions and /v1/completions, granian, sockets. A
-client in another process reads. The CPU time is that of the whole server process, threads in Rust included,
-less what the stand-in takes by itself. What a request costs is measured with streams of one token, and taken
-off. Of several runs the one that took least counts, since neighbours on the machine only add.
+client in another process reads, and its CPU time is counted apart. The server's is that of the whole process,
+threads in Rust included, less what the stand-in takes by itself. What a request costs is measured with
+streams of one token, and taken off. Of several runs the one that took least counts, since neighbours on the
+machine only add.
 
     python benchmarks/serving_front_end.py [--streams 64 256] [--tokens 400] [--step-ms 2 20] [--runs 3]
                                            [--save MACHINE]
 
 A short step makes a server that falls behind gather tokens: an event then holds several. us_per_event is
-the honest price, us_per_token what a loaded server pays. The last line is JSON.
+the honest price, us_per_token what a loaded server pays. us_per_event_kernel is the part in system mode,
+which no server can avoid as long as every event is a write to a socket; us_per_write is what the same writes
+cost a program that does nothing else. "one thread" is the way from a token to the HTTP server, without
+sockets and threads. The last line is JSON.
 """
 
 import asyncio
 import json
+import resource
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from support.bare_writes import cpu_s_of_writes
 from support.common import make_parser, publish, table
+from support.event_path import seconds_per_event
 from support.fake_engine import FakeEngine, cpu_s_alone
 
 from octavo.config import DEFAULT_MODEL
@@ -69,16 +78,49 @@ class FrontEnd:
         self._thread.join()
         self._gate.context.close()
 
-    def cpu_s(self, path: str, num_streams: int, num_tokens: int) -> tuple[float, Figures]:
-        """Seconds of CPU that this process takes for so many streams, and what their client counted."""
+    def run(self, path: str, num_streams: int, num_tokens: int) -> "Run":
+        """Serve so many streams side by side."""
         numbers = (self.port, path, num_streams, num_tokens)
         command = [sys.executable, "-m", "support.stream_reader", *map(str, numbers)]
-        start, begun = time.process_time(), time.perf_counter()
+        own, child, begun = _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN), time.perf_counter()
         read = subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parent)
-        cpu_s = time.process_time() - start
+        own_after, child_after = _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN)
         counted = json.loads(read.stdout)
         assert counted["ended"] == num_streams
-        return cpu_s, {**counted, "seconds": time.perf_counter() - begun}
+        return Run(
+            cpu_s=sum(own_after) - sum(own),
+            system_s=own_after[1] - own[1],
+            client_s=sum(child_after) - sum(child),
+            seconds=time.perf_counter() - begun,
+            num_events=counted["events"],
+            num_bytes=counted["bytes"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run took.
+
+    Attributes:
+        cpu_s: of the server's process.
+        system_s: the part of it in system mode.
+        client_s: of the client's process, its start included.
+        seconds: by the clock.
+        num_events: that the client read, [DONE] included.
+        num_bytes: of all answers.
+    """
+
+    cpu_s: float
+    system_s: float
+    client_s: float
+    seconds: float
+    num_events: int
+    num_bytes: int
+
+
+def _cpu(who: int) -> tuple[float, float]:
+    used = resource.getrusage(who)
+    return used.ru_utime, used.ru_stime
 
 
 def main() -> None:
@@ -95,24 +137,31 @@ def main() -> None:
                 for num_streams in arguments.streams:
                     rows.append(measure(server, path, num_streams, arguments.tokens, step_ms, arguments.runs))
                     print(rows[-1], file=sys.stderr, flush=True)
+    alone = seconds_per_event(max(arguments.streams), 200)
+    one_thread = {
+        "us_per_event_one_thread_least": min(alone) * 1e6,
+        "us_per_event_one_thread_median": statistics.median(alone) * 1e6,
+    }
+    print(one_thread)
     names = list(rows[0])
     print(table(names, [[f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows]))
-    publish("serving_front_end", {"runs": arguments.runs, "rows": rows}, arguments)
+    publish("serving_front_end", {"runs": arguments.runs, **one_thread, "rows": rows}, arguments)
 
 
 def measure(
     server: FrontEnd, path: str, num_streams: int, num_tokens: int, step_ms: float, runs: int
 ) -> Figures:
     """Figures of one way to stream: microseconds are of CPU, per streamed token, event and request."""
-    server.cpu_s(path, num_streams, 2)
-    short_s = min(server.cpu_s(path, num_streams, 1)[0] for _ in range(runs))
-    long_s, counted = min(
-        (server.cpu_s(path, num_streams, num_tokens) for _ in range(runs)), key=lambda r: r[0]
-    )
+    server.run(path, num_streams, 2)
+    short = min((server.run(path, num_streams, 1) for _ in range(runs)), key=lambda run: run.cpu_s)
+    long = min((server.run(path, num_streams, num_tokens) for _ in range(runs)), key=lambda run: run.cpu_s)
     engine_s = min(cpu_s_alone(num_streams, num_tokens, step_ms / 1000) for _ in range(runs))
-    own_s = long_s - short_s - engine_s
+    own_s = long.cpu_s - short.cpu_s - engine_s
     # The first event of a chat is its role; [DONE] is none.
-    num_events = counted["events"] - num_streams * (3 if path == PATHS[0] else 2)
+    num_events = long.num_events - num_streams * (3 if path == PATHS[0] else 2)
+    event_bytes = (long.num_bytes - short.num_bytes) // num_events
+    num_each = min(num_events // num_streams, 200)
+    write_s = min(cpu_s_of_writes(num_streams, num_each, event_bytes, step_ms / 1000) for _ in range(runs))
     total = num_streams * (num_tokens - 1)
     return {
         "path": path,
@@ -121,10 +170,13 @@ def measure(
         "tokens_per_event": total / num_events,
         "us_per_token": own_s / total * 1e6,
         "us_per_event": own_s / num_events * 1e6,
+        "us_per_event_kernel": (long.system_s - short.system_s) / num_events * 1e6,
+        "us_per_write": write_s / (num_streams * num_each) * 1e6,
         "events_per_s_and_core": num_events / own_s,
-        "us_per_request": short_s / num_streams * 1e6,
+        "us_per_request": short.cpu_s / num_streams * 1e6,
         "us_per_token_engine_alone": engine_s / total * 1e6,
-        "seconds": counted["seconds"],
+        "us_per_event_client": (long.client_s - short.client_s) / num_events * 1e6,
+        "seconds": long.seconds,
     }
 
 

@@ -21,7 +21,9 @@ class FakeEngine:
         tokenizer: of prompts that are texts.
     """
 
-    spare_s = 0.0
+    spare_s, error = 0.0, None
+    # Nothing is counted.
+    num_computed_tokens = 0
 
     def __init__(self, step_s: float, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
@@ -75,6 +77,12 @@ class FakeEngine:
     def stats(self) -> Any:
         """No counters."""
         return SimpleNamespace()
+
+    def when_dead(self, call: object) -> None:
+        """Nothing here dies."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def cpu_s_alone(num_streams: int, num_tokens: int, step_s: float) -> float:

@@ -5,7 +5,7 @@ import functools
 import importlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
-from octavo.server.api.sse import EventStream
+from octavo.server.api.sse import EventStream, EventWriter
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
@@ -87,6 +87,16 @@ class Context:
             raise NotReadyError(f"the server is {state}")
         return self.loop.engine
 
+    async def read_body(self, request: Request) -> bytes:
+        """Return the body of a request for completions, unless the queue is full.
+
+        Raises:
+            QueueFullError: no request could be queued now.
+            ApiError, ClientGoneError: as BodyReader.read.
+        """
+        headers, check = request.scope["headers"], functools.partial(self.loop.check_room, 1)
+        return await self.bodies.read(headers, request.receive, before_small=check)
+
     @functools.cached_property
     def formats(self) -> ModelFormats:
         """How the model writes calls and reasoning. Raises as `engine` does."""
@@ -133,12 +143,10 @@ class Context:
         note_generation(generation, params)
         return generation
 
-    def events(
-        self, events: AsyncGenerator[bytes, None], generation: Generation, **options: Any
-    ) -> EventStream:
+    def events(self, writer: EventWriter, generation: Generation, **options: Any) -> EventStream:
         """Return an answer that streams events; see EventStream."""
         return EventStream(
-            events,
+            writer,
             generation,
             keep_alive_s=self.config.sse_keep_alive_s,
             write_timeout_s=self.config.write_timeout_s,

@@ -1,7 +1,7 @@
 """The prompts of one HTTP request under way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, RequestOutput
@@ -16,12 +16,14 @@ class Generation:
         prompts: their ids.
         streams: their outputs, in order.
         outputs: of streamed prompts that are done, by position.
+        is_done: `take` has returned the ends of all prompts.
     """
 
     def __init__(self, prompts: Sequence[TokenIds]) -> None:
         self.prompts = prompts
         self.streams: list[Stream] = []
         self.outputs: dict[int, RequestOutput] = {}
+        self.is_done = False
         self._timer: asyncio.TimerHandle | None = None
         self._timed_out = False
 
@@ -35,28 +37,20 @@ class Generation:
             self._timed_out = True
             self.abort()
 
-    async def deltas(self) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
-        """Yield (position of the prompt, what is new); any prompt may come next.
+    def take(self, position: int) -> list[CompletionDelta]:
+        """Return what is new of a prompt whose stream has news.
 
         Raises:
-            OctavoError: the engine failed on one of them.
-            ApiError: they waited too long for admission.
+            OctavoError: the engine failed on it.
+            ApiError: it waited too long for admission.
         """
-        try:
-            if len(self.streams) == 1:
-                # A direct loop: every layer of generators costs as much as writing an event.
-                async for deltas in self.streams[0]:
-                    if deltas[-1].output is not None:
-                        self._note_end(0, deltas[-1].output)
-                    yield 0, deltas
-            else:
-                async for item in self._many():
-                    yield item
-        finally:
-            self.abort()
+        deltas = self.streams[position].take()
+        if deltas and deltas[-1].output is not None:
+            self._note_end(position, deltas[-1].output)
+        return deltas
 
     async def finish(self) -> list[RequestOutput]:
-        """Return all outputs when they are finished. Raises as `deltas` does."""
+        """Return all outputs when they are finished. Raises as `take` does."""
         try:
             outputs = [await stream.result() for stream in self.streams]
             self._check_time()
@@ -71,17 +65,12 @@ class Generation:
         for stream in self.streams:
             stream.abort()
 
-    async def _one(self, position: int) -> AsyncIterator[list[CompletionDelta]]:
-        async for deltas in self.streams[position]:
-            if deltas[-1].output is not None:
-                self._note_end(position, deltas[-1].output)
-            yield deltas
-
     def _note_end(self, position: int, output: RequestOutput) -> None:
         self._check_time()
         if output.error is not None:
             raise output.error
         self.outputs[position] = output
+        self.is_done = len(self.outputs) == len(self.streams)
 
     def _check_time(self) -> None:
         if self._timed_out:
@@ -92,31 +81,3 @@ class Generation:
                 code="queue_timeout",
                 headers={"Retry-After": "5"},
             )
-
-    async def _many(self) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
-        # A single place, so that a slow reader makes all of them wait; waiting costs no memory.
-        queue: asyncio.Queue[tuple[int, list[CompletionDelta] | BaseException | None]] = asyncio.Queue(1)
-
-        async def pump(position: int) -> None:
-            try:
-                async for deltas in self._one(position):
-                    await queue.put((position, deltas))
-                await queue.put((position, None))
-            except Exception as error:
-                await queue.put((position, error))
-
-        tasks = [asyncio.ensure_future(pump(position)) for position in range(len(self.streams))]
-        try:
-            left = len(tasks)
-            while left:
-                position, item = await queue.get()
-                if item is None:
-                    left -= 1
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    yield position, item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

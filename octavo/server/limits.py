@@ -11,6 +11,8 @@ Found = TypeVar("Found")
 
 # All bodies together may take this many times the largest.
 _NUM_LARGE_BODIES = 32
+# Such a body comes along with its headers.
+_SMALL_BYTES = 8 << 10
 
 
 class ClientGoneError(Exception):
@@ -25,12 +27,20 @@ class BodyReader:
         self._timeout_s = timeout_s
         self._num_bytes = 0
 
-    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes:
+    async def read(
+        self,
+        headers: list[tuple[bytes, bytes]],
+        receive: Receive,
+        before_small: Callable[[], None] = lambda: None,
+    ) -> bytes:
         """Return a body of JSON.
 
         Args:
             headers: of the request, names in lower case.
             receive: gives the body's pieces.
+            before_small: may refuse a request before a small body is read, which takes two changes of thread:
+                they are slow while the engine works. The client of a longer one may still be sending it, and
+                would not see an answer.
 
         Raises:
             ApiError: 415 no JSON; 413 too large; 408 too slow; 429 too many large bodies at a time.
@@ -45,6 +55,8 @@ class BodyReader:
         length = found.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
             raise self._too_large()
+        if 0 < int(length) <= _SMALL_BYTES:
+            before_small()
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._read(receive)

@@ -1,8 +1,7 @@
 """Events whose surroundings were encoded once are byte for byte those that are encoded anew each time."""
 
-import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, Logprob, RequestMetrics, RequestOutput
 from octavo.server.api import chat, completions
 from octavo.server.api.logprobs import LogprobWriter
+from octavo.server.api.sse import EventWriter
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.types import ChatRequest, CompletionRequest
 from octavo.server.parsing.formats import ModelFormats
@@ -36,7 +36,7 @@ class Scripted:
         self.prompts = [TokenIds([5, 6], array("i", [5, 6]))] * num_prompts
         self.outputs = {0: RequestOutput("r", None, [5, 6], [], metrics=RequestMetrics())}
 
-    async def deltas(self) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
+    def deltas(self) -> Iterator[tuple[int, list[CompletionDelta]]]:
         logprobs = ({7: Logprob(-0.5, 1, "a")},)
         for position in range(len(self.prompts)):
             for index in (0, 1):
@@ -46,23 +46,26 @@ class Scripted:
                 yield position, [CompletionDelta("r", index, "end", (7,), None, "stop", "end")]
 
 
-async def joined(events: Any) -> bytes:
-    return b"".join([event async for event in events])
+def joined(events: EventWriter, scripted: Scripted) -> bytes:
+    parts = [events.write(position, deltas) for position, deltas in scripted.deltas()]
+    return b"".join([events.begin(), *parts, events.finish()])
 
 
 def chat_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"messages": [{}], **fields}, ChatRequest)
-    answer = chat._Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
+    answer = chat.Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
     formats = ModelFormats(None, "", None, shows_tools=False)
     box = Toolbox((), (), must_call=False, parallel=False, formats=formats)
-    return asyncio.run(joined(chat._events(answer, Scripted(1), box, 2)))  # type: ignore[arg-type]
+    scripted = Scripted(1)
+    return joined(chat.ChatEvents(answer, scripted, box, 2), scripted)  # type: ignore[arg-type]
 
 
 def completion_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
     echoes = ["one", "two"] if asked.echo else None
-    answer = completions._Answer(ID, 1, '"text"', asked, 2, LogprobWriter(None, 0), echoes)
-    return asyncio.run(joined(completions._events(answer, Scripted(2))))  # type: ignore[arg-type]
+    answer = completions.Answer(ID, 1, '"text"', asked, 2, LogprobWriter(None, 0), echoes)
+    scripted = Scripted(2)
+    return joined(completions.CompletionEvents(answer, scripted), scripted)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)

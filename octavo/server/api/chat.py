@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +14,7 @@ from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.sampling import chat_params
-from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
 from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
@@ -37,7 +36,7 @@ from octavo.server.limits import unless_gone
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What every part of an answer needs."""
 
     id: str
@@ -52,15 +51,15 @@ class _Answer:
 
 async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, ChatRequest)
     del body
     context.check_model(asked.model)
     params = chat_params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     toolbox = toolbox_of(asked, context.formats, params.structured)
     begin = partial(begin_chat, context, request, asked, toolbox, params)
-    answer = _Answer(
+    answer = Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
         context.model,
@@ -74,7 +73,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
 
     if asked.stream:
         generation, box = await unless_gone(request.receive, begin())
-        return context.events(_events(answer, generation, box, params.n), generation)
+        return context.events(ChatEvents(answer, generation, box, params.n), generation)
 
     async def whole() -> Response:
         generation, box = await begin()
@@ -106,7 +105,7 @@ def reading_of(asked: SamplingFields) -> Reading:
     return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
 
 
-def _completion(answer: _Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
+def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:
     asked = answer.request
     choices = []
     for completion in output.outputs:
@@ -132,46 +131,84 @@ def _completion(answer: _Answer, output: RequestOutput, box: Toolbox) -> ChatCom
     )
 
 
-async def _events(
-    answer: _Answer, generation: Generation, box: Toolbox, n: int
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed answer: roles, what is new, and the usage."""
-    asked = answer.request
-    options = asked.stream_options
-    usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-    gathered = Gathered(asked.stream_interval or 1)
-    first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
-    has_role = [False] * n
-    # An event with more than text is encoded as a whole.
-    has_more = usage.is_continuous or bool(asked.return_token_ids) or box.reader() is not None
-    texts = TextEvents(lambda index, text: _chunk(answer, [_text_choice(index, text)], UNSET, UNSET))
-    writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]
-    async for position, deltas in generation.deltas():
-        events = []
-        for delta in gathered.add(position, deltas):
-            if not has_role[delta.index]:
-                has_role[delta.index] = True
-                role = ChunkChoice(index=delta.index, delta=Delta(role="assistant", content=""))
-                events.append(_chunk(answer, [role], usage.now, first_ids))
-                first_ids = UNSET
-            usage.add(len(delta.token_ids))
-            if not has_more and is_text_alone(delta):
-                events.append(texts.write(delta.index, delta.text))
-            elif (choice := _choice(answer, delta, writers[delta.index])) is not None:
-                events.append(_chunk(answer, [choice], usage.now, UNSET))
-        yield b"".join(events)
-    if options is not None and options.include_usage:
-        yield _chunk(answer, [], usage.final, UNSET)
+class ChatEvents(EventWriter):
+    """Writes a streamed answer: roles, what is new, and the usage."""
+
+    def __init__(self, answer: Answer, generation: Generation, box: Toolbox, n: int) -> None:
+        asked = answer.request
+        options = asked.stream_options
+        self._answer = answer
+        self._wants_usage = bool(options and options.include_usage)
+        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+        interval = asked.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
+        self._first_ids = generation.prompts[0].listed if asked.return_token_ids else UNSET
+        self._has_role = [False] * n
+        # An event with more than text is encoded as a whole.
+        self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
+        self._texts = TextEvents(lambda index, text: self._chunk([_text_choice(index, text)]))
+        self._writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
+        return self._event(deltas[0]) if len(deltas) == 1 else b"".join(map(self._event, deltas))
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for."""
+        return self._chunk([], self._usage.final) if self._wants_usage else b""
+
+    def _event(self, delta: CompletionDelta) -> bytes:
+        before = b"" if self._has_role[delta.index] else self._role(delta.index)
+        self._usage.add(len(delta.token_ids))
+        shown, finish_reason = self._writers[delta.index].write(
+            delta.text, delta.token_ids, delta.finish_reason
+        )
+        if not self._has_more and is_text_alone(delta) and _is_content_alone(shown):
+            return before + self._texts.write(delta.index, shown.content or "")
+        choice = _choice(self._answer, delta, shown, finish_reason)
+        return before if choice is None else before + self._chunk([choice], self._usage.now)
+
+    def _role(self, index: int) -> bytes:
+        """Return a completion's first event; the answer's very first has the prompt's ids."""
+        self._has_role[index] = True
+        role = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+        ids, self._first_ids = self._first_ids, UNSET
+        return self._chunk([role], self._usage.now, ids)
+
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | UnsetType = UNSET,
+        ids: list[int] | UnsetType = UNSET,
+    ) -> bytes:
+        answer = self._answer
+        return event(
+            ChatChunk(
+                id=answer.id,
+                created=answer.created,
+                model=answer.model,
+                choices=choices,
+                usage=usage,
+                prompt_token_ids=ids,
+            )
+        )
 
 
 def _text_choice(index: int, text: str) -> ChunkChoice:
     return ChunkChoice(index=index, delta=Delta(content=text))
 
 
-def _choice(answer: _Answer, delta: CompletionDelta, writer: DeltaWriter) -> ChunkChoice | None:
+def _is_content_alone(shown: Delta) -> bool:
+    return bool(shown.content) and not (shown.reasoning_content or shown.tool_calls)
+
+
+def _choice(
+    answer: Answer, delta: CompletionDelta, shown: Delta, finish_reason: str | None
+) -> ChunkChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request
-    shown, finish_reason = writer.write(delta.text, delta.token_ids, delta.finish_reason)
     if is_empty(shown) and not (finish_reason or delta.logprobs or asked.return_token_ids):
         return None
     return ChunkChoice(
@@ -181,19 +218,4 @@ def _choice(answer: _Answer, delta: CompletionDelta, writer: DeltaWriter) -> Chu
         finish_reason=finish_reason,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.token_ids if asked.return_token_ids else UNSET,
-    )
-
-
-def _chunk(
-    answer: _Answer, choices: list[ChunkChoice], usage: Usage | UnsetType, ids: list[int] | UnsetType
-) -> bytes:
-    return event(
-        ChatChunk(
-            id=answer.id,
-            created=answer.created,
-            model=answer.model,
-            choices=choices,
-            usage=usage,
-            prompt_token_ids=ids,
-        )
     )

@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -16,7 +16,7 @@ from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
 from octavo.server.api.prompts import Prompts
 from octavo.server.api.sampling import completion_params
-from octavo.server.api.sse import Gathered, encode, event
+from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
     Completion,
@@ -36,7 +36,7 @@ _MAX_COMPLETIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What every part of an answer needs.
 
     Attributes:
@@ -59,17 +59,17 @@ class _Answer:
 
 async def completions(context: Context, request: Request) -> Response:
     """Continue prompts."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, CompletionRequest)
     del body
     context.check_model(asked.model)
     prompts = Prompts(context.engine.prompts)
     params = completion_params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     work = _generate(context, request, asked, prompts, params)
     if asked.stream:
         generation, answer = await unless_gone(request.receive, work)
-        return context.events(_events(answer, generation), generation)
+        return context.events(CompletionEvents(answer, generation), generation)
 
     async def whole() -> Response:
         generation, answer = await work
@@ -81,12 +81,12 @@ async def completions(context: Context, request: Request) -> Response:
 
 async def _generate(
     context: Context, request: Request, asked: CompletionRequest, prompts: Prompts, params: SamplingParams
-) -> tuple[Generation, _Answer]:
+) -> tuple[Generation, Answer]:
     read = await context.run(prompts.read_all, asked.prompt, reading_of(asked))
     if len(read) * params.n > _MAX_COMPLETIONS:
         raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
     tokenizer = context.loop.engine.tokenizer
-    answer = _Answer(
+    answer = Answer(
         new_id("cmpl", request, asked.request_id),
         int(time.time()),
         context.model,
@@ -106,7 +106,7 @@ def _texts(tokenizer: Tokenizer | None, prompts: Sequence[TokenIds]) -> list[str
     return [tokenizer.decode(prompt.listed, skip_special_tokens=False) for prompt in prompts]
 
 
-def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion:
+def _completion(answer: Answer, outputs: Sequence[RequestOutput]) -> Completion:
     choices = [
         _whole_choice(answer, position, output, completion)
         for position, output in enumerate(outputs)
@@ -117,7 +117,7 @@ def _completion(answer: _Answer, outputs: Sequence[RequestOutput]) -> Completion
 
 
 def _whole_choice(
-    answer: _Answer, position: int, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, position: int, output: RequestOutput, completion: CompletionOutput
 ) -> CompletionChoice:
     asked = answer.request
     text = "" if answer.only_echo else completion.text
@@ -136,7 +136,7 @@ def _whole_choice(
 
 
 def _whole_logprobs(
-    answer: _Answer, output: RequestOutput, completion: CompletionOutput
+    answer: Answer, output: RequestOutput, completion: CompletionOutput
 ) -> CompletionLogprobs | None:
     """Write a text's log-probabilities; with echo the prompt's come first."""
     if completion.logprobs is None:
@@ -160,42 +160,57 @@ class _Text:
         self.offset = 0
 
 
-async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """Yield the events of streamed texts: what is new, and the usage."""
-    options = answer.request.stream_options
-    usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
-    gathered = Gathered(answer.request.stream_interval or 1)
-    texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
-    # An event that may have more than text, or other text, is encoded as a whole.
-    has_more = (
-        usage.is_continuous
-        or answer.only_echo
-        or answer.echoes is not None
-        or bool(answer.request.return_token_ids)
-    )
-    plain = TextEvents(lambda index, text: _event(answer, [CompletionChoice(index=index, text=text)], UNSET))
-    async for position, deltas in generation.deltas():
-        events = []
-        for delta in gathered.add(position, deltas):
-            usage.add(0 if answer.only_echo else len(delta.token_ids))
-            index = position * answer.n + delta.index
-            if not has_more and is_text_alone(delta):
-                events.append(plain.write(index, delta.text))
-            elif (choice := _choice(answer, generation, position, delta, texts[index])) is not None:
-                events.append(_event(answer, [choice], usage.now))
-        yield b"".join(events)
-    if options is not None and options.include_usage:
-        yield _event(answer, [], usage.final)
+class CompletionEvents(EventWriter):
+    """Writes streamed texts: what is new, and the usage."""
 
+    def __init__(self, answer: Answer, generation: Generation) -> None:
+        options = answer.request.stream_options
+        self._answer = answer
+        self._generation = generation
+        self._wants_usage = bool(options and options.include_usage)
+        self._usage = UsageCounter(generation, continuous=bool(options and options.continuous_usage_stats))
+        interval = answer.request.stream_interval or 1
+        self._gathered = Gathered(interval) if interval > 1 else None
+        self._texts = [_Text() for _ in range(len(generation.prompts) * answer.n)]
+        # An event that may have more than text, or other text, is encoded as a whole.
+        self._has_more = (
+            self._usage.is_continuous
+            or answer.only_echo
+            or answer.echoes is not None
+            or bool(answer.request.return_token_ids)
+        )
+        self._plain = TextEvents(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
 
-def _event(answer: _Answer, choices: list[CompletionChoice], usage: Usage | UnsetType) -> bytes:
-    return event(
-        Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
-    )
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        if self._gathered is not None:
+            deltas = self._gathered.add(position, deltas)
+        if len(deltas) == 1:
+            return self._event(position, deltas[0])
+        return b"".join([self._event(position, delta) for delta in deltas])
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for."""
+        return self._chunk([], self._usage.final) if self._wants_usage else b""
+
+    def _event(self, position: int, delta: CompletionDelta) -> bytes:
+        answer = self._answer
+        self._usage.add(0 if answer.only_echo else len(delta.token_ids))
+        index = position * answer.n + delta.index
+        if not self._has_more and is_text_alone(delta):
+            return self._plain.write(index, delta.text)
+        choice = _choice(answer, self._generation, position, delta, self._texts[index])
+        return b"" if choice is None else self._chunk([choice], self._usage.now)
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType = UNSET) -> bytes:
+        answer = self._answer
+        return event(
+            Completion(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
+        )
 
 
 def _choice(
-    answer: _Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
+    answer: Answer, generation: Generation, position: int, delta: CompletionDelta, text: _Text
 ) -> CompletionChoice | None:
     """Return what is new, or None if a client would see nothing in it."""
     asked = answer.request

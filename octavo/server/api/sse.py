@@ -1,14 +1,16 @@
 """Server-sent events: headers at once, events as they come, comments meanwhile, an error as an event."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.outputs import CompletionDelta
+from octavo.server.eager import begun
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
@@ -39,12 +41,32 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body + b"\n\n"
 
 
+class EventWriter:
+    """Makes the events of one streamed answer; each method returns none, one or more whole events."""
+
+    def begin(self) -> bytes:
+        """Return what comes before the first delta."""
+        return b""
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return what a client gets to see of the deltas of a prompt."""
+        raise NotImplementedError
+
+    def finish(self) -> bytes:
+        """Return what comes after the last delta of the last prompt."""
+        return b""
+
+
 class EventStream(Response):
-    """Answers with events until they end, fail, or nobody reads them any more."""
+    """Answers with events until they end, fail, or nobody reads them any more.
+
+    Between the engine's step and the socket there is no task: the streams call `_on_news`, and the server's
+    `send` runs in that call. Only when a client has not read what was sent before does a task wait for it.
+    """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        writer: EventWriter,
         generation: Generation,
         *,
         keep_alive_s: float,
@@ -56,8 +78,8 @@ class EventStream(Response):
         """Answer with events.
 
         Args:
-            events: one or more whole events each.
-            generation: what makes them; aborted when the client leaves.
+            writer: makes them.
+            generation: of what; aborted when the client leaves.
             keep_alive_s: idle time after which `idle` is sent; 0: never.
             write_timeout_s: how long the client may leave an event unread.
             last: sent at the end, after an error too.
@@ -65,67 +87,111 @@ class EventStream(Response):
             write_error: makes an event of an error.
         """
         super().__init__()
-        self._events = events
+        self._writer = writer
         self._generation = generation
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
         self._last = last
         self._idle = idle
         self._write_error = write_error
-        self._written_at = 0.0
-        self._is_writing = False
+        self._sent_s = 0.0
+        # What the client has not taken yet, and the prompts that have news for it.
+        self._sending: asyncio.Task[None] | None = None
+        self._held: list[int] = []
+        self._calls = [partial(self._on_news, position) for position in range(len(generation.streams))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; the generation has ended when this returns or raises."""
+        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
             # Directly to the server: each layer between costs as much as writing an event.
-            send = scope.get("octavo.send", send)
-            await unless_gone(receive, self._pump(send), self._guard(send))
+            self._send = scope.get("octavo.send", send)
+            await unless_gone(receive, self._send_all(), self._guard())
         finally:
+            if self._sending is not None:
+                self._sending.cancel()
             self._generation.abort()
 
-    async def _pump(self, send: Send) -> None:
-        now = asyncio.get_running_loop().time
-        try:
-            async with aclosing(self._events):
-                async for events in self._events:
-                    if events:
-                        self._written_at, self._is_writing = now(), True
-                        await send({"type": "http.response.body", "body": events, "more_body": True})
-                        self._is_writing = False
-        except Exception as error:
-            event = self._write_error(as_api_error(error))
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": self._last, "more_body": False})
+    async def _send_all(self) -> None:
+        if before := self._writer.begin():
+            self._put(before)
+        for stream, call in zip(self._generation.streams, self._calls, strict=True):
+            stream.when_news(call)
+        error = await self._ended
+        last = self._last if error is None else self._write_error(as_api_error(error)) + self._last
+        if self._sending is not None:
+            await self._sending
+        self._put(last, more=False)
+        if self._sending is not None:
+            await self._sending
 
-    async def _guard(self, send: Send) -> None:
+    def _on_news(self, position: int) -> bool:
+        """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
+        if self._sending is not None:
+            self._held.append(position)
+            return False
+        if self._ended.done():
+            return False
+        generation = self._generation
+        try:
+            events = self._writer.write(position, generation.take(position))
+            if generation.is_done:
+                events += self._writer.finish()
+            if events:
+                self._put(events)
+        except Exception as error:
+            self._ended.set_result(error)
+            return False
+        if generation.is_done:
+            self._ended.set_result(None)
+        return position not in generation.outputs
+
+    def _put(self, events: bytes, *, more: bool = True) -> None:
+        self._sent_s = time.monotonic()
+        self._sending = begun(self._write(events, more))
+        if self._sending is not None:
+            self._sending.add_done_callback(self._go_on)
+
+    async def _write(self, events: bytes, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+    def _go_on(self, sent: asyncio.Task[None]) -> None:
+        """Send what has come while the client read."""
+        self._sending = None
+        held, self._held = self._held, []
+        if self._ended.done():
+            return
+        if (error := sent.exception()) is not None:
+            self._ended.set_exception(error)
+        for position in held:
+            if self._on_news(position):
+                self._generation.streams[position].when_news(self._calls[position])
+
+    async def _guard(self) -> None:
         """Send `idle` while nothing else is sent; return when the client does not read any more."""
-        loop = asyncio.get_running_loop()
         limits = [limit for limit in (self._keep_alive_s, self._write_timeout_s) if limit]
-        self._written_at = loop.time()
+        self._sent_s = time.monotonic()
         while True:
             await asyncio.sleep(min(limits) / 2)
-            idle_s = loop.time() - self._written_at
-            if self._is_writing:
+            idle_s = time.monotonic() - self._sent_s
+            if self._sending is not None:
                 if idle_s > self._write_timeout_s:
                     return
             elif self._keep_alive_s and idle_s >= self._keep_alive_s:
-                self._written_at = loop.time()
-                await send({"type": "http.response.body", "body": self._idle, "more_body": True})
+                self._put(self._idle)
 
 
 class Gathered:
     """Merges deltas of the same text until there are enough tokens for one event."""
 
     def __init__(self, interval: int) -> None:
+        """Begin with nothing held; an interval of 1 would never hold any."""
         self._interval = interval
         self._held: dict[tuple[int, int], CompletionDelta] = {}
 
     def add(self, position: int, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
         """Take the new deltas of a prompt; return those that are due."""
-        if self._interval == 1:
-            return deltas
         due = []
         for delta in deltas:
             held = self._held.pop((position, delta.index), None)

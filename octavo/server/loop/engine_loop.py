@@ -16,16 +16,16 @@ and the engine lives again.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Literal, TypeVar
 
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
-from octavo.engine.structured.grammar import Grammar
 from octavo.errors import EngineDeadError, InvalidArgumentError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.loop.jobs import Job, Jobs
+from octavo.server.loop.preparing import Preparing
 from octavo.server.loop.stats import Histogram, LoopStats
 from octavo.server.loop.stream import Readers, Stream
 from octavo.server.loop.waiting_room import WaitingRoom
@@ -34,9 +34,6 @@ from octavo.server.loop.worker import Worker
 Found = TypeVar("Found")
 State = Literal["loading", "ready", "draining", "dead"]
 
-# Longer prompts are read by other threads. Handing a shorter one over takes longer than reading it.
-_MAX_INLINE_CHARS, _MAX_INLINE_IDS = 256, 4096
-_NUM_PROMPT_READERS = 2
 _POLL_S = 0.01
 # After a drain's timeout: how long to wait until everything that was aborted is gone.
 _ABORT_S = 5.0
@@ -68,8 +65,8 @@ class EngineLoop:
         self._jobs = Jobs(WaitingRoom(max_waiting, max_waiting_tokens))
         self._worker = Worker(make_engine, self._jobs, ring=self._ring, step_deadline_s=step_deadline_s)
         self._readers: dict[asyncio.AbstractEventLoop, Readers] = {}
-        self._first_token_s, self._inter_token_s, self._compile_s = Histogram(), Histogram(), Histogram()
-        self._prompt_readers = ThreadPoolExecutor(_NUM_PROMPT_READERS, "octavo-prompts")
+        self._first_token_s, self._inter_token_s = Histogram(), Histogram()
+        self._preparing = Preparing()
         self._is_draining = False
 
     def start(self) -> None:
@@ -157,8 +154,8 @@ class EngineLoop:
         _check_arguments(request_id, cache_salt, priority)
         self._jobs.enter(params.n)
         try:
-            token_ids = await self._read(prompt)
-            text, grammar = prompts.text_of(prompt), await self._compile(params)
+            token_ids = await self._preparing.read(prompts, prompt)
+            text, grammar = prompts.text_of(prompt), await self._preparing.compile(self.engine, params)
             job = Job(
                 *(request_id, text, token_ids, params, cache_salt, priority, read_along, submitted_s),
                 grammar=grammar,
@@ -171,13 +168,13 @@ class EngineLoop:
         self._worker.post(job)
         return Stream(job, self._readers_here(), self._worker.abort)
 
-    def check_room(self, params: SamplingParams) -> None:
-        """Check that a request could be queued now, before its prompt is read.
+    def check_room(self, num_completions: int) -> None:
+        """Check that a request for so many completions could be queued now, before its prompt is read.
 
         Raises:
             QueueFullError: too much waits.
         """
-        self._jobs.check_room(params.n)
+        self._jobs.check_room(num_completions)
 
     async def call(self, act: Callable[[Engine], Found]) -> Found:
         """Call a short function in the engine's thread, between two steps, and return what it returns.
@@ -217,7 +214,7 @@ class EngineLoop:
         """
         self._is_draining = True
         self._worker.stop(timeout_s)
-        self._prompt_readers.shutdown(wait=False, cancel_futures=True)
+        self._preparing.stop()
         self._jobs.fail_all("the engine was stopped")
         self._ring()
 
@@ -236,29 +233,9 @@ class EngineLoop:
             num_output_tokens=finished.num_output_tokens,
             first_token_s=self._first_token_s.snapshot(),
             inter_token_s=self._inter_token_s.snapshot(),
-            compile_s=self._compile_s.snapshot(),
+            compile_s=self._preparing.compile_s.snapshot(),
             **finished.histograms(),
         )
-
-    async def _read(self, prompt: Prompt | TokenIds) -> TokenIds:
-        """Read a prompt, in this thread if it is short."""
-        prompts = self.engine.prompts
-        if _is_long(prompt):
-            return await asyncio.get_running_loop().run_in_executor(
-                self._prompt_readers, prompts.read, prompt
-            )
-        return prompts.read(prompt)
-
-    async def _compile(self, params: SamplingParams) -> Grammar | None:
-        """Compile the grammar that a request asks for, if any, in another thread than the event loop's."""
-        if params.structured is None:
-            return None
-        begun = time.monotonic()
-        grammar = await asyncio.get_running_loop().run_in_executor(
-            self._prompt_readers, self.engine.grammars.of, params
-        )
-        self._compile_s.observe(time.monotonic() - begun)
-        return grammar
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -289,12 +266,6 @@ class EngineLoop:
             raise NotReadyError("the model is loading; try again in a few seconds")
         if self._is_draining:
             raise NotReadyError("the server is about to end and takes no new requests")
-
-
-def _is_long(prompt: object) -> bool:
-    content = next(iter(prompt.values()), None) if isinstance(prompt, Mapping) else prompt
-    limit = _MAX_INLINE_CHARS if isinstance(content, str) else _MAX_INLINE_IDS
-    return isinstance(content, Sized) and len(content) > limit
 
 
 def _check_limits(max_waiting: int, max_waiting_tokens: int, step_deadline_s: float) -> None:

@@ -1,16 +1,18 @@
 """One request's output, read on an asyncio event loop while the engine's thread writes it.
 
 Nothing is kept for readers: new text is cut from the output when somebody asks (outputs.DeltaReader). So a
-reader that is slow, or never comes, costs no memory. Waiting readers are woken all together:
+reader that is slow, or never comes, costs no memory. Waiting readers are called one after the other, without
+a task or a future for each:
 
     engine's thread   step | ring      step | ring     step | ring (one is under way: nothing)
                               '--------.        '-----.
-    event loop                          wake: cut deltas for all who wait ... their tasks run
+    event loop                          wake: cut deltas and notify, one stream after the other
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from octavo.errors import InvalidArgumentError
 from octavo.outputs import CompletionDelta, CompletionOutput, DeltaReader, RequestOutput
@@ -24,24 +26,40 @@ class Readers:
     Attributes:
         num_rings: rings so far; a stream that has looked since the last one need not look again.
         first_token_s: seconds to the first tokens that were read.
+        gaps: tokens by the seconds since the previous one; most that are read together have the same gap.
     """
 
     def __init__(
         self, event_loop: asyncio.AbstractEventLoop, first_token_s: Histogram, inter_token_s: Histogram
     ) -> None:
         self._event_loop = event_loop
-        self._waiting: dict[Stream, asyncio.Future[None]] = {}
+        self._waiting: dict[Stream, Callable[[], bool]] = {}
         self._is_rung = False
-        # Tokens by the seconds since the previous one; most readers that wait together have the same gap.
-        self._gaps: dict[float, int] = {}
         self._inter_token_s = inter_token_s
         self.num_rings = 0
         self.first_token_s = first_token_s
+        self.gaps: dict[float, int] = {}
 
     def ring(self) -> bool:
         """Make all streams look for news, from any thread; False if the event loop is closed."""
         self.num_rings += 1
-        if self._waiting and not self._is_rung:
+        return self._plan_wake() if self._waiting else True
+
+    def wait(self, stream: "Stream", notify: Callable[[], bool]) -> None:
+        """Call `notify` from the event loop when the stream has news, as long as it returns True."""
+        if stream in self._waiting:
+            raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
+        # Registered before it asks, so that whatever is written in between rings for this stream too.
+        self._waiting[stream] = notify
+        if stream.num_rings_seen != self.num_rings:
+            self._plan_wake()
+
+    def forget(self, stream: "Stream") -> None:
+        """Remove a stream that waits no longer."""
+        self._waiting.pop(stream, None)
+
+    def _plan_wake(self) -> bool:
+        if not self._is_rung:
             self._is_rung = True
             try:
                 self._event_loop.call_soon_threadsafe(self._wake)
@@ -49,48 +67,20 @@ class Readers:
                 return False
         return True
 
-    def expect(self, stream: "Stream") -> "asyncio.Future[None] | None":
-        """Return a future that is done when the stream has news; None if it has some now."""
-        if stream in self._waiting:
-            raise InvalidArgumentError(f"stream {stream.request_id!r} has a reader already")
-        # Registered before it looks, so that whatever is written in between rings for this stream too.
-        future = self._waiting[stream] = self._event_loop.create_future()
-        if stream.num_rings_seen != self.num_rings:
-            has_news = stream.look(time.monotonic())
-            self._count_gaps()
-            if has_news:
-                del self._waiting[stream]
-                return None
-        return future
-
-    def note_gap(self, seconds: float, num_tokens: int) -> None:
-        """Note how long after the previous tokens so many new ones came."""
-        self._gaps[seconds] = self._gaps.get(seconds, 0) + num_tokens
-
-    def forget(self, stream: "Stream") -> None:
-        """Remove a stream that waits no longer."""
-        self._waiting.pop(stream, None)
-
     def _wake(self) -> None:
         self._is_rung = False
         now = time.monotonic()
-        for stream, future in [*self._waiting.items()]:
+        for stream, notify in [*self._waiting.items()]:
             try:
-                if not stream.look(now):
-                    continue
+                has_news = stream.look(now)
             except Exception as error:
                 # The other streams must still see their news.
-                if not future.done():
-                    future.set_exception(error)
-            del self._waiting[stream]
-            if not future.done():
-                future.set_result(None)
-        self._count_gaps()
-
-    def _count_gaps(self) -> None:
-        for seconds, num_tokens in self._gaps.items():
+                stream.error, has_news = error, True
+            if has_news and not notify():
+                self.forget(stream)
+        for seconds, num_tokens in self.gaps.items():
             self._inter_token_s.observe(seconds, num_tokens)
-        self._gaps.clear()
+        self.gaps.clear()
 
 
 class Stream:
@@ -105,6 +95,7 @@ class Stream:
         request_id: as submitted.
         prompt_token_ids: what the model reads.
         num_rings_seen: Readers.num_rings when it looked for news.
+        error: why it cannot be read on although the request goes on; None: it can.
     """
 
     def __init__(self, job: Job, readers: Readers, abort: Callable[[Job], None]) -> None:
@@ -118,6 +109,7 @@ class Stream:
         self._num_seen, self._seen_s = 0, job.submitted_s
         self._num_completions = job.params.n
         self.num_rings_seen = -1
+        self.error: Exception | None = None
         self.request_id = job.request_id
         self.prompt_token_ids = job.token_ids.listed
 
@@ -134,23 +126,38 @@ class Stream:
         return self
 
     async def __anext__(self) -> list[CompletionDelta]:
-        if self._is_ended:
-            self._raise_error()
-            raise StopAsyncIteration
-        if not self._deltas:
-            future = self._readers.expect(self)
-            if future is not None:
-                try:
-                    await future
-                except BaseException:
-                    self._readers.forget(self)
-                    raise
-        deltas, self._deltas = self._deltas, []
+        if not (self._deltas or self._is_ended):
+            future = asyncio.get_running_loop().create_future()
+            self.when_news(partial(_end_wait, future))
+            try:
+                await future
+            except BaseException:
+                self._readers.forget(self)
+                raise
+        deltas = self.take()
         if not deltas:
+            raise StopAsyncIteration
+        return deltas
+
+    def when_news(self, notify: Callable[[], bool]) -> None:
+        """Call `notify` whenever `take` has something to return or to raise, as long as it returns True.
+
+        It is called from the event loop, and must not raise.
+        """
+        self._readers.wait(self, notify)
+
+    def take(self) -> list[CompletionDelta]:
+        """Return what is new; nothing after the end.
+
+        Raises:
+            OctavoError: the error that ended the request, once all deltas were taken.
+        """
+        deltas, self._deltas = self._deltas, []
+        if deltas:
+            self._is_ended = deltas[-1].output is not None
+        else:
             self._is_ended = True
             self._raise_error()
-            raise StopAsyncIteration
-        self._is_ended = deltas[-1].output is not None
         return deltas
 
     async def result(self) -> RequestOutput:
@@ -172,7 +179,7 @@ class Stream:
     async def aclose(self) -> None:
         """End the request and the stream."""
         self.abort()
-        self._is_ended = True
+        self._deltas, self._is_ended = [], True
 
     async def __aenter__(self) -> "Stream":
         return self
@@ -184,7 +191,7 @@ class Stream:
         self.abort()
 
     def look(self, now: float) -> bool:
-        """Cut what is new, for `__anext__` to return; True if there is something, or the stream is over."""
+        """Cut what is new, for `take` to return; True if there is something, or the stream is over."""
         self.num_rings_seen = self._readers.num_rings
         job = self._job
         output = job.output
@@ -209,15 +216,22 @@ class Stream:
         if self._num_seen == 0:
             self._readers.first_token_s.observe(seconds)
         else:
-            rounds = num_new / self._num_completions
-            self._readers.note_gap(seconds / rounds if rounds > 1 else seconds, num_new)
+            gaps, rounds = self._readers.gaps, num_new / self._num_completions
+            gap = seconds / rounds if rounds > 1 else seconds
+            gaps[gap] = gaps.get(gap, 0) + num_new
         self._num_seen, self._seen_s = num_tokens, now
 
     def _raise_error(self) -> None:
         """Raise what ended the request, if it was an error."""
-        error = self._job.failure
+        error = self.error or self._job.failure
         if error is None and self._job.output is not None:
             error = self._job.output.error
         if error is not None:
             # Other streams raise the same error, which would collect their tracebacks and keep them alive.
             raise error.with_traceback(None)
+
+
+def _end_wait(future: "asyncio.Future[None]") -> bool:
+    if not future.done():
+        future.set_result(None)
+    return False

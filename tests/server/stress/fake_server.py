@@ -11,13 +11,15 @@ import time
 from typing import cast
 
 import server_process  # noqa: F401  (finds what benchmarks share)
-from server_loop import FakeEngine
+from support.fake_engine import FakeEngine
 
 from octavo.engine.engine import Engine
+from octavo.server.address import url_of
 from octavo.server.app import make_app
 from octavo.server.config import ServerConfig
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.run import serve, url_of
+from octavo.server.restart.supervisor import READY
+from octavo.server.run import serve
 
 
 class TickingEngine(FakeEngine):
@@ -45,8 +47,13 @@ def main() -> None:
     engine = TickingEngine(arguments.tick_ms / 1000)
     loop = EngineLoop(lambda: cast(Engine, engine), max_waiting=config.max_num_queued_reqs)
     gate = make_app(loop, config, "fake")
+
+    def tell(kind: bytes) -> None:
+        if kind == READY:
+            print(f"is served at {url_of(config)}", flush=True)
+
     try:
-        asyncio.run(serve(gate, loop, config, lambda: print(f"is served at {url_of(config)}", flush=True)))
+        asyncio.run(serve(gate, loop, config, tell, gate))
     finally:
         loop.stop()
 

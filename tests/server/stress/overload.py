@@ -2,12 +2,15 @@
 
 Capacity is measured first, with as many clients as the engine runs at a time. Then requests come at random
 times (Poisson) at a multiple of it, and at last clients ask one by one until the server is as fast as before.
+On a machine with busy neighbours the clients themselves are late: how late, and what the server's log says
+about the same refusals, is reported beside what they saw.
 
     python tests/server/stress/overload.py [--seconds 60] [--times 5] [--save MACHINE]
 """
 
 import asyncio
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -18,8 +21,13 @@ from stream_client import TEXT, post
 from stress_report import make_parser, percentile, report
 
 RUNNING, QUEUED, NUM_TOKENS = 8, 16, 48
-OPTIONS = ("--max-num-seqs", str(RUNNING), "--max-num-queued-reqs", str(QUEUED), "--num-blocks", "512")
+OPTIONS = (
+    *("--max-num-seqs", str(RUNNING), "--max-num-queued-reqs", str(QUEUED)),
+    *("--num-blocks", "512", "--access-log"),
+)
 MAX_REFUSAL_S, MAX_RECOVERY_S = 0.05, 5.0
+_LOGGED_REFUSAL = re.compile(r" 429 ([0-9.]+) s$", re.MULTILINE)
+_TICK_S = 0.005
 
 
 @dataclass
@@ -46,7 +54,11 @@ async def measure(server: ServerProcess, seconds: float, times: float) -> dict[s
     """Measure capacity, overload, recovery; return figures and failures."""
     rate = await _capacity(server.port, min(seconds, 5.0))
     rss_before = server.rss_bytes()
+    cpu_s, lags = server.cpu_s(), list[float]()
+    watch = asyncio.create_task(_note_lags(lags))
     outcomes, failures = await _offered(server.port, rate * times, seconds)
+    watch.cancel()
+    cpu_s = server.cpu_s() - cpu_s
     recovery_s = await _recovery(server.port)
     refused = [one for one in outcomes if one.status == 429]
     taken = [one.first_s for one in outcomes if one.status == 200]
@@ -54,6 +66,7 @@ async def measure(server: ServerProcess, seconds: float, times: float) -> dict[s
     first_s = percentile(taken, 99)
     # What may wait in front, and what runs, at the measured rate; twice, as the load takes CPU too.
     bound_s = 2 * (QUEUED + RUNNING) / rate
+    logged = [float(found) for found in _LOGGED_REFUSAL.findall(server.errors())]
     odd = {one.status for one in outcomes} - {200, 429}
     limits = {
         f"statuses {odd}": bool(odd),
@@ -74,6 +87,10 @@ async def measure(server: ServerProcess, seconds: float, times: float) -> dict[s
         "refused": len(refused),
         "refusal_p50_ms": percentile([one.status_s for one in refused], 50) * 1e3,
         "refusal_p99_ms": refusal_s * 1e3,
+        "logged_refusal_p50_ms": percentile(logged, 50) * 1e3,
+        "logged_refusal_p99_ms": percentile(logged, 99) * 1e3,
+        "client_lag_p99_ms": percentile(lags, 99) * 1e3,
+        "server_cores": cpu_s / seconds,
         "ttft_p50_s": percentile(taken, 50),
         "ttft_p99_s": first_s,
         "ttft_bound_s": bound_s,
@@ -112,6 +129,14 @@ async def _offered(port: int, rate: float, seconds: float) -> tuple[list[Outcome
         else:
             failures.append(f"a client saw {found!r}")
     return outcomes, failures
+
+
+async def _note_lags(lags: list[float]) -> None:
+    """Note how late this process is woken, as long as it is not cancelled."""
+    while True:
+        due = time.monotonic() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        lags.append(time.monotonic() - due)
 
 
 async def _recovery(port: int) -> float:

@@ -1,13 +1,12 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.outputs import RequestOutput
+from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.api.anthropic.input import chat_of
 from octavo.server.api.anthropic.output import block_events, blocks_of, ending, error_event, event, usage_of
 from octavo.server.api.anthropic.types import (
@@ -22,7 +21,7 @@ from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
 from octavo.server.api.responses.output import new_writer, whole_items
 from octavo.server.api.sampling import chat_params
-from octavo.server.api.sse import encode
+from octavo.server.api.sse import EventWriter, encode
 from octavo.server.api.tools.toolbox import Toolbox, rendered, toolbox_of
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
@@ -31,19 +30,19 @@ from octavo.server.limits import unless_gone
 
 async def messages(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, MessagesRequest)
     context.check_model(asked.model)
     chat = chat_of(asked)
     params = chat_params(chat)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
     if asked.stream:
         generation, box = await unless_gone(request.receive, begin())
         return context.events(
-            _events(answer, generation, box),
+            _Events(answer, generation, box),
             generation,
             last=b"",
             idle=event("ping"),
@@ -87,15 +86,27 @@ def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:
     )
 
 
-async def _events(answer: Message, generation: Generation, box: Toolbox) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed answer."""
-    reader, writer = new_writer(box)
-    answer.usage.input_tokens = len(generation.prompts[0].listed)
-    yield event("message_start", message=answer)
-    async for _, deltas in generation.deltas():
-        for delta in deltas:
-            yield block_events(writer.write(reader.feed(delta.text, delta.token_ids)))
-    output = generation.outputs[0]
-    yield block_events(writer.write(reader.finish()) + writer.finish("completed"))
-    ended = ending(output.outputs[0], writer.items)
-    yield event("message_delta", delta=ended, usage=usage_of(output)) + event("message_stop")
+class _Events(EventWriter):
+    """Writes a streamed answer."""
+
+    def __init__(self, answer: Message, generation: Generation, box: Toolbox) -> None:
+        self._answer = answer
+        self._generation = generation
+        self._reader, self._writer = new_writer(box)
+
+    def begin(self) -> bytes:
+        """Return that the message begins."""
+        self._answer.usage.input_tokens = len(self._generation.prompts[0].listed)
+        return event("message_start", message=self._answer)
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        feed, write = self._reader.feed, self._writer.write
+        return b"".join(block_events(write(feed(delta.text, delta.token_ids))) for delta in deltas)
+
+    def finish(self) -> bytes:
+        """Return the ends of the last block and of the message."""
+        output, writer = self._generation.outputs[0], self._writer
+        events = block_events(writer.write(self._reader.finish()) + writer.finish("completed"))
+        ended = ending(output.outputs[0], writer.items)
+        return events + event("message_delta", delta=ended, usage=usage_of(output)) + event("message_stop")

@@ -1,7 +1,7 @@
 """POST /v1/responses: the part that needs no memory. Text and calls; nothing is stored."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.outputs import RequestOutput
+from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.chat import begin_chat
 from octavo.server.api.decode import decode
@@ -25,7 +25,7 @@ from octavo.server.api.responses.types import (
     ResponsesRequest,
     ResponseUsage,
 )
-from octavo.server.api.sse import encode, named_event
+from octavo.server.api.sse import EventWriter, encode, named_event
 from octavo.server.api.tools.toolbox import Toolbox, toolbox_of
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
@@ -36,13 +36,13 @@ from octavo.server.limits import unless_gone
 
 async def responses(context: Context, request: Request) -> Response:
     """Answer an input."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    body = await context.read_body(request)
     asked = decode(body, ResponsesRequest)
     context.check_model(asked.model)
     if asked.top_logprobs:
         raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
     params = _params(asked)
-    context.loop.check_room(params)
+    context.loop.check_room(params.n)
     chat = chat_of(asked)
     toolbox = toolbox_of(chat, context.formats, None)
     begin = partial(begin_chat, context, request, chat, toolbox, params)
@@ -63,9 +63,8 @@ async def responses(context: Context, request: Request) -> Response:
     )
     if asked.stream:
         generation, box = await unless_gone(request.receive, begin())
-        return context.events(
-            _events(answer, generation, box), generation, last=b"", write_error=_error_event
-        )
+        events = _Events(answer, generation, box)
+        return context.events(events, generation, last=b"", write_error=_error_event)
 
     async def whole() -> Response:
         generation, box = await begin()
@@ -110,32 +109,39 @@ def _finished(answer: ResponseObject, output: RequestOutput, items: list[OutputI
     )
 
 
-async def _events(
-    answer: ResponseObject, generation: Generation, box: Toolbox
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed answer, numbered."""
-    number = -1
+class _Events(EventWriter):
+    """Writes a streamed answer as events with numbers."""
 
-    def written(*events: ResponseEvent) -> bytes:
-        nonlocal number
+    def __init__(self, answer: ResponseObject, generation: Generation, box: Toolbox) -> None:
+        self._answer = answer
+        self._generation = generation
+        self._reader, self._writer = new_writer(box)
+        self._number = -1
+
+    def begin(self) -> bytes:
+        """Return that the answer begins."""
+        kinds = ("response.created", "response.in_progress")
+        return self._written(ResponseEvent(type=kind, response=self._answer) for kind in kinds)
+
+    def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
+        """Return events of new deltas."""
+        feed, write = self._reader.feed, self._writer.write
+        return b"".join(self._written(write(feed(delta.text, delta.token_ids))) for delta in deltas)
+
+    def finish(self) -> bytes:
+        """Return the last items and the whole answer."""
+        output, writer = self._generation.outputs[0], self._writer
+        events = writer.write(self._reader.finish()) + writer.finish(_status(output))
+        done = _finished(self._answer, output, writer.items)
+        return self._written([*events, ResponseEvent(type=f"response.{done.status}", response=done)])
+
+    def _written(self, events: Iterable[ResponseEvent]) -> bytes:
         parts = []
         for event in events:
-            number += 1
-            event.sequence_number = number
+            self._number += 1
+            event.sequence_number = self._number
             parts.append(named_event(event.type, event))
         return b"".join(parts)
-
-    reader, writer = new_writer(box)
-    yield written(
-        *(ResponseEvent(type=f"response.{kind}", response=answer) for kind in ("created", "in_progress"))
-    )
-    async for _, deltas in generation.deltas():
-        for delta in deltas:
-            yield written(*writer.write(reader.feed(delta.text, delta.token_ids)))
-    output = generation.outputs[0]
-    yield written(*writer.write(reader.finish()), *writer.finish(_status(output)))
-    done = _finished(answer, output, writer.items)
-    yield written(ResponseEvent(type=f"response.{done.status}", response=done))
 
 
 def _error_event(error: ApiError) -> bytes:
