@@ -14,6 +14,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
+from octavo.layers.cpu.stack import make_stack
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
@@ -83,6 +84,7 @@ def load_decoder(
     )
     builder = Builder(config, checkpoint, parallel, quantization, deterministic)
     embedding, embedding_weight = builder.embedding()
+    layers = tuple(builder.layer(index) for index in range(config.num_layers))
     decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
@@ -91,9 +93,10 @@ def load_decoder(
         deterministic=deterministic,
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
-        layers=tuple(builder.layer(index) for index in range(config.num_layers)),
+        layers=layers,
         lm_head=builder.lm_head(embedding_weight),
         kv_scales=read_kv_scales(weights, config, builder.heads.kv),
+        stack=make_stack([(layer.attention, layer.feed_forward) for layer in layers]),
         parallel=parallel,
     )
     if torch.device(device).type == "cpu":

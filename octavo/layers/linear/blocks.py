@@ -5,11 +5,13 @@ each with a scale of its own, so no row's result depends on the rows it is batch
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import TILE, Tiles, compile_failure, compiled_blocks
+from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles
+from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
 
@@ -60,9 +62,8 @@ class TiledBlocks:
         mins = 0 if self.mins is None else self.mins.data_ptr()
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
         self.tiles = Tiles(
-            (self.quants.data_ptr(), self.scales.data_ptr(), mins),
-            self.num_rows,
-            (self.bits, self.scales.dtype == torch.float16, scales_of_a_block),
+            *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
+            *(self.scales.dtype == torch.float16, scales_of_a_block),
         )
 
     @property
@@ -94,21 +95,33 @@ class BlockLinear:
 
     def __init__(self, parts: Sequence[TiledBlocks], bias: Tensor | None = None) -> None:
         """Keep weights that lie above one another, [N_i, K] each, and bias [sum of N_i] float32."""
-        self._parts = parts
-        self._num_rows = sum(part.num_rows for part in parts)
-        self._bias = bias
-        self._kernel = compiled_blocks()
+        self._weights = parts
+        self._products: list[tuple[Tensor | None, CompiledLinear]] = []
+        row = 0
+        # Weights that meet the columns of x in one order are one product.
+        for _, group in groupby(parts, lambda part: None if part.order is None else id(part.order)):
+            parts = list(group)
+            num_rows = sum(part.num_rows for part in parts)
+            part_bias = None if bias is None else bias[row : row + num_rows]
+            product = CompiledLinear([part.tiles for part in parts], part_bias)
+            self._products.append((parts[0].order, product))
+            row += num_rows
+        self._num_rows = row
+
+    @property
+    def compiled(self) -> CompiledLinear | None:
+        """The layer as C knows it, or None: it is several products, or reorders x."""
+        order, product = self._products[0]
+        return product if len(self._products) == 1 and order is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         x = x.contiguous()
         out = torch.empty(x.shape[0], self._num_rows)
         column = 0
-        for part in self._parts:
-            rows = x if part.order is None else x.index_select(1, part.order)
-            bias = 0 if self._bias is None else self._bias.data_ptr() + column * self._bias.element_size()
-            self._kernel.multiply(rows, part.tiles, bias, out, column)
-            column += part.num_rows
+        for order, product in self._products:
+            product(x if order is None else x.index_select(1, order), out, column)
+            column += product.num_outputs
         return out
 
 
