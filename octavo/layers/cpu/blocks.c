@@ -31,6 +31,9 @@
 #define GROUPS 8
 #define HALF (GROUPS / 2)
 #define ROWS 6
+#define AHEAD 16                               // blocks of weights
+#define LINE 64                                // bytes of a cache line
+#define PREFETCH_LEVEL 2                       // into the second-level cache
 
 // Rows that lie side by side, the first of `left`.
 INLINE size_t rows_beside(size_t left) { return left >= ROWS ? ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
@@ -86,6 +89,15 @@ INLINE u8x32 load_group(const uint8_t *block, int g, int bits) {
     return (u8x32)(both >> 4);
 }
 
+// What comes AHEAD blocks later, of this tile or the next: the CPU itself does not look beyond a page of memory.
+INLINE void prefetch(const uint8_t *weights, const void *scales, const void *mins, size_t b, Form f) {
+    const size_t weight_bytes = BLOCK * TILE * f.bits / 8, min_bytes = TILE * (f.is_half ? 2 : 4);
+    for (size_t i = 0; i < weight_bytes; i += LINE)
+        __builtin_prefetch(weights + (b + AHEAD) * weight_bytes + i, 0, PREFETCH_LEVEL);
+    __builtin_prefetch((const char *)scales + (b + AHEAD) * min_bytes * f.halves, 0, PREFETCH_LEVEL);
+    if (mins) __builtin_prefetch((const char *)mins + (b + AHEAD) * min_bytes, 0, PREFETCH_LEVEL);
+}
+
 // One tile of outputs for `count` rows of x that lie side by side; x begins with them.
 INLINE void multiply(const uint8_t *weights, const void *scales, const void *mins, Rows x, const int count,
                      Form f, f32x8 *out) {
@@ -94,6 +106,7 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
         const int8_t *values = x.values + b * count * BLOCK;
         const float *d = x.scales + b * count, *sum = x.sums + b * count;
         i32x8 sums[ROWS] = {0};
+        prefetch(weights, scales, mins, b, f);
 #pragma GCC unroll 8
         for (int g = 0; g < GROUPS; g++) {
             u8x32 group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
@@ -167,7 +180,7 @@ static void multiply_part(const Tiles *w, Rows x, const float *bias, float *out,
 void octavo_linear_in_team(const Linear *linear, Rows x, float *out, size_t stride, int adds) {
     const float *bias = linear->bias;
     for (int64_t i = 0; i < linear->num_parts; i++) {
-        const Tiles *part = &linear->parts[i];
+        const Tiles *part = linear->parts[i];
         multiply_part(part, x, bias, out, stride, adds);
         out += part->num_rows;
         if (bias) bias += part->num_rows;

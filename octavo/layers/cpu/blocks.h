@@ -17,7 +17,7 @@ typedef struct {
 
 // Weights above one another. bias: [num_outputs], or NULL.
 typedef struct {
-    const Tiles *parts;
+    const Tiles *const *parts;
     int64_t num_parts, num_outputs;
     const float *bias;
 } Linear;

@@ -41,14 +41,14 @@ class CompiledLinear:
     """
 
     def __init__(self, parts: Sequence[Tiles], bias: Tensor | None) -> None:
-        """Keep weights [N_i, K] and bias [sum of N_i] float32.
+        """Keep weights [N_i, K], which may move later, and bias [sum of N_i] float32.
 
         Raises:
             KernelUnavailableError: the kernel cannot be compiled.
         """
         self.num_outputs = sum(part.num_rows for part in parts)
-        self._parts = (Tiles * len(parts))(*parts)
-        self._bias = bias
+        self._alive = (parts, bias)
+        self._parts = (_POINTER * len(parts))(*map(ctypes.addressof, parts))
         address = None if bias is None else bias.data_ptr()
         self._linear = _Linear(ctypes.addressof(self._parts), len(parts), self.num_outputs, address)
         self.address = ctypes.addressof(self._linear)

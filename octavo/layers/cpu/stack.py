@@ -5,7 +5,7 @@ products.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
@@ -16,7 +16,7 @@ from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import BlockInput, BlockOutput, PlainInput, PlainOutput
 from octavo.layers.cpu.library import layers_library
 from octavo.layers.feed_forward import FeedForward
-from octavo.layers.linear.blocks import BlockLinear
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -48,8 +48,9 @@ class LayerStack:
     """The layers of a decoder, for steps on a CPU."""
 
     def __init__(self, layers: Sequence[tuple[AttentionLayer, FeedForward]]) -> None:
-        """Keep layers of which unsupported_reason returns None."""
+        """Keep layers of which unsupported_reason returns None, and move their weights into huge pages."""
         self._alive = layers
+        use_huge_pages([weight for layer in layers for weight in _weights(*layer)])
         self._layers = (_Layer * len(layers))(*(_describe(*layer) for layer in layers))
         self._run = _run_layers()
 
@@ -107,6 +108,13 @@ def _compiled(projection: object) -> int | None:
     """Return the address of a linear layer as C knows it, or None if C does not."""
     linear = projection.compiled if isinstance(projection, BlockLinear) else None
     return None if linear is None else linear.address
+
+
+def _weights(attention: AttentionLayer, feed_forward: FeedForward) -> Iterator[TiledBlocks]:
+    for block in (attention.qkv_proj, attention.o_proj, feed_forward.gate_up_proj, feed_forward.down_proj):
+        assert isinstance(block, PlainInput | PlainOutput)
+        assert isinstance(block.projection, BlockLinear)
+        yield from block.projection.weights
 
 
 def _describe(attention: AttentionLayer, feed_forward: FeedForward) -> _Layer:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles
+from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
@@ -59,12 +60,27 @@ class TiledBlocks:
         self.quants = grouped
         self.scales = _side_by_side(_padded(weight.scales, padding))
         self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
-        mins = 0 if self.mins is None else self.mins.data_ptr()
+        self.tiles = Tiles()
+        self._describe()
+
+    def _describe(self) -> None:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
-        self.tiles = Tiles(
+        mins = None if self.mins is None else self.mins.data_ptr()
+        self.tiles.__init__(
             *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
             *(self.scales.dtype == torch.float16, scales_of_a_block),
         )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return [each for each in (self.quants, self.scales, self.mins) if each is not None]
+
+    def move(self, pages: HugePages) -> None:
+        """Move into other memory."""
+        self.quants, self.scales = pages.move(self.quants), pages.move(self.scales)
+        self.mins = None if self.mins is None else pages.move(self.mins)
+        self._describe()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,11 +107,15 @@ class TiledBlocks:
 
 
 class BlockLinear:
-    """y = x W^T + b with a weight in blocks; float32 in and out."""
+    """y = x W^T + b with weights in blocks that lie above one another; float32 in and out.
+
+    Attributes:
+        weights: [N_i, K] each.
+    """
 
     def __init__(self, parts: Sequence[TiledBlocks], bias: Tensor | None = None) -> None:
-        """Keep weights that lie above one another, [N_i, K] each, and bias [sum of N_i] float32."""
-        self._weights = parts
+        """Keep weights and bias [sum of N_i] float32."""
+        self.weights = parts
         self._products: list[tuple[Tensor | None, CompiledLinear]] = []
         row = 0
         # Weights that meet the columns of x in one order are one product.
@@ -133,6 +153,13 @@ def make_layer(weights: Iterable[BlockWeight], bias: Tensor | None) -> BlockLine
 def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:
     """Tile weights that lie above one another; neighbours of one form become one."""
     return [TiledBlocks(weight) for weight in join_rows(weights)]
+
+
+def use_huge_pages(weights: Sequence[TiledBlocks]) -> None:
+    """Move weights, which layers may use already, into huge pages."""
+    pages = HugePages([tensor for weight in weights for tensor in weight.tensors])
+    for weight in weights:
+        weight.move(pages)
 
 
 def _padded(tensor: Tensor, num_rows: int) -> Tensor:
