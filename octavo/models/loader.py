@@ -14,7 +14,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
-from octavo.layers.cpu.stack import make_stack
+from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class CompiledLinear:
         address = None if bias is None else bias.data_ptr()
         self._linear = _Linear(ctypes.addressof(self._parts), len(parts), self.num_outputs, address)
         self.address = ctypes.addressof(self._linear)
-        self._multiply = _multiply()
+        self._multiply = layers_library().octavo_block_linear
 
     def __call__(self, x: Tensor, out: Tensor, column: int) -> None:
         """Write x W^T + b into columns of out.
@@ -68,11 +67,3 @@ class CompiledLinear:
         address, threads = out.data_ptr() + column * out.element_size(), torch.get_num_threads()
         if self._multiply(self.address, x.data_ptr(), address, *x.shape, out.shape[1], threads):
             raise OutOfMemoryError(f"no memory to multiply {x.shape[0]} rows of {x.shape[1]} numbers")
-
-
-@cache
-def _multiply() -> "ctypes._CFuncPtr":
-    function = layers_library().octavo_block_linear
-    function.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
-    function.restype = ctypes.c_int
-    return function

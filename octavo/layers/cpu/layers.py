@@ -8,8 +8,6 @@ from torch import Tensor
 
 from octavo.layers.cpu.library import compile_failure, layers_library
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-
 
 def unsupported_reason(*tensors: Tensor) -> str | None:
     """Say why the compiled layers cannot work on [T, n] tensors; None: they can.
@@ -37,11 +35,7 @@ class CompiledLayers:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._add_rms_norm = library.octavo_add_rms_norm
-        self._add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]
-        self._add_rms_norm.restype = None
         self._silu_and_multiply = library.octavo_silu_and_multiply
-        self._silu_and_multiply.argtypes = [_POINTER, _POINTER, _INT, _INT, ctypes.c_int]
-        self._silu_and_multiply.restype = None
 
     def add_rms_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add delta to hidden [T, n] in place, if given, and return the normed sum, a new [T, n]."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from octavo.attention.cpu.compile import ATTENTION, KernelUnavailableError, Library, load_library
 
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
 _LIBRARY = Library(
     "layers",
@@ -32,4 +33,13 @@ def layers_library() -> ctypes.CDLL:
     Raises:
         KernelUnavailableError: it cannot be compiled.
     """
-    return load_library(_LIBRARY)
+    library = load_library(_LIBRARY)
+    library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
+    library.octavo_block_linear.restype = ctypes.c_int
+    library.octavo_run_layers.argtypes = [_POINTER, _INT, _POINTER, _POINTER, _INT, ctypes.c_int]
+    library.octavo_run_layers.restype = ctypes.c_int
+    library.octavo_add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]
+    library.octavo_add_rms_norm.restype = None
+    library.octavo_silu_and_multiply.argtypes = [_POINTER, _POINTER, _INT, _INT, ctypes.c_int]
+    library.octavo_silu_and_multiply.restype = None
+    return library

@@ -51,13 +51,7 @@ class TiledBlocks:
         self.bits = weight.bits
         self.order = weight.order
         padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
-        quants = _padded(weight.quants, padding)
-        grouped = quants.view(-1, TILE, self.num_columns // BLOCK, BLOCK // _GROUP, _GROUP)
-        grouped = grouped.permute(0, 2, 3, 1, 4).contiguous()
-        if self.bits == 4:
-            low, high = grouped.chunk(2, dim=2)
-            grouped = (high << 4).bitwise_or_(low)
-        self.quants = grouped
+        self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
         self.scales = _side_by_side(_padded(weight.scales, padding))
         self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
         self.tiles = Tiles()
@@ -164,6 +158,19 @@ def use_huge_pages(weights: Sequence[TiledBlocks]) -> None:
 
 def _padded(tensor: Tensor, num_rows: int) -> Tensor:
     return torch.cat((tensor, tensor.new_zeros(num_rows, tensor.shape[1]))) if num_rows else tensor
+
+
+def _tiled_quants(quants: Tensor, bits: int) -> Tensor:
+    """[N, K] to the order of TiledBlocks.quants."""
+    columns = quants.shape[1]
+    if bits == 4:
+        low, high = quants.view(len(quants), -1, 2, BLOCK // 2).unbind(2)
+        quants = (high << 4).bitwise_or_(low)
+    # The 4 bytes of a group stay together: they are moved as one number.
+    groups = (
+        quants.contiguous().view(torch.int32).view(-1, TILE, columns // BLOCK, bits * BLOCK // 8 // _GROUP)
+    )
+    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (TILE, _GROUP))
 
 
 def _side_by_side(scales: Tensor) -> Tensor:
