@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "team.h"
+
 // From BAD_ROW on in the order of Plan's arrays; kernel.py says what was expected.
 enum {
     OK, NO_MEMORY, BAD_SIZES, BAD_SCORES, BAD_BLOCK,
@@ -48,9 +50,9 @@ Scratch *octavo_new_scratch(const Plan *p, const Call *c);
 // OK, or what is wrong with a step; then the plan says where.
 int octavo_check_call(Plan *p, const Call *c);
 
-// For a team: every thread of a parallel region calls it, with memory of its own, and returns when all is done.
-// Attends a step that octavo_check_call finds OK.
-void octavo_attend_in_team(const Plan *p, const Call *c, Scratch *s);
+// Every thread of a team calls it, with memory of its own, and returns when all is done. Attends a step that
+// octavo_check_call finds OK.
+void octavo_attend_in_team(Team *team, const Plan *p, const Call *c, Scratch *s);
 
 // -1, or the first token whose slot does not exist.
 int64_t octavo_bad_slot(const Store *c);

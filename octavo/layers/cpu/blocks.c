@@ -21,7 +21,6 @@
 #include "blocks.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
 #include "dots.c"
@@ -34,6 +33,7 @@
 #define AHEAD 16                               // blocks of weights
 #define LINE 64                                // bytes of a cache line
 #define PREFETCH_LEVEL 2                       // into the second-level cache
+#define SHARES 16                              // of a thread in a product's tiles: the last ones end together
 
 // Rows that lie side by side, the first of `left`.
 INLINE size_t rows_beside(size_t left) { return left >= ROWS ? ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
@@ -138,13 +138,12 @@ INLINE void write_tile(const f32x8 *sums, int count, const float *bias, float *o
         }
 }
 
-INLINE void product(const Tiles *w, Rows x, const float *bias, float *out, size_t stride, int adds, Form f) {
-    size_t outputs = (size_t)w->num_rows, tiles = (outputs + TILE - 1) / TILE;
-    size_t weight_bytes = x.blocks * BLOCK * TILE * f.bits / 8;
+// Tiles `first` to `last` - 1 of a weight.
+INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
+                    size_t stride, int adds, Form f) {
+    size_t outputs = (size_t)w->num_rows, weight_bytes = x.blocks * BLOCK * TILE * f.bits / 8;
     size_t min_bytes = x.blocks * TILE * (f.is_half ? 2 : 4), scale_bytes = min_bytes * f.halves;
-    size_t share = tiles / (16 * omp_get_num_threads()) + 1;
-#pragma omp for schedule(dynamic, share) nowait
-    for (size_t t = 0; t < tiles; t++) {
+    for (size_t t = (size_t)first; t < (size_t)last; t++) {
         const uint8_t *q = w->quants + t * weight_bytes;
         const void *s = (const char *)w->scales + t * scale_bytes;
         const void *m = w->mins ? (const char *)w->mins + t * min_bytes : NULL;
@@ -166,10 +165,11 @@ INLINE void product(const Tiles *w, Rows x, const float *bias, float *out, size_
     }
 }
 
-static void multiply_part(const Tiles *w, Rows x, const float *bias, float *out, size_t stride, int adds) {
+static void multiply_tiles(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
+                           size_t stride, int adds) {
 #define CASE(BITS, IS_HALF, HALVES)                                                    \
     if (w->bits == BITS && w->is_half == IS_HALF && w->halves == HALVES)                \
-        product(w, x, bias, out, stride, adds, (Form){BITS, IS_HALF, HALVES})
+        product(w, first, last, x, bias, out, stride, adds, (Form){BITS, IS_HALF, HALVES})
     CASE(4, 1, 1);
     CASE(4, 0, 1);
     CASE(8, 1, 1);
@@ -177,15 +177,27 @@ static void multiply_part(const Tiles *w, Rows x, const float *bias, float *out,
     CASE(8, 0, 2);
 }
 
-void octavo_linear_in_team(const Linear *linear, Rows x, float *out, size_t stride, int adds) {
-    const float *bias = linear->bias;
-    for (int64_t i = 0; i < linear->num_parts; i++) {
-        const Tiles *part = linear->parts[i];
-        multiply_part(part, x, bias, out, stride, adds);
-        out += part->num_rows;
-        if (bias) bias += part->num_rows;
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t tiles_of(const Tiles *w) { return (w->num_rows + TILE - 1) / TILE; }
+
+void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds) {
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < linear->num_parts; i++) tiles += tiles_of(linear->parts[i]);
+    int64_t share = tiles / (SHARES * team->threads) + 1;
+    for (int64_t first; (first = team_take(team, share)) < tiles;) {
+        // The part of each weight in tiles first to last - 1, if they lie above one another.
+        int64_t last = first + share, begin = 0, row = 0;
+        for (int64_t i = 0; i < linear->num_parts && begin < last; i++) {
+            const Tiles *w = linear->parts[i];
+            int64_t num = tiles_of(w), from = first > begin ? first - begin : 0;
+            multiply_tiles(w, from, smaller(last - begin, num), x, linear->bias ? linear->bias + row : NULL,
+                           out + row, stride, adds);
+            begin += num;
+            row += w->num_rows;
+        }
     }
-#pragma omp barrier
+    team_wait(team);
 }
 
 // x [rows, size] float32, size a multiple of 32, to out [rows, stride], of which the linear layer's columns are
@@ -196,11 +208,14 @@ int octavo_block_linear(const Linear *linear, const float *x, float *out, int64_
     void *memory = malloc(octavo_row_bytes(num, blocks) + 1);
     if (!memory) return 1;
     Rows quantised = octavo_place_rows(memory, num, blocks);
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (size_t r = 0; r < num; r++) octavo_quantise_row(quantised, r, x + r * (size_t)size);
-        octavo_linear_in_team(linear, quantised, out, (size_t)stride, 0);
+        team_begin(&team);
+        for (int64_t r; (r = team_take(&team, 1)) < rows;)
+            octavo_quantise_row(quantised, (size_t)r, x + r * size);
+        team_wait(&team);
+        octavo_linear_in_team(&team, linear, quantised, out, (size_t)stride, 0);
     }
     free(memory);
     return 0;

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../attention/cpu/team.h"
+
 // A weight in tiles, see linear/blocks.py. mins: NULL: 0.
 typedef struct {
     const uint8_t *quants;
@@ -36,6 +38,5 @@ Rows octavo_place_rows(void *memory, size_t rows, size_t blocks);
 // Row `row` becomes blocks of 8 bits of x [blocks * 32].
 void octavo_quantise_row(Rows to, size_t row, const float *x);
 
-// For a team: every thread of a parallel region calls it, and returns when all is done.
-// out [rows, stride] = x W^T + b, or out += it.
-void octavo_linear_in_team(const Linear *linear, Rows x, float *out, size_t stride, int adds);
+// Every thread of a team calls it, and returns when all is done: out [rows, stride] = x W^T + b, or out += it.
+void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds);

@@ -1,5 +1,5 @@
 // All layers of a decoder in one call: one parallel region for a step, in which a team of threads goes from
-// layer to layer. Every loop ends in a barrier, so each stage reads what the stage before it has written:
+// layer to layer. They wait for one another after each stage, which so reads what the stage before it has written:
 //
 //     hidden -> norm -> 8 bits -> qkv -> rotate, store -> attend -> 8 bits -> o       -> + hidden
 //     hidden -> norm -> 8 bits -> gate, up -> silu(gate) * up    -> 8 bits -> down    -> + hidden
@@ -53,27 +53,27 @@ static Buffers new_buffers(size_t rows, size_t hidden, size_t heads, size_t qkv,
 }
 
 // out [T, stride] = norm(hidden) W^T + b.
-static void norm_and_project(const Linear *linear, const float *norm, float eps, float *hidden, int64_t size,
+static void norm_and_project(Team *team, const Linear *linear, const float *norm, float eps, float *hidden, int64_t size,
                              Buffers b, int64_t rows, float *out) {
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)size / BLOCK);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r; (r = team_take(team, 1)) < rows;) {
         octavo_norm_row(hidden + r * size, NULL, norm, b.normed + r * size, size, eps);
         octavo_quantise_row(x, (size_t)r, b.normed + r * size);
     }
-    octavo_linear_in_team(linear, x, out, (size_t)linear->num_outputs, 0);
+    team_wait(team);
+    octavo_linear_in_team(team, linear, x, out, (size_t)linear->num_outputs, 0);
 }
 
-static void rotate_and_store(const Layer *layer, const Step *step, const Store *store, float *qkv, int64_t rows) {
+static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv, int64_t rows) {
     int64_t dim = store->head_dim, heads = step->attend.num_heads + store->num_kv_heads;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < rows; t++) {
+    for (int64_t t; (t = team_take(team, 1)) < rows;) {
         float *row = qkv + t * store->k_token;
         for (int64_t h = 0; layer->head_norm && h < heads; h++)
             octavo_norm_row(row + h * dim, NULL, layer->head_norm + h * dim, row + h * dim, dim, layer->head_eps);
         octavo_rotate_token(row, step->rotations[layer->rope] + t * dim, heads, dim);
         octavo_store_token(store, t);
     }
+    team_wait(team);
 }
 
 static void set_options(Call *call, const Layer *layer) {
@@ -82,11 +82,11 @@ static void set_options(Call *call, const Layer *layer) {
     call->window = layer->window;
 }
 
-static void attention(const Layer *layer, const Step *step, float *hidden, int64_t size, Buffers b, Scratch *s) {
+static void attention(Team *team, const Layer *layer, const Step *step, float *hidden, int64_t size, Buffers b, Scratch *s) {
     Call call = step->attend;
     Store store = step->store;
     int64_t rows = call.num_tokens, dim = call.head_dim, heads = call.num_heads * dim;
-    norm_and_project(layer->qkv, layer->attention_norm, layer->attention_eps, hidden, size, b, rows, b.qkv);
+    norm_and_project(team, layer->qkv, layer->attention_norm, layer->attention_eps, hidden, size, b, rows, b.qkv);
     store.k = b.qkv + heads;
     store.v = store.k + call.num_kv_heads * dim;
     call.q = b.qkv;
@@ -94,26 +94,26 @@ static void attention(const Layer *layer, const Step *step, float *hidden, int64
     call.v = store.v_cache = step->values + layer->cache_layer * step->layer_floats;
     call.out = b.attended;
     set_options(&call, layer);
-    rotate_and_store(layer, step, &store, b.qkv, rows);
-    octavo_attend_in_team(step->plan, &call, s);
+    rotate_and_store(team, layer, step, &store, b.qkv, rows);
+    octavo_attend_in_team(team, step->plan, &call, s);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)heads / BLOCK);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
-    octavo_linear_in_team(layer->o, x, hidden, (size_t)size, 1);
+    for (int64_t r; (r = team_take(team, 1)) < rows;) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
+    team_wait(team);
+    octavo_linear_in_team(team, layer->o, x, hidden, (size_t)size, 1);
 }
 
-static void feed_forward(const Layer *layer, float *hidden, int64_t size, Buffers b, int64_t rows) {
+static void feed_forward(Team *team, const Layer *layer, float *hidden, int64_t size, Buffers b, int64_t rows) {
     int64_t inner = layer->gate_up->num_outputs / 2;
-    norm_and_project(layer->gate_up, layer->feed_forward_norm, layer->feed_forward_eps, hidden, size, b, rows,
+    norm_and_project(team, layer->gate_up, layer->feed_forward_norm, layer->feed_forward_eps, hidden, size, b, rows,
                      b.gate_up);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)inner / BLOCK);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r; (r = team_take(team, 1)) < rows;) {
         float *gate = b.gate_up + 2 * r * inner;
         octavo_silu_row(gate, gate + inner, gate, inner);
         octavo_quantise_row(x, (size_t)r, gate);
     }
-    octavo_linear_in_team(layer->down, x, hidden, (size_t)size, 1);
+    team_wait(team);
+    octavo_linear_in_team(team, layer->down, x, hidden, (size_t)size, 1);
 }
 
 // hidden [T, size] float32 goes through all layers, in place. Slots were checked. Returns OK, or what is wrong
@@ -132,16 +132,18 @@ int octavo_run_layers(const Layer *layers, int64_t num_layers, Step *step, float
     Buffers b = new_buffers(rows, (size_t)size, (size_t)(c->num_heads * c->head_dim), qkv, gate_up);
     if (!b.memory) return NO_MEMORY;
     int status = OK;
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
+        team_begin(&team);
         Scratch *s = octavo_new_scratch(step->plan, c);
         if (!s) {
 #pragma omp atomic write
             status = NO_MEMORY;
         }
         for (int64_t i = 0; i < num_layers; i++) {
-            attention(&layers[i], step, hidden, size, b, s);
-            feed_forward(&layers[i], hidden, size, b, c->num_tokens);
+            attention(&team, &layers[i], step, hidden, size, b, s);
+            feed_forward(&team, &layers[i], hidden, size, b, c->num_tokens);
         }
         free(s);
     }
