@@ -128,14 +128,19 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
     }
 }
 
-// Output r of a tile, `width` of its columns, to a row of out.
-INLINE void write_tile(const f32x8 *sums, int count, const float *bias, float *out, size_t stride, size_t width,
-                       int adds) {
-    for (int r = 0; r < count; r++)
-        for (size_t i = 0; i < width; i++) {
-            float y = sums[r][i] + (bias ? bias[i] : 0);
-            out[r * stride + i] = adds ? out[r * stride + i] + y : y;
-        }
+// The first `width` outputs of a tile, for one row of x.
+INLINE void write_outputs(f32x8 sums, const float *bias, float *out, size_t width, int adds) {
+    if (width == TILE) {
+        loose_f32x8 *to = (loose_f32x8 *)out;
+        if (bias) sums += *(const loose_f32x8 *)bias;
+        if (adds) sums += *to;
+        *to = sums;
+        return;
+    }
+    for (size_t i = 0; i < width; i++) {
+        float y = bias ? sums[i] + bias[i] : sums[i];
+        out[i] = adds ? out[i] + y : y;
+    }
 }
 
 // Tiles `first` to `last` - 1 of a weight.
@@ -159,8 +164,9 @@ INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const f
                 case 4: multiply(q, s, m, from, 4, f, sums); break;
                 default: multiply(q, s, m, from, ROWS, f, sums);
             }
-            write_tile(sums, (int)count, bias ? bias + column : NULL, out + row * stride + column, stride,
-                       width, adds);
+            for (size_t r = 0; r < count; r++)
+                write_outputs(sums[r], bias ? bias + column : NULL, out + (row + r) * stride + column, width,
+                              adds);
         }
     }
 }

@@ -1,5 +1,5 @@
 // All layers of a decoder in one call: one parallel region for a step, in which a team of threads goes from
-// layer to layer. They wait for one another after each stage, which so reads what the stage before it has written:
+// layer to layer. They wait for one another after each stage, so the next one reads what it has written:
 //
 //     hidden -> norm -> 8 bits -> qkv -> rotate, store -> attend -> 8 bits -> o       -> + hidden
 //     hidden -> norm -> 8 bits -> gate, up -> silu(gate) * up    -> 8 bits -> down    -> + hidden
@@ -53,8 +53,8 @@ static Buffers new_buffers(size_t rows, size_t hidden, size_t heads, size_t qkv,
 }
 
 // out [T, stride] = norm(hidden) W^T + b.
-static void norm_and_project(Team *team, const Linear *linear, const float *norm, float eps, float *hidden, int64_t size,
-                             Buffers b, int64_t rows, float *out) {
+static void norm_and_project(Team *team, const Linear *linear, const float *norm, float eps, float *hidden,
+                             int64_t size, Buffers b, int64_t rows, float *out) {
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)size / BLOCK);
     for (int64_t r; (r = team_take(team, 1)) < rows;) {
         octavo_norm_row(hidden + r * size, NULL, norm, b.normed + r * size, size, eps);
@@ -64,7 +64,8 @@ static void norm_and_project(Team *team, const Linear *linear, const float *norm
     octavo_linear_in_team(team, linear, x, out, (size_t)linear->num_outputs, 0);
 }
 
-static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv, int64_t rows) {
+static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv,
+                             int64_t rows) {
     int64_t dim = store->head_dim, heads = step->attend.num_heads + store->num_kv_heads;
     for (int64_t t; (t = team_take(team, 1)) < rows;) {
         float *row = qkv + t * store->k_token;
@@ -82,7 +83,8 @@ static void set_options(Call *call, const Layer *layer) {
     call->window = layer->window;
 }
 
-static void attention(Team *team, const Layer *layer, const Step *step, float *hidden, int64_t size, Buffers b, Scratch *s) {
+static void attention(Team *team, const Layer *layer, const Step *step, float *hidden, int64_t size, Buffers b,
+                      Scratch *s) {
     Call call = step->attend;
     Store store = step->store;
     int64_t rows = call.num_tokens, dim = call.head_dim, heads = call.num_heads * dim;
@@ -104,8 +106,8 @@ static void attention(Team *team, const Layer *layer, const Step *step, float *h
 
 static void feed_forward(Team *team, const Layer *layer, float *hidden, int64_t size, Buffers b, int64_t rows) {
     int64_t inner = layer->gate_up->num_outputs / 2;
-    norm_and_project(team, layer->gate_up, layer->feed_forward_norm, layer->feed_forward_eps, hidden, size, b, rows,
-                     b.gate_up);
+    norm_and_project(team, layer->gate_up, layer->feed_forward_norm, layer->feed_forward_eps, hidden, size, b,
+                     rows, b.gate_up);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)inner / BLOCK);
     for (int64_t r; (r = team_take(team, 1)) < rows;) {
         float *gate = b.gate_up + 2 * r * inner;
