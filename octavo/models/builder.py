@@ -29,7 +29,7 @@ from octavo.layers import (
     vocabulary_shard,
 )
 from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts
@@ -282,7 +282,9 @@ class Builder:
         if self._checkpoint.stays_quantised(name):
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
             assert isinstance(blocks, BlockWeight), f"{name}: rows of {blocks.kind} cannot be looked up"
-            return TiledBlocks(blocks, num_rows=share), rows.start
+            tiles = TiledBlocks(blocks, num_rows=share)
+            use_huge_pages([tiles])
+            return tiles, rows.start
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))

@@ -79,6 +79,7 @@ class Checkpoint:
         """
         self._weights = weights
         self._quantised = quantised
+        self._stored = frozenset(weights.storage()) if isinstance(weights, QuantisedSource) else frozenset()
         self.dtype = dtype
         self.device = device
         self._num_tensors = num_tensors
@@ -112,7 +113,7 @@ class Checkpoint:
     ) -> QuantisedWeight:
         """Return a matrix, or a part of it, that stays quantised; others become float8."""
         weights = self._weights
-        if not isinstance(weights, QuantisedSource) or name not in weights.storage():
+        if not isinstance(weights, QuantisedSource) or name not in self._stored:
             return quantise(self.read(name, rows=rows, columns=columns))
         weight = weights.read_quantised(name, rows=rows, columns=columns, device=self.device)
         self._count()

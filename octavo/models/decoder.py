@@ -17,7 +17,9 @@ from octavo.layers import (
     kernels_of,
     make_step,
 )
+from octavo.layers.cpu.stack import LayerStack
 from octavo.layers.moe.feed_forward import ExpertFeedForward
+from octavo.layers.steps.cpu import CpuStep
 from octavo.models.config import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -82,6 +84,7 @@ class Decoder:
         lm_head: last hidden states to logits, the last norm included.
         kv_scales: [num_layers, 2, num_kv_heads] float32, by which a float8 cache divides keys and values; or
             None.
+        stack: the layers as one call for CPUs; None: they are called one by one.
         parallel: this rank.
     """
 
@@ -95,6 +98,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     lm_head: LMHead
     kv_scales: Tensor | None = None
+    stack: LayerStack | None = None
     parallel: TensorParallel = TensorParallel()
 
     @property
@@ -130,6 +134,9 @@ class Decoder:
             deterministic=self.deterministic,
         )
         rotations = [step.rotations(rope, metadata.positions) for rope in self.ropes]
+        if self.stack is not None and isinstance(step, CpuStep):
+            step.run_layers(self.stack, hidden, rotations)
+            return hidden
         delta = None
         for layer in self.layers:
             delta = layer(hidden, delta, rotations, step)

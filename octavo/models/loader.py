@@ -8,12 +8,14 @@
 A new family's own tensors must be named in builder and in parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
+from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
@@ -88,7 +90,10 @@ def load_decoder(
         progress=progress,
     )
     builder = Builder(config, checkpoint, parallel, quantization, deterministic)
-    embedding, embedding_weight = builder.embedding()
+    with _one_thread() if kept and torch.device(device).type == "cpu" else nullcontext():
+        embedding, embedding_weight = builder.embedding()
+        layers = tuple(builder.layer(index) for index in range(config.num_layers))
+        stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
     decoder = Decoder(
         config=config,
         num_heads=len(builder.heads.query),
@@ -97,14 +102,30 @@ def load_decoder(
         deterministic=deterministic,
         embed_tokens=embedding,
         ropes=_ropes(config, max_model_len or config.max_position_embeddings, device),
-        layers=tuple(builder.layer(index) for index in range(config.num_layers)),
+        layers=layers,
         lm_head=builder.lm_head(embedding_weight),
         kv_scales=read_kv_scales(weights, config, builder.heads.kv),
+        stack=stack,
         parallel=parallel,
     )
     if torch.device(device).type == "cpu":
         return_freed_memory()
     return decoder
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch's operators on a CPU in this thread alone.
+
+    Blocks are packed by thousands of operators of some microseconds each. Where another process has a core,
+    the wait for a second thread takes longer than all of them.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device | str) -> tuple[Rotary, ...]:

@@ -23,13 +23,16 @@ from octavo.attention import ForestPlan, KVCache, merge, store_kv
 from octavo.attention.choice import choose_impl
 from octavo.attention.cpu.kernel import StoreCall, kernel_library
 from octavo.errors import InvalidArgumentError
+from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.blocks import BlockLinear, tiled
 from octavo.layers.rotary import Rotary
+from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.steps.operators import OperatorStep
+from octavo.parallel import TensorParallel
 
 BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
 NOWHERE = (-1, -(2**31), 2**31 - 1)
@@ -266,6 +269,43 @@ def check_blocks(pick):
     close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
 
 
+def random_linear(pick, outputs, columns):
+    """A layer of one weight in blocks."""
+    bits, low, high, kind = pick.choice(((4, 0, 16, torch.uint8), (8, -128, 128, torch.int8)))
+    scales = torch.randn(outputs, columns // 32) / columns
+    quants = torch.randint(low, high, (outputs, columns), dtype=kind)
+    return BlockLinear(tiled([BlockWeight(bits, quants, scales, None)]))
+
+
+def check_stack(pick):
+    """All layers of a decoder in one call: what they are one by one."""
+    heads, kv_heads = pick.choice(((2, 1), (4, 2), (6, 6)))
+    head_dim, hidden, inner = pick.choice((16, 48)), 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
+    seq_lens = [pick.randint(1, 50) for _ in range(pick.randint(1, 4))]
+    query_lens = [pick.randint(1, n) for n in seq_lens]
+    case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    metadata = replace(case.metadata, slot_mapping=_slots(case), work=case.forest())
+    options = LayerOptions(0, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
+    qkv = random_linear(pick, (heads + 2 * kv_heads) * head_dim, hidden)
+    output = make_output(random_linear(pick, hidden, heads * head_dim), None, TensorParallel())
+    attention = AttentionLayer(make_input(RMSNorm(torch.rand(hidden), 1e-5), qkv), output, options)
+    gate_up = make_input(RMSNorm(torch.rand(hidden), 1e-5), random_linear(pick, 2 * inner, hidden), "silu")
+    down = make_output(random_linear(pick, hidden, inner), None, TensorParallel())
+    feed_forward, stream = FeedForward(gate_up, down), torch.randn(case.q.shape[0], hidden)
+    rope, outs = Rotary(torch.rand(head_dim // 2), 1.0), []
+    for stack in (None, make_stack([(attention, feed_forward)])):
+        cache = KVCache(torch.stack([case.k_cache, case.v_cache]).transpose(2, 3)[None].contiguous())
+        step, out = CpuStep(cache, metadata, num_heads=heads), stream.clone()
+        rotations = [step.rotations(rope, metadata.positions)]
+        if stack is None:
+            out += feed_forward(out, attention(out, None, rotations, step))
+        else:
+            step.run_layers(stack, out, rotations)
+        outs.append((out, cache.data))
+    for one, other in zip(*outs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 CHECKS = (
     (check_attention, 6),
     (check_damaged_plans, 2),
@@ -275,6 +315,7 @@ CHECKS = (
     (check_merge, 1),
     (check_layers, 2),
     (check_blocks, 2),
+    (check_stack, 2),
 )
 
 

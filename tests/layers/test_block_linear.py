@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from octavo.layers.cpu.blocks import compile_failure
+from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
 from octavo.layers.linear.quantised import join_rows

@@ -49,7 +49,7 @@ class Library:
 ATTENTION = Library(
     "attention",
     (_FOLDER / "kernel.c", _FOLDER / "store.c"),
-    (_FOLDER / "plan.c", _FOLDER / "tile.c", _FOLDER / "vector.c"),
+    tuple(_FOLDER / name for name in ("calls.h", "plan.c", "team.h", "tile.c", "vector.c")),
 )
 
 

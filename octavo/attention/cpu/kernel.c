@@ -126,7 +126,7 @@ static void merge_partials(const Call *c, int64_t token, int64_t begin, int64_t 
 }
 
 // Room for the rows of the plan's largest item.
-static Scratch *new_scratch(const Plan *p, const Call *c) {
+Scratch *octavo_new_scratch(const Plan *p, const Call *c) {
     int64_t most = 1;
     for (int64_t i = 0; i < p->num_items; i++) {
         int64_t num_tokens = p->token_begin[i + 1] - p->token_begin[i];
@@ -144,31 +144,38 @@ static Scratch *new_scratch(const Plan *p, const Call *c) {
     return s;
 }
 
+void octavo_attend_in_team(Team *team, const Plan *p, const Call *c, Scratch *s) {
+    for (int64_t unit; (unit = team_take(team, 1)) < p->num_items * c->num_kv_heads;) {
+        int64_t item = p->order[unit / c->num_kv_heads], head = unit % c->num_kv_heads;
+        int64_t num_tokens = p->token_begin[item + 1] - p->token_begin[item];
+        int64_t rows = num_tokens * (c->num_heads / c->num_kv_heads);
+        for (int64_t first = 0; s && first < rows; first += CHUNK_ROWS)
+            attend_rows(p, c, s, item, head, first,
+                        (int)(rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS));
+    }
+    team_wait(team);
+    if (!p->num_partials) return;
+    for (int64_t t; (t = team_take(team, 1)) < p->num_tokens;)
+        if (p->merge_begin[t] < p->merge_begin[t + 1])
+            merge_partials(c, t, p->merge_begin[t], p->merge_begin[t + 1]);
+    team_wait(team);
+}
+
 // Attend a whole step. Returns OK or an error; then the plan says where it is, and the outputs are undefined.
 int octavo_attend(Plan *p, const Call *c, int threads) {
-    int status = check_call(p, c);
+    int status = octavo_check_call(p, c);
     if (status != OK) return status;
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
-        Scratch *s = new_scratch(p, c);
+        team_begin(&team);
+        Scratch *s = octavo_new_scratch(p, c);
         if (!s) {
 #pragma omp atomic write
             status = NO_MEMORY;
         }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t unit = 0; unit < p->num_items * c->num_kv_heads; unit++) {
-            int64_t item = p->order[unit / c->num_kv_heads], head = unit % c->num_kv_heads;
-            int64_t num_tokens = p->token_begin[item + 1] - p->token_begin[item];
-            int64_t rows = num_tokens * (c->num_heads / c->num_kv_heads);
-            for (int64_t first = 0; s && first < rows; first += CHUNK_ROWS)
-                attend_rows(p, c, s, item, head, first,
-                            (int)(rows - first < CHUNK_ROWS ? rows - first : CHUNK_ROWS));
-        }
+        octavo_attend_in_team(&team, p, c, s);
         free(s);
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < p->num_tokens; t++)
-            if (p->merge_begin[t] < p->merge_begin[t + 1])
-                merge_partials(c, t, p->merge_begin[t], p->merge_begin[t + 1]);
     }
     return status;
 }

@@ -41,7 +41,7 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class _Plan(ctypes.Structure):
-    """Plan of plan.c."""
+    """Plan of calls.h."""
 
     _fields_ = [
         *_fields(_POINTER, "row begin end token_begin tokens slots order merge_begin"),
@@ -50,7 +50,7 @@ class _Plan(ctypes.Structure):
 
 
 class AttendCall(ctypes.Structure):
-    """Call of tile.c."""
+    """Call of calls.h."""
 
     _fields_ = [
         *_fields(_POINTER, "q k v table positions alibi out lse partial_out partial_lse"),
@@ -64,7 +64,7 @@ class AttendCall(ctypes.Structure):
 
 
 class StoreCall(ctypes.Structure):
-    """Store of store.c."""
+    """Store of calls.h."""
 
     _fields_ = [
         *_fields(_POINTER, "k v k_cache v_cache slots"),
@@ -267,6 +267,8 @@ def _load() -> ctypes.CDLL | str:
     library.octavo_attend.restype = ctypes.c_int
     library.octavo_store.argtypes = [ctypes.POINTER(StoreCall), ctypes.c_int]
     library.octavo_store.restype = _INT
+    library.octavo_bad_slot.argtypes = [ctypes.POINTER(StoreCall)]
+    library.octavo_bad_slot.restype = _INT
     library.octavo_rotate.argtypes = [_POINTER, _POINTER, _INT, _INT, _INT, _INT, ctypes.c_int]
     library.octavo_rotate.restype = None
     return library

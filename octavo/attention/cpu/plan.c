@@ -4,20 +4,6 @@
 
 #include <stdlib.h>
 
-// From BAD_ROW on in the order of Plan's arrays; kernel.py says what was expected.
-enum {
-    OK, NO_MEMORY, BAD_SIZES, BAD_SCORES, BAD_BLOCK,
-    BAD_ROW, BAD_BEGIN, BAD_END, BAD_TOKEN_BEGIN, BAD_TOKEN, BAD_SLOT, BAD_ORDER, BAD_MERGE, UNWRITTEN
-};
-
-// The arrays of ForestPlan, in its order; `slots` are its item_partial_ids, not rows of the cache. For an error,
-// fault_index is the index in the array (in the block table: row * columns + column), and fault_value the value.
-typedef struct {
-    const int32_t *table_row, *kv_begin, *kv_end, *token_begin, *tokens, *slots, *order, *merge_begin;
-    int64_t num_items, num_pairs, num_tokens, num_partials;
-    int64_t fault_index, fault_value;
-} Plan;
-
 static int fail(Plan *p, int status, int64_t index, int64_t value) {
     p->fault_index = index;
     p->fault_value = value;
@@ -66,7 +52,7 @@ static int check_pairs(Plan *p, uint8_t *seen) {
     return p->num_pairs == num_places ? OK : fail(p, UNWRITTEN, p->num_pairs, num_places);
 }
 
-static int check_call(Plan *p, const Call *c) {
+int octavo_check_call(Plan *p, const Call *c) {
     if (c->block_size < 1 || c->head_dim < 1 || c->num_kv_heads < 1 || c->num_heads < 1 ||
         c->num_heads % c->num_kv_heads || p->num_tokens > c->num_tokens)
         return fail(p, BAD_SIZES, 0, 0);

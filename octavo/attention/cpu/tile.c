@@ -2,6 +2,7 @@
 
 #include <stdbool.h>
 
+#include "calls.h"
 #include "vector.c"
 
 #if LANES == 16                                // 32 registers
@@ -20,26 +21,13 @@
 #define PREFETCH_LEVEL 2                       // into the second-level cache
 #define FEW_ROWS 4                             // up to here, dot products along D are faster
 
-// Strides are in elements. lse and partials are contiguous: [T, H], [partials, H, D], [partials, H].
-typedef struct {
-    const float *q, *k, *v;
-    const int32_t *table, *positions;
-    const float *alibi;                        // [H], or NULL
-    float *out, *lse, *partial_out, *partial_lse;
-    int64_t q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, table_row;
-    int64_t num_tokens, num_rows, num_columns; // of q, and of the table
-    int64_t num_blocks, block_size, num_heads, num_kv_heads, head_dim;
-    int64_t window;                            // 0: none
-    float scale, softcap;                      // softcap 0: none
-} Call;
-
 typedef struct {
     int64_t begin;
     int count;
     const float *keys[TILE + KEYS], *values[TILE];
 } Tile;
 
-typedef struct {
+struct Scratch {
     float *query;                              // [row block][D][BLOCK_ROWS]; few rows: [row][D]
     float *output;                             // [row][D], not yet divided by sum
     vec scores[TILE][BLOCK_VECTORS];
@@ -48,7 +36,7 @@ typedef struct {
     int64_t first_position[CHUNK_BLOCKS], last_position[CHUNK_BLOCKS];
     float correction[BLOCK_ROWS];
     Tile tiles[2];                             // this one and the next
-} Scratch;
+};
 
 INLINE void prefetch_row(const float *row, int64_t dim) {
     for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(row + d, 0, PREFETCH_LEVEL);

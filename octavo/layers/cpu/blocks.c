@@ -14,147 +14,38 @@
 //     one block of a tile    8 groups of 4 inputs x 8 outputs x 4 bytes    (one vector a group)
 //     in 4 bits              group g in the low halves, group g + 4 in the high halves of vector g
 //
-// A vector of weights meets 4 bytes of a row of x, repeated for all outputs: no sum crosses a vector.
+// A few rows of x, 6 at most, share the weights that a thread has in its registers. They lie side by side:
+//
+//     8 rows in 18 blocks    block 0 of rows 0-5, block 1 of rows 0-5, ... block 17; then the same of rows 6-7
+
+#include "blocks.h"
 
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
+#include "dots.c"
 
-#define INLINE static inline __attribute__((always_inline))
 #define BLOCK 32
 #define TILE 8
 #define GROUPS 8
 #define HALF (GROUPS / 2)
-#define ROWS 4
+#define ROWS 6
+#define AHEAD 16                               // blocks of weights
+#define LINE 64                                // bytes of a cache line
+#define PREFETCH_LEVEL 2                       // into the second-level cache
+#define SHARES 16                              // of a thread in a product's tiles: the last ones end together
 
-typedef float f32x8 __attribute__((vector_size(32), may_alias));
-typedef float loose_f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t i32x8 __attribute__((vector_size(32), may_alias));
-typedef uint8_t u8x32 __attribute__((vector_size(32), aligned(1), may_alias));
-typedef _Float16 f16x8 __attribute__((vector_size(16), aligned(2), may_alias));
+// Rows that lie side by side, the first of `left`.
+INLINE size_t rows_beside(size_t left) { return left >= ROWS ? ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
-INLINE f32x8 load(const float *p) { return *(const loose_f32x8 *)p; }
+size_t octavo_row_bytes(size_t rows, size_t blocks) { return rows * blocks * (BLOCK + 2 * sizeof(float)); }
 
-// Scales are float16 or float32, as the checkpoint has them.
-INLINE f32x8 load_scales(const void *p, size_t block, int is_half) {
-    if (!is_half) return load((const float *)p + block * TILE);
-#if defined(__F16C__)
-    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + block));
-#else
-    return __builtin_convertvector(((const f16x8 *)p)[block], f32x8);
-#endif
+Rows octavo_place_rows(void *memory, size_t rows, size_t blocks) {
+    float *scales = memory, *sums = scales + rows * blocks;
+    return (Rows){(int8_t *)(sums + rows * blocks), scales, sums, rows, blocks};
 }
 
-INLINE int32_t load4(const int8_t *p) {
-    int32_t x;
-    memcpy(&x, p, 4);
-    return x;
-}
-
-// One block of a tile, unpacked to a vector for each group.
-typedef struct {
-    u8x32 groups[GROUPS];
-} tile_block;
-
-INLINE tile_block unpack(const uint8_t *weights, size_t block, int bits) {
-    tile_block tile;
-    if (bits == 8) {
-        const u8x32 *stored = (const u8x32 *)(weights + block * BLOCK * TILE);
-        for (int g = 0; g < GROUPS; g++) tile.groups[g] = stored[g];
-        return tile;
-    }
-    const u8x32 *stored = (const u8x32 *)(weights + block * BLOCK * TILE / 2);
-    for (int g = 0; g < HALF; g++) {
-        u8x32 both = stored[g];
-        tile.groups[g] = both & 15;
-        tile.groups[g + HALF] = both >> 4;
-    }
-    return tile;
-}
-
-// For each output of a tile, the sum of products of groups first to last - 1 with one block of a row of x;
-// sum: of those numbers of x.
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define DPBUSD _mm256_dpbusd_epi32
-#else
-#define DPBUSD _mm256_dpbusd_avx_epi32
-#endif
-INLINE i32x8 dot(const tile_block *tile, const int8_t *x, int first, int last, int bits, int32_t sum) {
-    // The instruction wants unsigned weights: signed ones become q + 128, which adds 128 times the sum of x.
-    __m256i total = _mm256_set1_epi32(bits == 8 ? -128 * sum : 0), flip = _mm256_set1_epi8((char)0x80);
-    for (int g = first; g < last; g++) {
-        __m256i q = (__m256i)tile->groups[g];
-        if (bits == 8) q = _mm256_xor_si256(q, flip);
-        total = DPBUSD(total, q, _mm256_set1_epi32(load4(x + 4 * g)));
-    }
-    return (i32x8)total;
-}
-#elif defined(__AVX2__)
-INLINE i32x8 dot(const tile_block *tile, const int8_t *x, int first, int last, int bits, int32_t sum) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    (void)sum;
-    if (bits == 4) {
-        // 16 products of at most 15 * 127 fit 16 bits.
-        __m256i pairs = _mm256_setzero_si256();
-        for (int g = first; g < last; g++) {
-            __m256i p = _mm256_set1_epi32(load4(x + 4 * g));
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)tile->groups[g], p));
-        }
-        return (i32x8)_mm256_madd_epi16(pairs, ones);
-    }
-    __m256i total = _mm256_setzero_si256();
-    for (int g = first; g < last; g++) {
-        // q * p = |q| * (p with q's sign); two such products, of at most 128 * 127, fit 16 bits.
-        __m256i q = (__m256i)tile->groups[g], p = _mm256_set1_epi32(load4(x + 4 * g));
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(p, q));
-        total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, ones));
-    }
-    return (i32x8)total;
-}
-#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
-INLINE i32x8 dot(const tile_block *tile, const int8_t *x, int first, int last, int bits, int32_t sum) {
-    int32x4_t halves[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
-    (void)bits, (void)sum;
-    for (int g = first; g < last; g++) {
-        int8x16_t p = vreinterpretq_s8_s32(vdupq_n_s32(load4(x + 4 * g))), q[2];
-        memcpy(q, &tile->groups[g], sizeof q);
-        for (int h = 0; h < 2; h++) halves[h] = vdotq_s32(halves[h], q[h], p);
-    }
-    i32x8 total;
-    memcpy(&total, halves, sizeof total);
-    return total;
-}
-#else
-INLINE i32x8 dot(const tile_block *tile, const int8_t *x, int first, int last, int bits, int32_t sum) {
-    i32x8 total = {0};
-    (void)bits, (void)sum;
-    for (int g = first; g < last; g++) {
-        int8_t q[BLOCK];
-        memcpy(q, &tile->groups[g], sizeof q);
-        for (int i = 0; i < TILE; i++)
-            for (int j = 0; j < 4; j++) total[i] += q[4 * i + j] * x[4 * g + j];
-    }
-    return total;
-}
-#endif
-
-// Rows of x in 8 bits.
-typedef struct {
-    int8_t *values;      // [rows, size]
-    float *scales;       // [rows, blocks]
-    int32_t *sums;       // [rows, blocks, 2], of each half of a block
-} quantised;
-
-INLINE void quantise_block(const float *from, int8_t *to, float *scale, int32_t *sums) {
+INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *sum) {
     float most = 0, undefined = 0;
 #pragma omp simd reduction(max : most)
     for (int i = 0; i < BLOCK; i++) most = fmaxf(most, fabsf(from[i]));
@@ -162,111 +53,176 @@ INLINE void quantise_block(const float *from, int8_t *to, float *scale, int32_t 
 #pragma omp simd reduction(+ : undefined)
     for (int i = 0; i < BLOCK; i++) undefined += from[i] - from[i];
     float factor = most > 0 ? 127 / most : 0;
+    int32_t total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int i = 0; i < BLOCK; i++) {
+        // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
+        float rounded = from[i] * factor + 12582912.0f;
+        int32_t bits;
+        memcpy(&bits, &rounded, 4);
+        to[i] = (int8_t)bits;
+        total += (int8_t)bits;
+    }
     *scale = most / 127 + undefined;
-    for (int half = 0; half < 2; half++) {
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = half * BLOCK / 2; i < (half + 1) * BLOCK / 2; i++) {
-            // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
-            float rounded = from[i] * factor + 12582912.0f;
-            int32_t bits;
-            memcpy(&bits, &rounded, 4);
-            to[i] = (int8_t)bits;
-            sum += (int8_t)bits;
-        }
-        sums[half] = sum;
+    *sum = *scale * (float)total;
+}
+
+void octavo_quantise_row(Rows to, size_t row, const float *x) {
+    size_t first = row / ROWS * ROWS, beside = rows_beside(to.rows - first);
+    for (; first + beside <= row; beside = rows_beside(to.rows - first)) first += beside;
+    for (size_t b = 0; b < to.blocks; b++) {
+        size_t place = first * to.blocks + b * beside + (row - first);
+        quantise_block(x + b * BLOCK, to.values + place * BLOCK, to.scales + place, to.sums + place);
     }
 }
 
-// What is the same for all products of a call, known to the compiler.
+// What is the same for all products of a weight, known to the compiler.
 typedef struct {
-    int bits;            // of a weight: 4 or 8
-    int is_half;         // scales are float16
-    int halves;          // scales of a block: 1 or 2
-} form;
+    int bits, is_half, halves;
+} Form;
 
-// One tile of outputs for `count` rows of x from `row` on.
-INLINE void multiply(const uint8_t *weights, const void *scales, const void *mins, quantised x, size_t row,
-                     int count, size_t blocks, form f, f32x8 *out) {
+// Group g of one block of a tile.
+INLINE u8x32 load_group(const uint8_t *block, int g, int bits) {
+    if (bits == 8) return (u8x32)((const loose_u8x32 *)block)[g];
+    u8x32 both = (u8x32)((const loose_u8x32 *)block)[g % HALF];
+    if (g < HALF) return (u8x32)(both & 15);
+    return (u8x32)(both >> 4);
+}
+
+// What comes AHEAD blocks later, of this tile or the next: the CPU itself does not look beyond a page of memory.
+INLINE void prefetch(const uint8_t *weights, const void *scales, const void *mins, size_t b, Form f) {
+    const size_t weight_bytes = BLOCK * TILE * f.bits / 8, min_bytes = TILE * (f.is_half ? 2 : 4);
+    for (size_t i = 0; i < weight_bytes; i += LINE)
+        __builtin_prefetch(weights + (b + AHEAD) * weight_bytes + i, 0, PREFETCH_LEVEL);
+    __builtin_prefetch((const char *)scales + (b + AHEAD) * min_bytes * f.halves, 0, PREFETCH_LEVEL);
+    if (mins) __builtin_prefetch((const char *)mins + (b + AHEAD) * min_bytes, 0, PREFETCH_LEVEL);
+}
+
+// One tile of outputs for `count` rows of x that lie side by side; x begins with them.
+INLINE void multiply(const uint8_t *weights, const void *scales, const void *mins, Rows x, const int count,
+                     Form f, f32x8 *out) {
     for (int r = 0; r < count; r++) out[r] = (f32x8){0};
-    for (size_t b = 0; b < blocks; b++) {
-        tile_block tile = unpack(weights, b, f.bits);
-        f32x8 scale = load_scales(scales, b * f.halves, f.is_half), second = {0}, min = {0};
-        if (f.halves == 2) second = load_scales(scales, b * 2 + 1, f.is_half);
-        if (mins) min = load_scales(mins, b, f.is_half);
-        for (int r = 0; r < count; r++) {
-            size_t place = (row + r) * blocks + b;
-            float d = x.scales[place];
-            const int8_t *p = x.values + place * BLOCK;
-            int32_t sum = x.sums[2 * place], second_sum = x.sums[2 * place + 1];
-            if (f.halves == 1) {
-                i32x8 products = dot(&tile, p, 0, GROUPS, f.bits, sum + second_sum);
-                out[r] += __builtin_convertvector(products, f32x8) * (scale * d);
-            } else {
-                i32x8 low = dot(&tile, p, 0, HALF, f.bits, sum);
-                i32x8 high = dot(&tile, p, HALF, GROUPS, f.bits, second_sum);
-                out[r] += __builtin_convertvector(low, f32x8) * (scale * d);
-                out[r] += __builtin_convertvector(high, f32x8) * (second * d);
-            }
-            if (mins) out[r] += min * (d * (float)(sum + second_sum));
-        }
-    }
-}
-
-INLINE void product(const uint8_t *weights, const void *scales, const void *mins, const float *bias,
-                    quantised x, float *out, size_t rows, size_t blocks, size_t outputs, size_t stride, form f) {
-    size_t tiles = (outputs + TILE - 1) / TILE, weight_bytes = blocks * BLOCK * TILE * f.bits / 8;
-    size_t min_bytes = blocks * TILE * (f.is_half ? 2 : 4), scale_bytes = min_bytes * f.halves;
-#pragma omp for schedule(static)
-    for (size_t t = 0; t < tiles; t++) {
-        const uint8_t *w = weights + t * weight_bytes;
-        const void *s = (const char *)scales + t * scale_bytes;
-        const void *m = mins ? (const char *)mins + t * min_bytes : NULL;
-        size_t width = outputs - t * TILE < TILE ? outputs - t * TILE : TILE;
-        for (size_t row = 0; row < rows; row += ROWS) {
-            f32x8 sums[ROWS];
-            int count = rows - row < ROWS ? (int)(rows - row) : ROWS;
-            switch (count) {
-                case 1: multiply(w, s, m, x, row, 1, blocks, f, sums); break;
-                case 2: multiply(w, s, m, x, row, 2, blocks, f, sums); break;
-                case 3: multiply(w, s, m, x, row, 3, blocks, f, sums); break;
-                default: multiply(w, s, m, x, row, ROWS, blocks, f, sums);
-            }
+    for (size_t b = 0; b < x.blocks; b++) {
+        const int8_t *values = x.values + b * count * BLOCK;
+        const float *d = x.scales + b * count, *sum = x.sums + b * count;
+        i32x8 sums[ROWS] = {0};
+        prefetch(weights, scales, mins, b, f);
+#pragma GCC unroll 8
+        for (int g = 0; g < GROUPS; g++) {
+            u8x32 group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
+#pragma GCC unroll 8
+            for (int r = 0; r < count; r++)
+                sums[r] = add_products(sums[r], group, load4(values + r * BLOCK + 4 * g), f.bits);
+            if ((g + 1) % (GROUPS / f.halves)) continue;
+            f32x8 scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.is_half);
+#pragma GCC unroll 8
             for (int r = 0; r < count; r++) {
-                float *to = out + (row + r) * stride + t * TILE;
-                if (bias)
-                    for (size_t i = 0; i < width; i++) sums[r][i] += bias[t * TILE + i];
-                memcpy(to, &sums[r], width * sizeof(float));
+                out[r] += __builtin_convertvector(finish_sums(sums[r], f.bits), f32x8) * (scale * d[r]);
+                sums[r] = (i32x8){0};
             }
+        }
+        if (!mins) continue;
+        f32x8 min = load_scales(mins, b, f.is_half);
+#pragma GCC unroll 8
+        for (int r = 0; r < count; r++) out[r] += min * sum[r];
+    }
+}
+
+// The first `width` outputs of a tile, for one row of x.
+INLINE void write_outputs(f32x8 sums, const float *bias, float *out, size_t width, int adds) {
+    if (width == TILE) {
+        loose_f32x8 *to = (loose_f32x8 *)out;
+        if (bias) sums += *(const loose_f32x8 *)bias;
+        if (adds) sums += *to;
+        *to = sums;
+        return;
+    }
+    for (size_t i = 0; i < width; i++) {
+        float y = bias ? sums[i] + bias[i] : sums[i];
+        out[i] = adds ? out[i] + y : y;
+    }
+}
+
+// Tiles `first` to `last` - 1 of a weight.
+INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
+                    size_t stride, int adds, Form f) {
+    size_t outputs = (size_t)w->num_rows, weight_bytes = x.blocks * BLOCK * TILE * f.bits / 8;
+    size_t min_bytes = x.blocks * TILE * (f.is_half ? 2 : 4), scale_bytes = min_bytes * f.halves;
+    for (size_t t = (size_t)first; t < (size_t)last; t++) {
+        const uint8_t *q = w->quants + t * weight_bytes;
+        const void *s = (const char *)w->scales + t * scale_bytes;
+        const void *m = w->mins ? (const char *)w->mins + t * min_bytes : NULL;
+        size_t column = t * TILE, width = outputs - column < TILE ? outputs - column : TILE;
+        for (size_t row = 0, count; row < x.rows; row += count) {
+            f32x8 sums[ROWS];
+            size_t place = row * x.blocks;
+            Rows from = {x.values + place * BLOCK, x.scales + place, x.sums + place, x.rows - row, x.blocks};
+            count = rows_beside(from.rows);
+            switch (count) {
+                case 1: multiply(q, s, m, from, 1, f, sums); break;
+                case 2: multiply(q, s, m, from, 2, f, sums); break;
+                case 4: multiply(q, s, m, from, 4, f, sums); break;
+                default: multiply(q, s, m, from, ROWS, f, sums);
+            }
+            for (size_t r = 0; r < count; r++)
+                write_outputs(sums[r], bias ? bias + column : NULL, out + (row + r) * stride + column, width,
+                              adds);
         }
     }
 }
 
-// x [rows, size] float32, size a multiple of 32, to out [rows, stride], of which `outputs` columns are written.
-// weights, scales, mins (NULL: 0): tiles, see linear/blocks.py. Returns 0, or 1 if there is no memory.
-int octavo_block_linear(const float *x, const uint8_t *weights, const void *scales, const void *mins,
-                        const float *bias, float *out, int64_t rows, int64_t size, int64_t outputs,
-                        int64_t stride, int bits, int is_half, int halves, int threads) {
-    size_t blocks = (size_t)(size / BLOCK), num = (size_t)rows * blocks;
-    float *row_scales = malloc(num * (sizeof(float) + 2 * sizeof(int32_t) + BLOCK));
-    if (!row_scales) return 1;
-    int32_t *sums = (int32_t *)(row_scales + num);
-    quantised q = {(int8_t *)(sums + 2 * num), row_scales, sums};
+static void multiply_tiles(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
+                           size_t stride, int adds) {
+#define CASE(BITS, IS_HALF, HALVES)                                                    \
+    if (w->bits == BITS && w->is_half == IS_HALF && w->halves == HALVES)                \
+        product(w, first, last, x, bias, out, stride, adds, (Form){BITS, IS_HALF, HALVES})
+    CASE(4, 1, 1);
+    CASE(4, 0, 1);
+    CASE(8, 1, 1);
+    CASE(8, 0, 1);
+    CASE(8, 0, 2);
+}
+
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t tiles_of(const Tiles *w) { return (w->num_rows + TILE - 1) / TILE; }
+
+void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds) {
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < linear->num_parts; i++) tiles += tiles_of(linear->parts[i]);
+    int64_t share = tiles / (SHARES * team->threads) + 1;
+    for (int64_t first; (first = team_take(team, share)) < tiles;) {
+        // The part of each weight in tiles first to last - 1, if they lie above one another.
+        int64_t last = first + share, begin = 0, row = 0;
+        for (int64_t i = 0; i < linear->num_parts && begin < last; i++) {
+            const Tiles *w = linear->parts[i];
+            int64_t num = tiles_of(w), from = first > begin ? first - begin : 0;
+            multiply_tiles(w, from, smaller(last - begin, num), x, linear->bias ? linear->bias + row : NULL,
+                           out + row, stride, adds);
+            begin += num;
+            row += w->num_rows;
+        }
+    }
+    team_wait(team);
+}
+
+// x [rows, size] float32, size a multiple of 32, to out [rows, stride], of which the linear layer's columns are
+// written. Returns 0, or 1 if there is no memory.
+int octavo_block_linear(const Linear *linear, const float *x, float *out, int64_t rows, int64_t size,
+                        int64_t stride, int threads) {
+    size_t num = (size_t)rows, blocks = (size_t)size / BLOCK;
+    void *memory = malloc(octavo_row_bytes(num, blocks) + 1);
+    if (!memory) return 1;
+    Rows quantised = octavo_place_rows(memory, num, blocks);
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (size_t b = 0; b < num; b++)
-            quantise_block(x + b * BLOCK, q.values + b * BLOCK, q.scales + b, q.sums + 2 * b);
-#define CASE(BITS, IS_HALF, HALVES)                                          \
-    if (bits == BITS && is_half == IS_HALF && halves == HALVES)              \
-        product(weights, scales, mins, bias, q, out, (size_t)rows, blocks, (size_t)outputs, (size_t)stride, \
-                (form){BITS, IS_HALF, HALVES})
-        CASE(4, 1, 1);
-        CASE(4, 0, 1);
-        CASE(8, 1, 1);
-        CASE(8, 0, 1);
-        CASE(8, 0, 2);
+        team_begin(&team);
+        for (int64_t r; (r = team_take(&team, 1)) < rows;)
+            octavo_quantise_row(quantised, (size_t)r, x + r * size);
+        team_wait(&team);
+        octavo_linear_in_team(&team, linear, quantised, out, (size_t)stride, 0);
     }
-    free(row_scales);
+    free(memory);
     return 0;
 }

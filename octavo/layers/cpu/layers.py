@@ -2,18 +2,11 @@
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from octavo.attention.cpu.compile import KernelUnavailableError, Library, load_library
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_FOLDER = Path(__file__).parent
-_LIBRARY = Library(
-    "layers", (_FOLDER / "layers.c",), (_FOLDER.parents[1] / "attention" / "cpu" / "vector.c",)
-)
+from octavo.layers.cpu.library import compile_failure, layers_library
 
 
 def unsupported_reason(*tensors: Tensor) -> str | None:
@@ -24,7 +17,7 @@ def unsupported_reason(*tensors: Tensor) -> str | None:
     for tensor in tensors:
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
             return "they need contiguous float32 tensors on a CPU"
-    return _compile_failure()
+    return compile_failure()
 
 
 @cache
@@ -34,17 +27,7 @@ def compiled_layers() -> "CompiledLayers":
     Raises:
         KernelUnavailableError: they cannot be compiled.
     """
-    return CompiledLayers(load_library(_LIBRARY))
-
-
-@cache
-def _compile_failure() -> str | None:
-    try:
-        compiled_layers()
-    except KernelUnavailableError as error:
-        # octavo.attention meets the same obstacle and tells the user.
-        return str(error)
-    return None
+    return CompiledLayers(layers_library())
 
 
 class CompiledLayers:
@@ -52,11 +35,7 @@ class CompiledLayers:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._add_rms_norm = library.octavo_add_rms_norm
-        self._add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]
-        self._add_rms_norm.restype = None
         self._silu_and_multiply = library.octavo_silu_and_multiply
-        self._silu_and_multiply.argtypes = [_POINTER, _POINTER, _INT, _INT, ctypes.c_int]
-        self._silu_and_multiply.restype = None
 
     def add_rms_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add delta to hidden [T, n] in place, if given, and return the normed sum, a new [T, n]."""

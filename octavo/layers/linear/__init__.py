@@ -4,7 +4,7 @@
     plain       torch          plain
     packed      MKL            packed
     int8        oneDNN         int8
-    blocks      C              blocks, block_weight, layers/cpu/blocks.c
+    blocks      C              blocks, block_weight, layers/cpu/{blocks,dots}.c
     grouped     Gluon, Triton  grouped/
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
     skinny      Triton         skinny, skinny_tiling

@@ -5,11 +5,14 @@ each with a scale of its own, so no row's result depends on the rows it is batch
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import TILE, Tiles, compile_failure, compiled_blocks
+from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles
+from octavo.layers.cpu.huge_pages import HugePages
+from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
 
@@ -48,22 +51,30 @@ class TiledBlocks:
         self.bits = weight.bits
         self.order = weight.order
         padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
-        quants = _padded(weight.quants, padding)
-        grouped = quants.view(-1, TILE, self.num_columns // BLOCK, BLOCK // _GROUP, _GROUP)
-        grouped = grouped.permute(0, 2, 3, 1, 4).contiguous()
-        if self.bits == 4:
-            low, high = grouped.chunk(2, dim=2)
-            grouped = (high << 4).bitwise_or_(low)
-        self.quants = grouped
+        self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
         self.scales = _side_by_side(_padded(weight.scales, padding))
         self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
-        mins = 0 if self.mins is None else self.mins.data_ptr()
+        self.tiles = Tiles()
+        self._describe()
+
+    def _describe(self) -> None:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
-        self.tiles = Tiles(
-            (self.quants.data_ptr(), self.scales.data_ptr(), mins),
-            self.num_rows,
-            (self.bits, self.scales.dtype == torch.float16, scales_of_a_block),
+        mins = None if self.mins is None else self.mins.data_ptr()
+        self.tiles.__init__(
+            *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
+            *(self.scales.dtype == torch.float16, scales_of_a_block),
         )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return [each for each in (self.quants, self.scales, self.mins) if each is not None]
+
+    def move(self, pages: HugePages) -> None:
+        """Move into other memory."""
+        self.quants, self.scales = pages.move(self.quants), pages.move(self.scales)
+        self.mins = None if self.mins is None else pages.move(self.mins)
+        self._describe()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,25 +101,41 @@ class TiledBlocks:
 
 
 class BlockLinear:
-    """y = x W^T + b with a weight in blocks; float32 in and out."""
+    """y = x W^T + b with weights in blocks that lie above one another; float32 in and out.
+
+    Attributes:
+        weights: [N_i, K] each.
+    """
 
     def __init__(self, parts: Sequence[TiledBlocks], bias: Tensor | None = None) -> None:
-        """Keep weights that lie above one another, [N_i, K] each, and bias [sum of N_i] float32."""
-        self._parts = parts
-        self._num_rows = sum(part.num_rows for part in parts)
-        self._bias = bias
-        self._kernel = compiled_blocks()
+        """Keep weights and bias [sum of N_i] float32."""
+        self.weights = parts
+        self._products: list[tuple[Tensor | None, CompiledLinear]] = []
+        row = 0
+        # Weights that meet the columns of x in one order are one product.
+        for _, group in groupby(parts, lambda part: None if part.order is None else id(part.order)):
+            parts = list(group)
+            num_rows = sum(part.num_rows for part in parts)
+            part_bias = None if bias is None else bias[row : row + num_rows]
+            product = CompiledLinear([part.tiles for part in parts], part_bias)
+            self._products.append((parts[0].order, product))
+            row += num_rows
+        self._num_rows = row
+
+    @property
+    def compiled(self) -> CompiledLinear | None:
+        """The layer as C knows it, or None: it is several products, or reorders x."""
+        order, product = self._products[0]
+        return product if len(self._products) == 1 and order is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         x = x.contiguous()
         out = torch.empty(x.shape[0], self._num_rows)
         column = 0
-        for part in self._parts:
-            rows = x if part.order is None else x.index_select(1, part.order)
-            bias = 0 if self._bias is None else self._bias.data_ptr() + column * self._bias.element_size()
-            self._kernel.multiply(rows, part.tiles, bias, out, column)
-            column += part.num_rows
+        for order, product in self._products:
+            product(x if order is None else x.index_select(1, order), out, column)
+            column += product.num_outputs
         return out
 
 
@@ -122,8 +149,28 @@ def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:
     return [TiledBlocks(weight) for weight in join_rows(weights)]
 
 
+def use_huge_pages(weights: Sequence[TiledBlocks]) -> None:
+    """Move weights, which layers may use already, into huge pages."""
+    pages = HugePages([tensor for weight in weights for tensor in weight.tensors])
+    for weight in weights:
+        weight.move(pages)
+
+
 def _padded(tensor: Tensor, num_rows: int) -> Tensor:
     return torch.cat((tensor, tensor.new_zeros(num_rows, tensor.shape[1]))) if num_rows else tensor
+
+
+def _tiled_quants(quants: Tensor, bits: int) -> Tensor:
+    """[N, K] to the order of TiledBlocks.quants."""
+    columns = quants.shape[1]
+    if bits == 4:
+        low, high = quants.view(len(quants), -1, 2, BLOCK // 2).unbind(2)
+        quants = (high << 4).bitwise_or_(low)
+    # The 4 bytes of a group stay together: they are moved as one number.
+    groups = (
+        quants.contiguous().view(torch.int32).view(-1, TILE, columns // BLOCK, bits * BLOCK // 8 // _GROUP)
+    )
+    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (TILE, _GROUP))
 
 
 def _side_by_side(scales: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ Each layer then makes three calls into C: rotate, store, attend. Through the pub
 several times as many functions, whose overhead dominates small steps.
 """
 
+import ctypes
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.torch_paged import host_plan
 from octavo.errors import InvalidArgumentError
+from octavo.layers.cpu.stack import LayerStack, StackStep
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 
@@ -108,9 +112,7 @@ class CpuStep:
         store.v = base + num_rotated * self._head_dim * 4
         store.k_cache = call.k = keys
         store.v_cache = call.v = keys + self._value_bytes
-        bad_token = library.octavo_store(store, threads)
-        if bad_token >= 0:
-            raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)
+        self._check_slots(library.octavo_store(store, threads))
         call.q, call.out = base, out.data_ptr()
         call.scale, call.window, call.softcap = options.scale, options.window or 0, options.softcap
         check_status(library.octavo_attend(self._plan, call, threads), self._plan, call)
@@ -118,3 +120,28 @@ class CpuStep:
             return out
         heads = out.view(num_tokens, self._num_heads, -1)
         return add_sinks(heads, self._lse, options.sinks, out.dtype)[0].flatten(1)
+
+    def run_layers(self, stack: LayerStack, hidden: Tensor, rotations: Sequence[Tensor]) -> None:
+        """Run all layers over hidden [T, hidden] float32, in place.
+
+        Args:
+            stack: the layers.
+            hidden: residual stream, contiguous.
+            rotations: from self.rotations, one per rope of the network.
+
+        Raises:
+            InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
+            OutOfMemoryError: there is none for the layers' buffers.
+        """
+        self._check_slots(self._library.octavo_bad_slot(self._store))
+        addresses = (ctypes.c_void_p * len(rotations))(*(each.data_ptr() for each in rotations))
+        keys = self._data.data_ptr()
+        step = StackStep(
+            *(ctypes.addressof(addresses), ctypes.addressof(self._plan), self._attend, self._store),
+            *(keys, keys + self._value_bytes, self._data.stride(0)),
+        )
+        check_status(stack(hidden, step), self._plan, step.attend)
+
+    def _check_slots(self, bad_token: int) -> None:
+        if bad_token >= 0:
+            raise bad_slot(bad_token, int(self._alive[1][bad_token]), self._num_slots)

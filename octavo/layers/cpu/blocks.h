@@ -1,0 +1,42 @@
+// Weights in blocks and rows of x in blocks, as Python (blocks.py) and the decoder's layers (stack.c) know them.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../../attention/cpu/team.h"
+
+// A weight in tiles, see linear/blocks.py. mins: NULL: 0.
+typedef struct {
+    const uint8_t *quants;
+    const void *scales, *mins;
+    int64_t num_rows;
+    int bits;                                  // of a weight: 4 or 8
+    int is_half;                               // scales are float16
+    int halves;                                // scales of a block: 1 or 2
+} Tiles;
+
+// Weights above one another. bias: [num_outputs], or NULL.
+typedef struct {
+    const Tiles *const *parts;
+    int64_t num_parts, num_outputs;
+    const float *bias;
+} Linear;
+
+// `rows` rows of x in blocks of 8 bits. Some rows lie side by side, block after block; see blocks.c.
+typedef struct {
+    int8_t *values;                            // [rows][blocks][32]
+    float *scales, *sums;                      // [rows][blocks]; sums of the numbers of a block
+    size_t rows, blocks;
+} Rows;
+
+// Bytes that rows take; octavo_place_rows lays them out in so much memory.
+size_t octavo_row_bytes(size_t rows, size_t blocks);
+Rows octavo_place_rows(void *memory, size_t rows, size_t blocks);
+
+// Row `row` becomes blocks of 8 bits of x [blocks * 32].
+void octavo_quantise_row(Rows to, size_t row, const float *x);
+
+// Every thread of a team calls it, and returns when all is done: out [rows, stride] = x W^T + b, or out += it.
+void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds);

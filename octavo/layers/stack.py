@@ -1,0 +1,88 @@
+"""Which decoders run all their layers in one call: on a CPU, those whose matrices are in blocks.
+
+The others, on any device, are called layer by layer.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from octavo.layers.attention import AttentionLayer
+from octavo.layers.block import BlockInput, BlockOutput, PlainInput, PlainOutput
+from octavo.layers.cpu.stack import LayerStack, StackLayer
+from octavo.layers.feed_forward import FeedForward
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
+
+
+def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> str | None:
+    """Return why a layer cannot be one of a stack, or None if it can."""
+    if attention.wide_norm is not None:
+        return "it norms queries and keys over all heads"
+    if attention.options.sinks is not None:
+        return "its query heads have sinks"
+    inputs = ((attention.qkv_proj, None), (feed_forward.gate_up_proj, "silu"))
+    if not all(_is_plain_input(block, activation) for block, activation in inputs):
+        return "a norm, an activation or a weight is of another kind"
+    if not all(_is_plain_output(block) for block in (attention.o_proj, feed_forward.down_proj)):
+        return "an output has a norm, several ranks or a weight of another kind"
+    return None
+
+
+def make_stack(layers: Sequence[tuple[AttentionLayer, object]]) -> LayerStack | None:
+    """Return a decoder's layers as one call, or None if they have to be called one by one.
+
+    Their weights move into huge pages.
+    """
+    known = [
+        (attention, feed_forward)
+        for attention, feed_forward in layers
+        if isinstance(feed_forward, FeedForward) and unsupported_reason(attention, feed_forward) is None
+    ]
+    if len(known) < len(layers):
+        return None
+    use_huge_pages([weight for layer in known for weight in _weights(*layer)])
+    return LayerStack([_describe(*layer) for layer in known], alive=known)
+
+
+def _is_plain_input(block: BlockInput, activation: str | None) -> bool:
+    if not isinstance(block, PlainInput) or block.activation != activation:
+        return False
+    weight = block.norm.weight
+    is_float = weight.dtype == torch.float32 and weight.is_contiguous()
+    return is_float and _compiled(block.projection) is not None
+
+
+def _is_plain_output(block: BlockOutput) -> bool:
+    if not isinstance(block, PlainOutput) or block.norm is not None or block.parallel.size > 1:
+        return False
+    return _compiled(block.projection) is not None
+
+
+def _compiled(projection: object) -> int | None:
+    """Return the address of a linear layer as C knows it, or None if C does not."""
+    linear = projection.compiled if isinstance(projection, BlockLinear) else None
+    return None if linear is None else linear.address
+
+
+def _weights(attention: AttentionLayer, feed_forward: FeedForward) -> Iterator[TiledBlocks]:
+    for block in (attention.qkv_proj, attention.o_proj, feed_forward.gate_up_proj, feed_forward.down_proj):
+        assert isinstance(block, PlainInput | PlainOutput)
+        assert isinstance(block.projection, BlockLinear)
+        yield from block.projection.weights
+
+
+def _describe(attention: AttentionLayer, feed_forward: FeedForward) -> StackLayer:
+    qkv, o, options = attention.qkv_proj, attention.o_proj, attention.options
+    gate_up, down, head_norm = feed_forward.gate_up_proj, feed_forward.down_proj, options.qk_norm
+    assert isinstance(qkv, PlainInput)
+    assert isinstance(gate_up, PlainInput)
+    assert isinstance(o, PlainOutput)
+    assert isinstance(down, PlainOutput)
+    return StackLayer(
+        *(_compiled(block.projection) for block in (qkv, o, gate_up, down)),
+        *(norm.weight.data_ptr() for norm in (qkv.norm, gate_up.norm)),
+        None if head_norm is None else head_norm.weight.data_ptr(),
+        *(options.layer, options.rope, options.window or 0),
+        *(qkv.norm.eps, gate_up.norm.eps, 0.0 if head_norm is None else head_norm.eps),
+        *(options.scale, options.softcap),
+    )
