@@ -8,8 +8,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, check_scheme, read_experts
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.registry import Family, find_family
 from octavo.models.rope_fields import read_ropes
@@ -134,7 +133,7 @@ class ModelConfig:
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
         _require_neutral(fields, family)
-        _check_scheme(config, family)
+        check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -196,16 +195,6 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     if family.experts is not None:
         neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
     fields.require_neutral(neutral)
-
-
-def _check_scheme(config: Mapping[str, object], family: Family) -> None:
-    scheme = read_scheme(config)
-    has_layout = family.experts is not None and family.experts.has_bias
-    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
-        raise UnsupportedModelError(
-            f"config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
-            f"GptOssForCausalLM, not for {family.architecture}"
-        )
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
