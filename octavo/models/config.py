@@ -8,8 +8,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
-from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, read_experts
-from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, check_scheme, read_experts
 from octavo.models.formats.schemes import read_scheme
 from octavo.models.layer_fields import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.registry import Family, find_family
@@ -137,7 +136,7 @@ class ModelConfig:
         family = find_family(config)
         fields = ConfigFields(_text_part(config), family.defaults, where="config.json")
         _require_neutral(fields, family)
-        _check_scheme(config, family)
+        check_scheme(read_scheme(config), family)
         num_heads = fields.integer("num_attention_heads", maximum=2**14)
         hidden_size = fields.integer("hidden_size", maximum=2**20)
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
@@ -203,16 +202,6 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     if family.has_nope_layers:
         neutral = {key: values for key, values in neutral.items() if key != "no_rope_layers"}
     fields.require_neutral(neutral)
-
-
-def _check_scheme(config: Mapping[str, object], family: Family) -> None:
-    scheme = read_scheme(config)
-    has_layout = family.experts is not None and family.experts.has_bias
-    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
-        raise UnsupportedModelError(
-            f"config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
-            f"GptOssForCausalLM, not for {family.architecture}"
-        )
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:

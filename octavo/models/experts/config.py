@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from octavo.errors import FileFormatError
+from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
-from octavo.models.registry import ExpertFamily
+from octavo.models.formats.mxfp4 import Mxfp4Scheme
+from octavo.models.formats.schemes import Scheme
+from octavo.models.registry import ExpertFamily, Family
 from octavo.parallel import TensorParallel, shard_blocks, shard_range
 
 # transformers 5 writes the second where some families' models on the hub have the first.
@@ -50,6 +52,20 @@ def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) ->
         layers=_layers(fields, family, num_layers),
         has_bias=family.has_bias,
     )
+
+
+def check_scheme(scheme: Scheme | None, family: Family) -> None:
+    """Check that a family's checkpoints may be quantised so.
+
+    Raises:
+        UnsupportedModelError: MXFP4 is for the layout of gpt-oss's experts.
+    """
+    has_layout = family.experts is not None and family.experts.has_bias
+    if isinstance(scheme, Mxfp4Scheme) and not has_layout:
+        raise UnsupportedModelError(
+            "config.json: quantization_config: quant_method 'mxfp4' is supported for the experts of "
+            f"GptOssForCausalLM, not for {family.architecture}"
+        )
 
 
 def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
