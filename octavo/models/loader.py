@@ -8,12 +8,13 @@
 A new family's own tensors must be named in builder and in parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
+from octavo.layers.linear.quantised import Storage
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
@@ -49,7 +50,7 @@ def load_decoder(
         device: where they live.
         parallel: this rank.
         max_model_len: longest text of the run, tokens; None: the model's own context. Only the rotary
-            frequencies of "dynamic" models depend on it.
+            frequencies of "dynamic" and "longrope" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
             multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
@@ -67,19 +68,14 @@ def load_decoder(
             f'deterministic=True runs with quantization="none" on one rank, got {quantization!r} and '
             f"{parallel.size} ranks; use deterministic=False"
         )
-    shapes = parameter_shapes(config)
     weights = with_own_projections(with_expert_names(weights), config)
-    check_tensors(weights, shapes, optional=kv_scale_names(config))
-    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
-    kept = kept_storage(
-        shapes, stored, quantization, device=torch.device(device), dtype=dtype, deterministic=deterministic
-    )
+    kept = _check(weights, config, quantization, torch.device(device), dtype, deterministic)
     checkpoint = Checkpoint(
         weights,
         dtype=dtype,
         device=torch.device(device),
         quantised=kept,
-        num_tensors=len(shapes),
+        num_tensors=len(parameter_shapes(config)),
         progress=progress,
     )
     builder = Builder(config, checkpoint, parallel, quantization, deterministic)
@@ -100,6 +96,21 @@ def load_decoder(
     if torch.device(device).type == "cpu":
         return_freed_memory()
     return decoder
+
+
+def _check(
+    weights: WeightSource,
+    config: ModelConfig,
+    quantization: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool,
+) -> Mapping[str, Storage]:
+    """Check that a checkpoint is the network's, and return the matrices that stay quantised."""
+    shapes = parameter_shapes(config)
+    check_tensors(weights, shapes, optional=kv_scale_names(config))
+    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
+    return kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device | str) -> tuple[Rotary, ...]:
