@@ -1,11 +1,11 @@
 """Builds a decoder from a checkpoint, layer by layer.
 
-    names and shapes   parameter_shapes(config) says what the checkpoint must hold; whatever is missing,
+    names and shapes   parameter_shapes(config) says what the checkpoint must hold; what is missing,
                        unexpected or of another shape is refused before any weight is read
-    each weight        read (this rank's part), reordered, fused with its neighbours, packed for its GEMM:
-                       builder
+    each weight        the builder reads it (this rank's part), reorders it, joins it with its neighbours and
+                       packs it for its GEMM
 
-A new family's own tensors must be named in builder and in parameters.
+A tensor that only a new family has needs its shape in `parameters` and its layer in `builder`.
 """
 
 from collections.abc import Callable, Mapping

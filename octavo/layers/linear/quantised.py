@@ -2,7 +2,7 @@
 
     kind      what is stored                                        module
     blocks    integers of 4 or 8 bits share a scale and a min       block_weight, grouped.weight (GPU)
-    float8    float8 (e4m3) numbers; a scale for a row or a tile    float8_weight
+    float8    float8 (e4m3) numbers; a scale for a row or a tile    float8.weight
 
 A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
 layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
