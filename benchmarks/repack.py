@@ -2,8 +2,8 @@
 
     python benchmarks/repack.py [--device cuda] [--rounds 4] [--save MACHINE]
 
-Random matrices of a layer of 8B: K, Q, gate and down. Reading files is not counted. On a CPU it is the time of
-one thread. Prints a table, then one line of JSON.
+Random matrices of a layer of 8B: K, Q, gate and down. Reading files is not counted. On a CPU it is the time
+of one thread. Prints a table, then one line of JSON.
 """
 
 import time

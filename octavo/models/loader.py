@@ -1,20 +1,21 @@
 """Builds a decoder from a checkpoint, layer by layer.
 
-    names and shapes   parameter_shapes(config) says what the checkpoint must hold; whatever is missing,
+    names and shapes   parameter_shapes(config) says what the checkpoint must hold; what is missing,
                        unexpected or of another shape is refused before any weight is read
-    each weight        read (this rank's part), reordered, fused with its neighbours, packed for its GEMM:
-                       builder
+    each weight        the builder reads it (this rank's part), reorders it, joins it with its neighbours and
+                       packs it for its GEMM
 
-A new family's own tensors must be named in builder and in parameters.
+A tensor that only a new family has needs its shape in `parameters` and its layer in `builder`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
+from octavo.layers.linear.quantised import Storage
 from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
@@ -51,7 +52,7 @@ def load_decoder(
         device: where they live.
         parallel: this rank.
         max_model_len: longest text of the run, tokens; None: the model's own context. Only the rotary
-            frequencies of "dynamic" models depend on it.
+            frequencies of "dynamic" and "longrope" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
             multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
@@ -73,20 +74,15 @@ def load_decoder(
             f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
             "queries spans the heads of all ranks; use deterministic=False"
         )
-    shapes = parameter_shapes(config)
     has_biases = config.experts is not None and config.experts.has_bias
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
-    check_tensors(weights, shapes, optional=kv_scale_names(config))
-    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
-    kept = kept_storage(
-        shapes, stored, quantization, device=torch.device(device), dtype=dtype, deterministic=deterministic
-    )
+    kept = _check(weights, config, quantization, torch.device(device), dtype, deterministic)
     checkpoint = Checkpoint(
         weights,
         dtype=dtype,
         device=torch.device(device),
         quantised=kept,
-        num_tensors=len(shapes),
+        num_tensors=len(parameter_shapes(config)),
         progress=progress,
     )
     builder = Builder(config, checkpoint, parallel, quantization, deterministic)
@@ -111,6 +107,21 @@ def load_decoder(
     if torch.device(device).type == "cpu":
         return_freed_memory()
     return decoder
+
+
+def _check(
+    weights: WeightSource,
+    config: ModelConfig,
+    quantization: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool,
+) -> Mapping[str, Storage]:
+    """Check that a checkpoint is the network's, and return the matrices that stay quantised."""
+    shapes = parameter_shapes(config)
+    check_tensors(weights, shapes, optional=kv_scale_names(config))
+    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
+    return kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The families of decoders as data: how they differ, and the defaults that their configs leave out.
 
-To add a family, add a Family here and, for GGUF files, a GGUFArchitecture in formats.gguf_architectures.
-Tensors that no other family has also go into parameters and loader.
+To add a family, add a Family here and, for GGUF files, a GGUFArchitecture in formats.gguf.architectures. A
+tensor that no other family has needs its shape in `parameters` and its layer in `builder`.
 """
 
 from collections.abc import Callable, Mapping

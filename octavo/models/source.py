@@ -169,9 +169,9 @@ def stored_matrices(source: ModelSource, load_format: LoadFormat = "auto") -> Ma
     if read_scheme(read_config(source)) is None:
         return {}
     weights = open_weights(source, load_format)
-    weights = with_own_projections(weights, ModelConfig.from_hf(read_config(source)))
     try:
-        return weights.storage() if isinstance(weights, QuantisedSource) else {}
+        named = with_own_projections(weights, ModelConfig.from_hf(read_config(source)))
+        return named.storage() if isinstance(named, QuantisedSource) else {}
     finally:
         weights.close()
 

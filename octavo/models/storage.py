@@ -12,7 +12,7 @@ from octavo.layers.linear.quantised import Storage
 from octavo.layers.moe.choice import unstackable_reason
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
-# Projections that are one product.
+# Projections that one product multiplies: all stay quantised, or none does.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 

@@ -55,7 +55,7 @@ def chat_bytes(fields: dict[str, Any]) -> bytes:
     asked = msgspec.convert({"messages": [{}], **fields}, ChatRequest)
     answer = chat.Answer(ID, 1, '"text"', asked, LogprobWriter(None, 0))
     formats = ModelFormats(None, "", None, shows_tools=False)
-    box = Toolbox((), (), must_call=False, parallel=False, formats=formats)
+    box = Toolbox((), (), frozenset(), must_call=False, parallel=False, formats=formats)
     scripted = Scripted(1)
     return joined(chat.ChatEvents(answer, scripted, box, 2), scripted)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ def quantise_rows(
     delta: Tensor | None = None,
     width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Round rows of x, or of its norm, to float8; see float8_weight.quantise_rows, the specification.
+    """Round rows of x, or of its norm, to float8; see linear.float8.weight.quantise_rows, the specification.
 
     Args:
         x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.

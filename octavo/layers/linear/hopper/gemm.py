@@ -82,10 +82,7 @@ def hopper_linear(
     if tiling is None:
         tiling = choose_hopper_tiling(num_rows, weight.shape[0], size, is_gated=halves == 2)
     num_tiles = -(-size // tiling.depth)
-    if not min(2, num_tiles) <= tiling.row_stages <= tiling.weight_stages:
-        raise InvalidArgumentError(
-            f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
-        )
+    _check_stages(tiling, num_tiles)
     shape = Shape(
         *(tiling.rows, halves, tiling.columns, tiling.depth // ATOM),
         *(tiling.weight_stages, tiling.row_stages, activation, residual is not None),
@@ -108,6 +105,13 @@ def hopper_linear(
         launch_pdl=overlap_options(x)["OVERLAP"],
     )
     return out
+
+
+def _check_stages(tiling: HopperTiling, num_tiles: int) -> None:
+    if not min(2, num_tiles) <= tiling.row_stages <= tiling.weight_stages:
+        raise InvalidArgumentError(
+            f"a tiling needs 2 row_stages or more, and as many weight_stages or more, got {tiling}"
+        )
 
 
 def _scales(weight: Float8Weight, row_scales: Tensor | None) -> Scales:
