@@ -22,12 +22,16 @@ NUM_QUICK = 400
 class OpenFront(Front):
     """A front that tells what its router keeps."""
 
-    def kept(self) -> dict[str, int]:
-        """Return how many requests and how many marks the router has."""
+    def kept(self) -> dict[str, float]:
+        """Return how many requests and marks the router has, and the largest load that it knows of."""
         router: Any = self._replicas._router._asyncio_router.request_router
         marks = sum(replica.num_marks for replica in router._known.values())
-        return {"flights": len(router._flights), "known": len(router._known), "marks": marks} | {
-            "open": sum(replica.num_open for replica in router._known.values())
+        return {
+            "flights": len(router._flights),
+            "known": len(router._known),
+            "marks": marks,
+            "open": sum(replica.num_open for replica in router._known.values()),
+            "load": max(replica.load_tokens for replica in router._known.values()),
         }
 
 
@@ -37,7 +41,7 @@ def kill(name: str) -> None:
     ray.kill(actor, no_restart=True)
 
 
-def kept() -> dict[str, int]:
+def kept() -> dict[str, float]:
     return serve.get_deployment_handle("front", "octavo").kept.remote().result()
 
 
@@ -129,7 +133,7 @@ with cluster(deployments.make_app(*deployments.read_options())) as client:
         quick = [*pool.map(lambda body: client.post(COMPLETIONS, json=body).status_code, bodies)]
     found: dict[str, Any] = {"quick": sorted({*quick}), "kept": kept()}
     # What replicas told of these requests is old by then, and streams spread over both.
-    time.sleep(4)
+    eventually(lambda: client.get("/load").is_success and kept()["load"] == 0)
     found["streams"] = die_in_streams(client)
     eventually(lambda: num_running() == 2)
     found["whole"] = die_before_an_answer(client)
