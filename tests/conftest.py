@@ -1,9 +1,10 @@
 """Fixtures every room's tests share."""
 
+import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,17 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     import interpreted_triton
 
     interpreted_triton.patch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules that tests import out of garbage collections: they stay, and there are many."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

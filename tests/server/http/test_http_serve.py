@@ -125,6 +125,7 @@ def test_a_unix_socket_and_a_shutdown_timeout_of_0_that_aborts(start: Start, fol
             begun = time.monotonic()
             process.send_signal(signal.SIGINT)
             rest = [line for line in lines if line]
+        (folder / "slow").unlink()
     assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
     assert process.wait(60) == 0
     assert time.monotonic() - begun < 15, "the answer takes 20 s"
