@@ -174,7 +174,7 @@ def test_inspect_counts_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert sum(packed) == number * (0.5 + 1 / 32)
     assert stored == stored_matrices(resolve_model(str(folder)), "dummy")
     main(["inspect", str(folder), "--device", "cpu", "--num-blocks", "8"])
-    assert "of these, mxfp4" in capsys.readouterr().out
+    assert "MXFP4" in capsys.readouterr().out
 
 
 QUANTIZED = TINY["quantization_config"]
