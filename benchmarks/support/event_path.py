@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import msgspec
@@ -67,14 +66,8 @@ class _Server:
     def __init__(self) -> None:
         self.num_sent = 0
 
-    def send(self, message: Any) -> Awaitable[None]:
+    async def send(self, message: Any) -> None:
         self.num_sent += message["type"] == "http.response.body"
-        return _Done()
 
     async def receive(self) -> Any:
         await asyncio.get_running_loop().create_future()
-
-
-class _Done:
-    def __await__(self) -> Iterator[None]:
-        return iter(())
