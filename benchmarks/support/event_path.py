@@ -53,7 +53,7 @@ async def _chat(engine: FakeEngine, readers: Readers, server: "_Server", num_tok
     asked = msgspec.convert({"messages": [{}]}, ChatRequest)
     answer = Answer(f"chatcmpl-{name:0>32}", 0, "stand-in", asked, LogprobWriter(None, 0))
     formats = ModelFormats(None, "", None, shows_tools=False)
-    box = Toolbox((), (), must_call=False, parallel=False, formats=formats)
+    box = Toolbox((), (), frozenset(), must_call=False, parallel=False, formats=formats)
     events = ChatEvents(answer, generation, box, 1)
     await EventStream(events, generation, keep_alive_s=15, write_timeout_s=60)(
         {}, server.receive, server.send

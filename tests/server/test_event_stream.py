@@ -100,11 +100,14 @@ async def answering(prompts: Prompts, client: Client, **limits: float) -> AsyncI
     options = {"keep_alive_s": 0.0, "write_timeout_s": 60.0, **limits}
     answer = EventStream(Words(), prompts.generation, last=b"last", idle=b"idle ", **options)
     scope: dict[str, Any] = {"type": "http"}
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
     task = asyncio.ensure_future(answer(scope, client.receive, client.send))
     await settle()
     yield task
     await settle()
     assert task.done()
+    assert failures == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
