@@ -160,7 +160,7 @@ class EventStream(Response):
         """Send what has come while the client read."""
         self._sending = None
         held, self._held = self._held, []
-        if sent.cancelled() or self._ended.done():
+        if self._ended.done():
             return
         if (error := sent.exception()) is not None:
             self._ended.set_exception(error)
