@@ -81,7 +81,9 @@ def make_runner(
             f"one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
         )
     cache = _allocate_kv_cache(decoder, plan)
-    if plan.device.type == "cuda" and _is_triton(decoder, cache):
+    # On a CPU, too: there it compiles the attention kernels on first use, for which no request should wait.
+    impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
+    if plan.device.type == "cuda" and impl == "triton":
         from octavo.engine.gpu.kernel_cache import KernelCache
         from octavo.engine.gpu.runner import GpuRunner
 
@@ -123,10 +125,6 @@ def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
         gib(plan.working_bytes),
         gib(plan.free_bytes),
     )
-
-
-def _is_triton(decoder: Decoder, cache: KVCache) -> bool:
-    return choose_impl(decoder.attention_impl, cache.data.device.type, cache.data.dtype) == "triton"
 
 
 def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:

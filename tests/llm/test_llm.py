@@ -9,6 +9,8 @@ from llm_helpers import assert_drained
 from tiny_model import TINY_LLAMA
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.attention.choice import choose_impl
+from octavo.attention.cpu import kernel
 from octavo.errors import (
     ChatTemplateError,
     ConfigError,
@@ -484,3 +486,10 @@ def test_two_engines_in_one_process(tiny: MakeLLM) -> None:
     streams = [first.stream(PROMPTS[2], GREEDY), second.stream(PROMPTS[2], GREEDY)]
     tokens = [[t for delta in stream for t in delta.token_ids] for stream in streams]
     assert tokens[0] == tokens[1]
+
+
+def test_an_engine_is_ready_when_its_attention_kernels_are_compiled(tiny: MakeLLM) -> None:
+    kernel._load.cache_clear()
+    choose_impl.cache_clear()
+    tiny()
+    assert kernel._load.cache_info().currsize == 1
