@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from call_pieces import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,19 +43,6 @@ def whole(form: CallFormat, text: str) -> Answer:
 def streamed(form: CallFormat, chunks: Iterable[str]) -> list[Piece]:
     one = reader(form)
     return [piece for chunk in chunks for piece in one.feed(chunk)] + one.finish()
-
-
-def outcome(pieces: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
-    """The content and the complete calls. A stream cannot take back a call that breaks off."""
-    content, calls, parts = "", [], []
-    for piece in pieces:
-        if piece.kind in ("content", "broken"):
-            content += piece.text
-        elif piece.kind == "complete":
-            calls.append((parts[0], "".join(parts[1:])))
-        else:
-            parts = [piece.text] if piece.kind == "call" else [*parts, piece.text]
-    return content, calls
 
 
 def test_there_are_200_adversarial_texts() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from call_pieces import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,18 +60,6 @@ def whole(text: str) -> Answer:
 def streamed(chunks: Iterable[str]) -> list[Piece]:
     one = reader()
     return [piece for chunk in chunks for piece in one.feed(chunk)] + one.finish()
-
-
-def outcome(pieces: Iterable[Piece]) -> tuple[str, list[tuple[str, str]]]:
-    content, calls, parts = "", [], []
-    for piece in pieces:
-        if piece.kind in ("content", "broken"):
-            content += piece.text
-        elif piece.kind == "complete":
-            calls.append((parts[0], "".join(parts[1:])))
-        else:
-            parts = [piece.text] if piece.kind == "call" else [*parts, piece.text]
-    return content, calls
 
 
 def call(inner: str, name: str = "f") -> str:

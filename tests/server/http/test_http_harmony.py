@@ -8,24 +8,12 @@ import openai
 import pytest
 from conftest import TINY, served
 from http_helpers import LiveServer, chat
-from tiny_harmony import PIECES, write_harmony_model
+from tiny_harmony import PIECES, TOOL, write_harmony_model
 
 from octavo import EngineConfig
 
 URL = "/v1/chat/completions"
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = PIECES
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["C", "F"]}},
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 THOUGHT = (CHANNEL, "analysis", MESSAGE, "Hm <|call|> 😀.", END, START, "assistant")
 CALLED = (CHANNEL, "commentary to=functions.get_weather ", CONSTRAIN, "json", MESSAGE)

@@ -9,7 +9,7 @@ import pytest
 from http_helpers import LiveServer, chat
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat import write_model
-from tiny_harmony import write_harmony_model
+from tiny_harmony import TOOL, write_harmony_model
 
 from octavo.engine.structured.compiling import grammar_source
 from octavo.engine.structured.vocabulary import read_vocabulary
@@ -216,18 +216,6 @@ def test_harmony_is_held_as_a_whole(harmony_judge: Judge) -> None:
         harmony_grammar(harmony, FUNCTIONS, must_call=True, content=None, channel="final")
 
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["C", "F"]}},
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 QWEN = "{% if tools %}<tool_call><function=f><parameter=x>{% endif %}{{ messages[0].content }}"
 # Ends are likelier than all else, or a random model would write for long.

@@ -7,6 +7,18 @@ import tokenizers
 from tiny_chat import write_model
 
 PIECES = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
 TEMPLATE = """\
 {%- set last_call = namespace(name=none) -%}
 {{- "<|start|>system<|message|>You are a model.\\nReasoning: " + (reasoning_effort or "medium") -}}

@@ -52,9 +52,8 @@ def gate_up_rows(
     Returns:
         A new [T k, n], dtype of x: row i is that of by_expert.pairs[i].
     """
-    num_columns = weight.values.shape[1] // 2
-    out = x.new_empty(by_expert.pairs.shape[0], num_columns)
-    _launch(x, weight, out, num_columns, by_expert, activation, tiling)
+    out = x.new_empty(by_expert.pairs.shape[0], weight.values.shape[1] // 2)
+    _launch(x, weight, out, by_expert, activation, tiling)
     return out
 
 
@@ -70,9 +69,8 @@ def down_rows(x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, tiling: G
     Returns:
         A new [T k, H], dtype of x: row p is that of pair p.
     """
-    num_columns = weight.values.shape[1]
-    out = x.new_empty(x.shape[0], num_columns)
-    _launch(x, weight, out, num_columns, by_expert, None, tiling)
+    out = x.new_empty(x.shape[0], weight.values.shape[1])
+    _launch(x, weight, out, by_expert, None, tiling)
     return out
 
 
@@ -80,11 +78,11 @@ def _launch(
     x: Tensor,
     weight: ExpertWeight,
     out: Tensor,
-    num_columns: int,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: GroupedTiling,
 ) -> None:
+    num_columns = out.shape[1]
     values, scales = weight.values, weight.scales
     num_experts, _, size = values.shape
     launch(

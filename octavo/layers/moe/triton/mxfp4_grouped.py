@@ -21,17 +21,15 @@ def gate_up_rows(
     x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
 ) -> Tensor:
     """Return the activation of every pair's gate and up, sorted by expert; see grouped.gate_up_rows."""
-    num_columns = weight.values.shape[1] // 2
-    out = x.new_empty(by_expert.pairs.shape[0], num_columns)
-    _launch(x, weight, out, num_columns, by_expert, activation, tiling)
+    out = x.new_empty(by_expert.pairs.shape[0], weight.values.shape[1] // 2)
+    _launch(x, weight, out, by_expert, activation, tiling)
     return out
 
 
 def down_rows(x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
     """Return the products of every pair's row, in the order of tokens; see grouped.down_rows."""
-    num_columns = weight.values.shape[1]
-    out = x.new_empty(x.shape[0], num_columns)
-    _launch(x, weight, out, num_columns, by_expert, None, tiling)
+    out = x.new_empty(x.shape[0], weight.values.shape[1])
+    _launch(x, weight, out, by_expert, None, tiling)
     return out
 
 
@@ -39,11 +37,11 @@ def _launch(
     x: Tensor,
     weight: Mxfp4ExpertWeight,
     out: Tensor,
-    num_columns: int,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: GroupedTiling,
 ) -> None:
+    num_columns = out.shape[1]
     num_experts, _, num_units = weight.values.shape
     launch(
         _grouped_kernel,
