@@ -170,12 +170,10 @@ class Scheduler:
                 return False
         return True
 
-    def _capacity(self) -> int:
-        return self.manager.num_blocks * self.manager.block_size
-
     def _end_for_lack_of_blocks(self, request: Request, output: SchedulerOutput) -> None:
         """End a request that needs more tokens than the whole pool holds."""
-        request.finish("length", message=f"the KV cache is full: it holds {self._capacity()} tokens in all")
+        capacity = self.manager.num_blocks * self.manager.block_size
+        request.finish("length", message=f"the KV cache is full: it holds {capacity} tokens in all")
         self.finish(request)
         output.finished.append(request)
 
@@ -202,7 +200,7 @@ class Scheduler:
             if request.num_pending_tokens > 0:
                 deferred.append(request)
                 continue
-            if request.num_tokens > self._capacity():
+            if not self.manager.can_ever_fit(request.num_tokens):
                 # It grew so far before it was preempted, or before a step failed.
                 self._end_for_lack_of_blocks(request, output)
                 continue
