@@ -1,0 +1,386 @@
+"""The kernel of hopper_some_linear: weights of 4 bits become operands in registers, and meet rows of x.
+
+    TMA warp (_fetch)                          warpgroup p of 4 warps (_multiply, _sum_spans)
+
+    words of the first spans --> words         wait for words
+    wait for the kernel before                 words of its `height` rows --> registers
+    for each span of 256 columns:              for each atom of 64 columns of the span:
+      for each atom of 64 columns:               two planes of bits --> 16-bit floats, scaled
+        wait free[stage]                         wait rows_filled[stage]
+        rows of x --> rows                       wgmma: sums += weights x rows
+      words of a later span --> words            the atom before is done: arrive free[its stage]
+                                               epilogue, store
+
+The result is computed transposed, [weight rows, rows of x]: tensor cores read their first operand from registers,
+so that a weight never touches shared memory once it is a float. Bits and scales are put together while
+the atom before is multiplied, by this warpgroup and by the others.
+
+Shared memory:
+
+    rows          | stage 0: [rows, 64] | stage 1 | ...         a multiple of 4 stages: whole spans
+    words         | stage 0: warpgroups x [height, 32] | ...    at least as many spans as rows has
+    rows_filled   | one mbarrier per stage of rows    TMA has written the rows
+    words_filled  | one mbarrier per stage of words   TMA has written the words
+    free          | one mbarrier per stage of rows    all warpgroups have multiplied an atom
+
+When all atoms of a span have been multiplied, its words have been read as well. So words need no barrier that
+says so: their stage is written again when the last atom of their span has made room.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.layers.linear.grouped.hopper.tiling import ATOM
+from octavo.layers.triton.activation import activate
+
+_ATOM = gl.constexpr(ATOM)
+# Columns of a span, atoms of a span, words of a span.
+_SPAN = gl.constexpr(256)
+_ATOMS = gl.constexpr(4)
+_WORDS = gl.constexpr(32)
+
+
+# Two 16-bit floats whose last bits are worth 1, 128 or 1024, and what is added once they hold q as well.
+_BFLOAT16_ORIGIN, _BFLOAT16_OFFSET = 0x43004300, 0xC308C308
+_FLOAT16_ORIGIN, _FLOAT16_OFFSET = 0x64006400, 0xE400E400
+
+
+@gluon.constexpr_function
+def scale_asm(plane, is_bfloat16):
+    """Return PTX for two 16-bit numbers' plane of 4 bits: (q + origin + offset) * scale + minimum."""
+    kind = "bf16x2" if is_bfloat16 else "f16x2"
+    origin = _BFLOAT16_ORIGIN if is_bfloat16 else _FLOAT16_ORIGIN
+    offset = _BFLOAT16_OFFSET if is_bfloat16 else _FLOAT16_OFFSET
+    # Scale and minimum are twice in a word, and words come in pairs, like the numbers. 0xEA: (a and b) or c.
+    return (
+        "{ .reg .b32 bits, offset;\n"
+        f"shr.u32 bits, $1, {4 * plane};\n"
+        f"lop3.b32 bits, bits, 0x000F000F, {origin:#x}, 0xEA;\n"
+        f"mov.b32 offset, {offset:#x};\n"
+        f"add.rn.{kind} bits, bits, offset;\n"
+        f"fma.rn.{kind} $0, bits, $2, $4; }}"
+    )
+
+
+class Shape(NamedTuple):
+    """Form of the weight, tiling and epilogue, all constants of the kernel.
+
+    Attributes:
+        group: columns of a group.
+        rows: of x per program.
+        height: rows of the weight per warpgroup.
+        parts: warpgroups.
+        row_stages: buffers for atoms of rows.
+        word_stages: buffers for words.
+        activation: name or None.
+        adds: whether the result is added to the residual.
+    """
+
+    group: Any
+    rows: Any
+    height: Any
+    parts: Any
+    row_stages: Any
+    word_stages: Any
+    activation: Any
+    adds: Any
+
+
+class Work(NamedTuple):
+    """What programs multiply; all sizes are those of the whole product.
+
+    Attributes:
+        num_rows: M.
+        num_columns: of the result.
+        num_spans: of a row of the weight.
+        each: spans of a program, but the last ones.
+    """
+
+    num_rows: Any
+    num_columns: Any
+    num_spans: Any
+    each: Any
+
+
+class Result(NamedTuple):
+    """Where results go: row r of part s of K begins at out + s * stride_part + r * stride."""
+
+    out: Any
+    stride: Any
+    stride_part: Any
+    bias: Any
+    factor: Any
+
+
+class _Pipe(NamedTuple):
+    """Buffers in shared memory and their barriers, as drawn above."""
+
+    rows: Any
+    words: Any
+    rows_filled: Any
+    words_filled: Any
+    free: Any
+
+
+@gluon.jit(do_not_specialize=["work"])
+def hopper_some_kernel(x_matrix, words_matrix, pairs_ptr, result, work, shape):
+    """Grid: (ceil(M / rows), ceil(columns of the result / those of a tile), parts of K)."""
+    gdc_launch_dependents()
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    pipe = _Pipe(
+        gl.allocate_shared_memory(x_matrix.dtype, [shape.row_stages, shape.rows, _ATOM], x_matrix.layout),
+        gl.allocate_shared_memory(
+            gl.int32, [shape.word_stages * shape.parts, shape.height, _WORDS], WORDS
+        ),
+        gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.word_stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
+    )
+    for stage in gl.static_range(shape.row_stages):
+        mbarrier.init(pipe.rows_filled.index(stage), count=1)
+        mbarrier.init(pipe.free.index(stage), count=shape.parts)
+    for stage in gl.static_range(shape.word_stages):
+        mbarrier.init(pipe.words_filled.index(stage), count=1)
+    fence_async_shared()
+    if shape.parts == 1:
+        gl.warp_specialize(
+            [(_multiply, (0, pairs_ptr, pipe, result, work, shape)), (_fetch, (x_matrix, words_matrix, pipe, work, shape))], [1], [24]
+        )
+    elif shape.parts == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (0, pairs_ptr, pipe, result, work, shape)),
+                (_multiply, (1, pairs_ptr, pipe, result, work, shape)),
+                (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (0, pairs_ptr, pipe, result, work, shape)),
+                (_multiply, (1, pairs_ptr, pipe, result, work, shape)),
+                (_multiply, (2, pairs_ptr, pipe, result, work, shape)),
+                (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+@gluon.jit
+def _fetch(x_matrix, words_matrix, pipe, work, shape):
+    """Fetch as many words as fit, then, once the kernel before has ended, rows and further words."""
+    LAG: gl.constexpr = shape.row_stages // _ATOMS
+    first = gl.program_id(2) * work.each
+    count = gl.minimum(work.num_spans - first, work.each)
+    for turn in range(0, gl.minimum(count, shape.word_stages)):
+        _fetch_words(words_matrix, pipe, first, turn, shape)
+    gdc_wait()
+    row = gl.program_id(0) * shape.rows
+    for turn in range(0, count):
+        for atom in gl.static_range(_ATOMS):
+            stage = turn % LAG * _ATOMS + atom
+            mbarrier.wait(pipe.free.index(stage), (turn // LAG + 1) & 1)
+            filled = pipe.rows_filled.index(stage)
+            mbarrier.expect(filled, x_matrix.block_type.nbytes)
+            at = [row, (first + turn) * _SPAN + atom * _ATOM]
+            tma.async_copy_global_to_shared(x_matrix, at, filled, pipe.rows.index(stage))
+        # The span whose last atom made room has been read.
+        ahead = turn - LAG + shape.word_stages
+        if (turn >= LAG) & (ahead < count):
+            _fetch_words(words_matrix, pipe, first, ahead, shape)
+
+
+@gluon.jit
+def _fetch_words(words_matrix, pipe, first, turn, shape):
+    """Fetch one span of all warpgroups' words."""
+    stage = turn % shape.word_stages
+    filled = pipe.words_filled.index(stage)
+    mbarrier.expect(filled, words_matrix.block_type.nbytes * shape.parts)
+    for part in gl.static_range(shape.parts):
+        tile = gl.program_id(1) * shape.parts + part
+        buffer = pipe.words.index(stage * shape.parts + part)
+        if shape.activation is None:
+            at = [tile * shape.height, (first + turn) * _WORDS]
+            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
+        else:
+            at = [tile * (shape.height // 16), 0, 0, (first + turn) * _WORDS]
+            buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
+            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
+
+
+@gluon.jit
+def _weight_rows(tile, index, num_columns, shape):
+    """Return the weight's rows of a warpgroup: with an activation 8 of gate, then 8 of up, by turns."""
+    if shape.activation is None:
+        return gl.minimum(tile * shape.height + index, num_columns - 1)
+    else:
+        column = tile * (shape.height // 2) + index // 16 * 8 + index % 8
+        return gl.minimum(column, num_columns - 1) + index // 8 % 2 * num_columns
+
+
+@gluon.jit
+def _multiply(part: gl.constexpr, pairs_ptr, pipe, result, work, shape):
+    """Multiply all spans, apply the epilogue, store the results."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.rows, 16])
+    tile = gl.program_id(1) * shape.parts + part
+    sums = _sum_spans(part, pairs_ptr, pipe, work, shape, SUMS) * result.factor
+    index = gl.arange(0, shape.height, gl.SliceLayout(1, SUMS))
+    if result.bias is not None:
+        weight_row = _weight_rows(tile, index, work.num_columns, shape)
+        sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
+    gdc_wait()
+    if shape.activation is None:
+        _store(sums, tile * shape.height, result, work, shape, SUMS)
+    else:
+        # Gate and up of a column are the same thread's.
+        HALF: gl.constexpr = _half_layout(shape.rows, shape.height)
+        blocks = sums.reshape([shape.height // 16, 2, 8, shape.rows])
+        gate, up = blocks.permute([0, 2, 3, 1]).split()
+        sums = (activate(gate, shape.activation) * up).reshape([shape.height // 2, shape.rows])
+        sums = gl.convert_layout(sums, HALF, assert_trivial=True)
+        _store(sums, tile * (shape.height // 2), result, work, shape, HALF)
+
+
+@gluon.constexpr_function
+def _half_layout(rows, height):
+    """Return the layout that sums have when gate and up have become one: a warp has 8 columns of 32."""
+    across = [[0, 8 << i] for i in range((rows // 8).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], *across, *([[32, 0]] if height == 128 else [])],
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[height // 2, rows],
+    )
+
+
+@gluon.jit
+def _store(sums, first, result, work, shape, LAYOUT: gl.constexpr):
+    """Store [columns, rows] as rows of the result, added to what is there if asked for."""
+    column = first + gl.arange(0, sums.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
+    row = gl.program_id(0) * shape.rows + gl.arange(0, shape.rows, gl.SliceLayout(0, LAYOUT))[None, :]
+    inside = (column < work.num_columns) & (row < work.num_rows)
+    out = result.out + gl.program_id(2).to(gl.int64) * result.stride_part
+    out_at = out + row.to(gl.int64) * result.stride + column
+    if shape.adds:
+        sums += gl.load(out_at, mask=inside, other=0.0).to(gl.float32)
+    gl.store(out_at, sums.to(result.out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _read_pairs(pairs_at, span, num_weight_rows, shape):
+    """Return the words of scales and minimums of a span's groups, [height] each."""
+    GROUPS: gl.constexpr = _SPAN // shape.group
+    pairs = ()
+    for group in gl.static_range(GROUPS):
+        pairs = pairs + (gl.load(pairs_at + (span * GROUPS + group) * num_weight_rows),)
+    return pairs
+
+
+@gluon.jit
+def _twice(pair, dtype: gl.constexpr):
+    """Return a scale, and what is added to its products, each twice in a word."""
+    if dtype == gl.bfloat16:
+        # scale * (q - 8) + (min + 8 scale): small numbers, so that bfloat16 holds them well.
+        return gl.inline_asm_elementwise(
+            """{ .reg .b16 a, b; .reg .f32 scale, low;
+            mov.b32 {a, b}, $2; cvt.f32.f16 scale, a; cvt.f32.f16 low, b;
+            fma.rn.f32 low, scale, 0f41000000, low;
+            cvt.rn.bf16x2.f32 $0, scale, scale; cvt.rn.bf16x2.f32 $1, low, low; }""",
+            "=r,=r,r",
+            [pair],
+            dtype=(gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;",
+            "=r,=r,r",
+            [pair],
+            dtype=(gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
+
+
+@gluon.jit
+def _scaled(bits, plane: gl.constexpr, scale, low, dtype: gl.constexpr):
+    """Return a plane of 16-bit numbers as floats, scaled."""
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            scale_asm(plane, True),
+            "=r,r,r,r,r,r",
+            [bits, scale, low],
+            dtype=gl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            scale_asm(plane, False),
+            "=r,r,r,r,r,r",
+            [bits, scale, low],
+            dtype=gl.float16,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@gluon.jit
+def _sum_spans(part: gl.constexpr, pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
+    """Return weights x rows over the program's part of K, [height, rows] float32, without the factor."""
+    LAG: gl.constexpr = shape.row_stages // _ATOMS
+    HEIGHT: gl.constexpr = shape.height
+    dtype: gl.constexpr = pipe.rows.dtype
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    first = gl.program_id(2) * work.each
+    count = gl.minimum(work.num_spans - first, work.each)
+    index = gl.arange(0, HEIGHT, gl.SliceLayout(1, A))
+    tile = gl.program_id(1) * shape.parts + part
+    pairs_at = pairs_ptr + _weight_rows(tile, index, work.num_columns, shape)
+    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
+    pairs = _read_pairs(pairs_at, first, num_weight_rows, shape)
+    sums = gl.zeros([HEIGHT, shape.rows], gl.float32, SUMS)
+    # Tensor cores still read it while the next one is put together.
+    before = gl.zeros([HEIGHT, _ATOM], dtype, A)
+    for turn in range(0, count):
+        stage = turn % shape.word_stages
+        mbarrier.wait(pipe.words_filled.index(stage), (turn // shape.word_stages) & 1)
+        words = pipe.words.index(stage * shape.parts + part).load(A)
+        low, high = words.to(gl.int16), (words >> 16).to(gl.int16)
+        own = pairs
+        pairs = _read_pairs(pairs_at, first + gl.minimum(turn + 1, count - 1), num_weight_rows, shape)
+        for atom in gl.static_range(_ATOMS):
+            half = low if atom < 2 else high
+            scale, offset = _twice(own[atom * _ATOM // shape.group], dtype)
+            left = _scaled(half, atom % 2 * 2, scale[:, None], offset[:, None], dtype)
+            if shape.group < _ATOM:
+                scale, offset = _twice(own[atom * 2 + 1], dtype)
+            right = _scaled(half, atom % 2 * 2 + 1, scale[:, None], offset[:, None], dtype)
+            weights = gl.join(left, right).permute([0, 2, 1]).reshape([HEIGHT, _ATOM])
+            weights = gl.convert_layout(weights, A, assert_trivial=True)
+            at = turn % LAG * _ATOMS + atom
+            mbarrier.wait(pipe.rows_filled.index(at), (turn // LAG) & 1)
+            sums = warpgroup_mma(weights, pipe.rows.index(at).permute((1, 0)), sums, is_async=True)
+            # Waits for the wgmmas of the atom before; those of this atom keep running.
+            sums, before = warpgroup_mma_wait(1, deps=(sums, before))
+            last = gl.maximum(turn * _ATOMS + atom - 1, 0) % shape.row_stages
+            mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * _ATOMS + atom > 0)
+            before = weights
+    sums, before = warpgroup_mma_wait(0, deps=(sums, before))
+    return sums
