@@ -44,9 +44,9 @@ from octavo.layers.linear.grouped.hopper.tiling import ATOM
 from octavo.layers.triton.activation import activate
 
 _ATOM = gl.constexpr(ATOM)
-# Columns of a span, atoms of a span, words of a span.
+# Columns of a span, atoms of half a span, words of a span.
 _SPAN = gl.constexpr(256)
-_ATOMS = gl.constexpr(4)
+_ATOMS = gl.constexpr(2)
 _WORDS = gl.constexpr(32)
 
 
@@ -79,7 +79,6 @@ class Shape(NamedTuple):
         group: columns of a group.
         rows: of x per program.
         height: rows of the weight per warpgroup.
-        parts: warpgroups.
         row_stages: buffers for atoms of rows.
         word_stages: buffers for words.
         activation: name or None.
@@ -89,7 +88,6 @@ class Shape(NamedTuple):
     group: Any
     rows: Any
     height: Any
-    parts: Any
     row_stages: Any
     word_stages: Any
     activation: Any
@@ -139,51 +137,34 @@ def hopper_some_kernel(x_matrix, words_matrix, pairs_ptr, result, work, shape):
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     pipe = _Pipe(
-        gl.allocate_shared_memory(x_matrix.dtype, [shape.row_stages, shape.rows, _ATOM], x_matrix.layout),
         gl.allocate_shared_memory(
-            gl.int32, [shape.word_stages * shape.parts, shape.height, _WORDS], WORDS
+            x_matrix.dtype, [shape.row_stages * _ATOMS, shape.rows, _ATOM], x_matrix.layout
         ),
+        gl.allocate_shared_memory(gl.int32, [shape.word_stages, shape.height, _WORDS], WORDS),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.word_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
     )
     for stage in gl.static_range(shape.row_stages):
         mbarrier.init(pipe.rows_filled.index(stage), count=1)
-        mbarrier.init(pipe.free.index(stage), count=shape.parts)
+        mbarrier.init(pipe.free.index(stage), count=1)
     for stage in gl.static_range(shape.word_stages):
         mbarrier.init(pipe.words_filled.index(stage), count=1)
     fence_async_shared()
-    if shape.parts == 1:
-        gl.warp_specialize(
-            [(_multiply, (0, pairs_ptr, pipe, result, work, shape)), (_fetch, (x_matrix, words_matrix, pipe, work, shape))], [1], [24]
-        )
-    elif shape.parts == 2:
-        gl.warp_specialize(
-            [
-                (_multiply, (0, pairs_ptr, pipe, result, work, shape)),
-                (_multiply, (1, pairs_ptr, pipe, result, work, shape)),
-                (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_multiply, (0, pairs_ptr, pipe, result, work, shape)),
-                (_multiply, (1, pairs_ptr, pipe, result, work, shape)),
-                (_multiply, (2, pairs_ptr, pipe, result, work, shape)),
-                (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_multiply, (pairs_ptr, pipe, result, work, shape)),
+            (_fetch, (x_matrix, words_matrix, pipe, work, shape)),
+        ],
+        [1],
+        [24],
+    )
 
 
 @gluon.jit
 def _fetch(x_matrix, words_matrix, pipe, work, shape):
     """Fetch as many words as fit, then, once the kernel before has ended, rows and further words."""
-    LAG: gl.constexpr = shape.row_stages // _ATOMS
+    LAG: gl.constexpr = shape.row_stages // 2
     first = gl.program_id(2) * work.each
     count = gl.minimum(work.num_spans - first, work.each)
     for turn in range(0, gl.minimum(count, shape.word_stages)):
@@ -191,14 +172,16 @@ def _fetch(x_matrix, words_matrix, pipe, work, shape):
     gdc_wait()
     row = gl.program_id(0) * shape.rows
     for turn in range(0, count):
-        for atom in gl.static_range(_ATOMS):
-            stage = turn % LAG * _ATOMS + atom
+        for half in gl.static_range(2):
+            stage = turn % LAG * 2 + half
             mbarrier.wait(pipe.free.index(stage), (turn // LAG + 1) & 1)
             filled = pipe.rows_filled.index(stage)
-            mbarrier.expect(filled, x_matrix.block_type.nbytes)
-            at = [row, (first + turn) * _SPAN + atom * _ATOM]
-            tma.async_copy_global_to_shared(x_matrix, at, filled, pipe.rows.index(stage))
-        # The span whose last atom made room has been read.
+            mbarrier.expect(filled, x_matrix.block_type.nbytes * _ATOMS)
+            for atom in gl.static_range(_ATOMS):
+                at = [row, (first + turn) * _SPAN + (half * _ATOMS + atom) * _ATOM]
+                buffer = pipe.rows.index(stage * _ATOMS + atom)
+                tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
+        # The span whose halves made room has been read.
         ahead = turn - LAG + shape.word_stages
         if (turn >= LAG) & (ahead < count):
             _fetch_words(words_matrix, pipe, first, ahead, shape)
@@ -206,20 +189,18 @@ def _fetch(x_matrix, words_matrix, pipe, work, shape):
 
 @gluon.jit
 def _fetch_words(words_matrix, pipe, first, turn, shape):
-    """Fetch one span of all warpgroups' words."""
+    """Fetch one span of words."""
     stage = turn % shape.word_stages
     filled = pipe.words_filled.index(stage)
-    mbarrier.expect(filled, words_matrix.block_type.nbytes * shape.parts)
-    for part in gl.static_range(shape.parts):
-        tile = gl.program_id(1) * shape.parts + part
-        buffer = pipe.words.index(stage * shape.parts + part)
-        if shape.activation is None:
-            at = [tile * shape.height, (first + turn) * _WORDS]
-            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
-        else:
-            at = [tile * (shape.height // 16), 0, 0, (first + turn) * _WORDS]
-            buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
-            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
+    mbarrier.expect(filled, words_matrix.block_type.nbytes)
+    buffer = pipe.words.index(stage)
+    tile, word = gl.program_id(1), (first + turn) * _WORDS
+    if shape.activation is None:
+        tma.async_copy_global_to_shared(words_matrix, [tile * shape.height, word], filled, buffer)
+    else:
+        buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
+        at = [tile * (shape.height // 16), 0, 0, word]
+        tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
 
 
 @gluon.jit
@@ -233,11 +214,11 @@ def _weight_rows(tile, index, num_columns, shape):
 
 
 @gluon.jit
-def _multiply(part: gl.constexpr, pairs_ptr, pipe, result, work, shape):
+def _multiply(pairs_ptr, pipe, result, work, shape):
     """Multiply all spans, apply the epilogue, store the results."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.rows, 16])
-    tile = gl.program_id(1) * shape.parts + part
-    sums = _sum_spans(part, pairs_ptr, pipe, work, shape, SUMS) * result.factor
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, shape.rows, 16])
+    tile = gl.program_id(1)
+    sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS) * result.factor
     index = gl.arange(0, shape.height, gl.SliceLayout(1, SUMS))
     if result.bias is not None:
         weight_row = _weight_rows(tile, index, work.num_columns, shape)
@@ -247,7 +228,7 @@ def _multiply(part: gl.constexpr, pairs_ptr, pipe, result, work, shape):
         _store(sums, tile * shape.height, result, work, shape, SUMS)
     else:
         # Gate and up of a column are the same thread's.
-        HALF: gl.constexpr = _half_layout(shape.rows, shape.height)
+        HALF: gl.constexpr = _half_layout(shape.rows, shape.height, gl.num_warps())
         blocks = sums.reshape([shape.height // 16, 2, 8, shape.rows])
         gate, up = blocks.permute([0, 2, 3, 1]).split()
         sums = (activate(gate, shape.activation) * up).reshape([shape.height // 2, shape.rows])
@@ -256,13 +237,14 @@ def _multiply(part: gl.constexpr, pairs_ptr, pipe, result, work, shape):
 
 
 @gluon.constexpr_function
-def _half_layout(rows, height):
-    """Return the layout that sums have when gate and up have become one: a warp has 8 columns of 32."""
+def _half_layout(rows, height, num_warps):
+    """Return the layout that sums have when gate and up have become one: 8 columns of each warp's 16."""
     across = [[0, 8 << i] for i in range((rows // 8).bit_length() - 1)]
+    turns = [[8 * num_warps << i, 0] for i in range((height // (16 * num_warps)).bit_length() - 1)]
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], *across, *([[32, 0]] if height == 128 else [])],
+        reg_bases=[[0, 1], *across, *turns],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
+        warp_bases=[[8 << i, 0] for i in range(num_warps.bit_length() - 1)],
         block_bases=[],
         shape=[height // 2, rows],
     )
@@ -342,45 +324,46 @@ def _scaled(bits, plane: gl.constexpr, scale, low, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _sum_spans(part: gl.constexpr, pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
+def _sum_spans(pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
     """Return weights x rows over the program's part of K, [height, rows] float32, without the factor."""
-    LAG: gl.constexpr = shape.row_stages // _ATOMS
-    HEIGHT: gl.constexpr = shape.height
+    LAG: gl.constexpr = shape.row_stages // 2
     dtype: gl.constexpr = pipe.rows.dtype
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     first = gl.program_id(2) * work.each
     count = gl.minimum(work.num_spans - first, work.each)
-    index = gl.arange(0, HEIGHT, gl.SliceLayout(1, A))
-    tile = gl.program_id(1) * shape.parts + part
-    pairs_at = pairs_ptr + _weight_rows(tile, index, work.num_columns, shape)
+    index = gl.arange(0, shape.height, gl.SliceLayout(1, A))
+    pairs_at = pairs_ptr + _weight_rows(gl.program_id(1), index, work.num_columns, shape)
     num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
     pairs = _read_pairs(pairs_at, first, num_weight_rows, shape)
-    sums = gl.zeros([HEIGHT, shape.rows], gl.float32, SUMS)
+    sums = gl.zeros([shape.height, shape.rows], gl.float32, SUMS)
     # Tensor cores still read it while the next one is put together.
-    before = gl.zeros([HEIGHT, _ATOM], dtype, A)
+    before = gl.zeros([shape.height, _ATOM], dtype, A)
     for turn in range(0, count):
         stage = turn % shape.word_stages
         mbarrier.wait(pipe.words_filled.index(stage), (turn // shape.word_stages) & 1)
-        words = pipe.words.index(stage * shape.parts + part).load(A)
-        low, high = words.to(gl.int16), (words >> 16).to(gl.int16)
+        words = pipe.words.index(stage).load(A)
         own = pairs
         pairs = _read_pairs(pairs_at, first + gl.minimum(turn + 1, count - 1), num_weight_rows, shape)
-        for atom in gl.static_range(_ATOMS):
-            half = low if atom < 2 else high
-            scale, offset = _twice(own[atom * _ATOM // shape.group], dtype)
-            left = _scaled(half, atom % 2 * 2, scale[:, None], offset[:, None], dtype)
-            if shape.group < _ATOM:
-                scale, offset = _twice(own[atom * 2 + 1], dtype)
-            right = _scaled(half, atom % 2 * 2 + 1, scale[:, None], offset[:, None], dtype)
-            weights = gl.join(left, right).permute([0, 2, 1]).reshape([HEIGHT, _ATOM])
-            weights = gl.convert_layout(weights, A, assert_trivial=True)
-            at = turn % LAG * _ATOMS + atom
-            mbarrier.wait(pipe.rows_filled.index(at), (turn // LAG) & 1)
-            sums = warpgroup_mma(weights, pipe.rows.index(at).permute((1, 0)), sums, is_async=True)
-            # Waits for the wgmmas of the atom before; those of this atom keep running.
-            sums, before = warpgroup_mma_wait(1, deps=(sums, before))
-            last = gl.maximum(turn * _ATOMS + atom - 1, 0) % shape.row_stages
-            mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * _ATOMS + atom > 0)
-            before = weights
+        for half in gl.static_range(2):
+            bits = (words >> (16 * half)).to(gl.int16)
+            stage = turn % LAG * 2 + half
+            for atom in gl.static_range(_ATOMS):
+                scale, low = _twice(own[(half * _ATOMS + atom) * _ATOM // shape.group], dtype)
+                left = _scaled(bits, 2 * atom, scale[:, None], low[:, None], dtype)
+                if shape.group < _ATOM:
+                    scale, low = _twice(own[(half * _ATOMS + atom) * 2 + 1], dtype)
+                right = _scaled(bits, 2 * atom + 1, scale[:, None], low[:, None], dtype)
+                weights = gl.join(left, right).permute([0, 2, 1]).reshape([shape.height, _ATOM])
+                weights = gl.convert_layout(weights, A, assert_trivial=True)
+                if atom == 0:
+                    mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)
+                x = pipe.rows.index(stage * _ATOMS + atom)
+                sums = warpgroup_mma(weights, x.permute((1, 0)), sums, is_async=True)
+                # Waits for the wgmmas of the atom before; those of this atom keep running.
+                sums, before = warpgroup_mma_wait(1, deps=(sums, before))
+                before = weights
+                if atom == 0:
+                    last = gl.maximum(turn * 2 + half - 1, 0) % shape.row_stages
+                    mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * 2 + half > 0)
     sums, before = warpgroup_mma_wait(0, deps=(sums, before))
     return sums
