@@ -40,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.grouped.hopper.tiling import ATOM
+from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE
 from octavo.layers.triton.activation import activate
 
 _ATOM = gl.constexpr(ATOM)
@@ -48,6 +48,8 @@ _ATOM = gl.constexpr(ATOM)
 _SPAN = gl.constexpr(256)
 _ATOMS = gl.constexpr(2)
 _WORDS = gl.constexpr(32)
+# Rows of the weight that two warpgroups multiply by one wgmma each.
+_TILE = gl.constexpr(TILE)
 
 
 # Two 16-bit floats whose last bits are worth 1, 128 or 1024, and what is added once they hold q as well.
@@ -78,7 +80,7 @@ class Shape(NamedTuple):
     Attributes:
         group: columns of a group.
         rows: of x per program.
-        height: rows of the weight per warpgroup.
+        tiles: of 128 rows of the weight per program.
         row_stages: buffers for atoms of rows.
         word_stages: buffers for words.
         activation: name or None.
@@ -87,7 +89,7 @@ class Shape(NamedTuple):
 
     group: Any
     rows: Any
-    height: Any
+    tiles: Any
     row_stages: Any
     word_stages: Any
     activation: Any
@@ -130,17 +132,20 @@ class _Pipe(NamedTuple):
     free: Any
 
 
-@gluon.jit(do_not_specialize=["work"])
-def hopper_some_kernel(x_matrix, words_matrix, pairs_ptr, result, work, shape):
+@gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "each"])
+def hopper_some_kernel(
+    x_matrix, words_matrix, pairs_ptr, result, num_rows, num_columns, num_spans, each, shape
+):  # fmt: skip
     """Grid: (ceil(M / rows), ceil(columns of the result / those of a tile), parts of K)."""
     gdc_launch_dependents()
+    work = Work(num_rows, num_columns, num_spans, each)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     pipe = _Pipe(
         gl.allocate_shared_memory(
             x_matrix.dtype, [shape.row_stages * _ATOMS, shape.rows, _ATOM], x_matrix.layout
         ),
-        gl.allocate_shared_memory(gl.int32, [shape.word_stages, shape.height, _WORDS], WORDS),
+        gl.allocate_shared_memory(gl.int32, [shape.word_stages * shape.tiles, _TILE, _WORDS], WORDS),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.word_stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.row_stages, 1], BARRIER),
@@ -192,61 +197,62 @@ def _fetch_words(words_matrix, pipe, first, turn, shape):
     """Fetch one span of words."""
     stage = turn % shape.word_stages
     filled = pipe.words_filled.index(stage)
-    mbarrier.expect(filled, words_matrix.block_type.nbytes)
-    buffer = pipe.words.index(stage)
-    tile, word = gl.program_id(1), (first + turn) * _WORDS
-    if shape.activation is None:
-        tma.async_copy_global_to_shared(words_matrix, [tile * shape.height, word], filled, buffer)
-    else:
-        buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
-        at = [tile * (shape.height // 16), 0, 0, word]
-        tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
+    mbarrier.expect(filled, words_matrix.block_type.nbytes * shape.tiles)
+    word = (first + turn) * _WORDS
+    for own in gl.static_range(shape.tiles):
+        tile = gl.program_id(1) * shape.tiles + own
+        buffer = pipe.words.index(stage * shape.tiles + own)
+        if shape.activation is None:
+            tma.async_copy_global_to_shared(words_matrix, [tile * _TILE, word], filled, buffer)
+        else:
+            buffer = buffer._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
+            at = [tile * (_TILE // 16), 0, 0, word]
+            tma.async_copy_global_to_shared(words_matrix, at, filled, buffer)
 
 
 @gluon.jit
 def _weight_rows(tile, index, num_columns, shape):
-    """Return the weight's rows of a warpgroup: with an activation 8 of gate, then 8 of up, by turns."""
+    """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
     if shape.activation is None:
-        return gl.minimum(tile * shape.height + index, num_columns - 1)
+        return gl.minimum(tile * _TILE + index, num_columns - 1)
     else:
-        column = tile * (shape.height // 2) + index // 16 * 8 + index % 8
+        column = tile * (_TILE // 2) + index // 16 * 8 + index % 8
         return gl.minimum(column, num_columns - 1) + index // 8 % 2 * num_columns
 
 
 @gluon.jit
 def _multiply(pairs_ptr, pipe, result, work, shape):
     """Multiply all spans, apply the epilogue, store the results."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, shape.rows, 16])
-    tile = gl.program_id(1)
-    sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS) * result.factor
-    index = gl.arange(0, shape.height, gl.SliceLayout(1, SUMS))
-    if result.bias is not None:
-        weight_row = _weight_rows(tile, index, work.num_columns, shape)
-        sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
+    all_sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS)
     gdc_wait()
-    if shape.activation is None:
-        _store(sums, tile * shape.height, result, work, shape, SUMS)
-    else:
-        # Gate and up of a column are the same thread's.
-        HALF: gl.constexpr = _half_layout(shape.rows, shape.height, gl.num_warps())
-        blocks = sums.reshape([shape.height // 16, 2, 8, shape.rows])
-        gate, up = blocks.permute([0, 2, 3, 1]).split()
-        sums = (activate(gate, shape.activation) * up).reshape([shape.height // 2, shape.rows])
-        sums = gl.convert_layout(sums, HALF, assert_trivial=True)
-        _store(sums, tile * (shape.height // 2), result, work, shape, HALF)
+    index = gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
+    for own in gl.static_range(shape.tiles):
+        tile = gl.program_id(1) * shape.tiles + own
+        sums = all_sums[own] * result.factor
+        if result.bias is not None:
+            weight_row = _weight_rows(tile, index, work.num_columns, shape)
+            sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
+        if shape.activation is None:
+            _store(sums, tile * _TILE, result, work, shape, SUMS)
+        else:
+            # Gate and up of a column are the same thread's.
+            HALF: gl.constexpr = _half_layout(shape.rows)
+            gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
+            out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
+            out = gl.convert_layout(out, HALF, assert_trivial=True)
+            _store(out, tile * (_TILE // 2), result, work, shape, HALF)
 
 
 @gluon.constexpr_function
-def _half_layout(rows, height, num_warps):
+def _half_layout(rows):
     """Return the layout that sums have when gate and up have become one: 8 columns of each warp's 16."""
-    across = [[0, 8 << i] for i in range((rows // 8).bit_length() - 1)]
-    turns = [[8 * num_warps << i, 0] for i in range((height // (16 * num_warps)).bit_length() - 1)]
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], *across, *turns],
+        reg_bases=[[0, 1], *([0, 8 << i] for i in range((rows // 8).bit_length() - 1))],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8 << i, 0] for i in range(num_warps.bit_length() - 1)],
+        warp_bases=[[8, 0], [16, 0], [32, 0]],
         block_bases=[],
-        shape=[height // 2, rows],
+        shape=[64, rows],
     )
 
 
@@ -264,12 +270,27 @@ def _store(sums, first, result, work, shape, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _read_pairs(pairs_at, span, num_weight_rows, shape):
-    """Return the words of scales and minimums of a span's groups, [height] each."""
+def _read_words(pipe, stage, shape, A: gl.constexpr):
+    """Return a span's words of each tile, [128, 32] in the order in which tensor cores take weights."""
+    words = ()
+    for own in gl.static_range(shape.tiles):
+        words = words + (pipe.words.index(stage * shape.tiles + own).load(A),)
+    return words
+
+
+@gluon.jit
+def _read_pairs(pairs_ptr, span, work, shape, ROWS: gl.constexpr):
+    """Return the words of scales and minimums of a span: [128] of each tile and, within it, group."""
     GROUPS: gl.constexpr = _SPAN // shape.group
+    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
+    index = gl.arange(0, _TILE, ROWS)
     pairs = ()
-    for group in gl.static_range(GROUPS):
-        pairs = pairs + (gl.load(pairs_at + (span * GROUPS + group) * num_weight_rows),)
+    for own in gl.static_range(shape.tiles):
+        tile = gl.program_id(1) * shape.tiles + own
+        weight_row = _weight_rows(tile, index, work.num_columns, shape)
+        for group in gl.static_range(GROUPS):
+            at = (span * GROUPS + group) * num_weight_rows
+            pairs = pairs + (gl.load(pairs_ptr + at + weight_row),)
     return pairs
 
 
@@ -324,46 +345,87 @@ def _scaled(bits, plane: gl.constexpr, scale, low, dtype: gl.constexpr):
 
 
 @gluon.jit
+def _weights(bits, pairs, half: gl.constexpr, atom: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+    """Return an atom of 64 columns as floats, of half a span's bits and the span's pairs."""
+    FIRST: gl.constexpr = (half * _ATOMS + atom) * _ATOM
+    scale, low = _twice(pairs[FIRST // group], dtype)
+    left = _scaled(bits, 2 * atom, scale[:, None], low[:, None], dtype)
+    if group < _ATOM:
+        scale, low = _twice(pairs[FIRST // group + 1], dtype)
+    right = _scaled(bits, 2 * atom + 1, scale[:, None], low[:, None], dtype)
+    return gl.join(left, right).permute([0, 2, 1]).reshape([_TILE, _ATOM])
+
+
+@gluon.jit
 def _sum_spans(pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
-    """Return weights x rows over the program's part of K, [height, rows] float32, without the factor."""
+    """Return weights x rows over the program's part of K: [128, rows] float32 of each tile."""
     LAG: gl.constexpr = shape.row_stages // 2
+    GROUPS: gl.constexpr = _SPAN // shape.group
     dtype: gl.constexpr = pipe.rows.dtype
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     first = gl.program_id(2) * work.each
     count = gl.minimum(work.num_spans - first, work.each)
-    index = gl.arange(0, shape.height, gl.SliceLayout(1, A))
-    pairs_at = pairs_ptr + _weight_rows(gl.program_id(1), index, work.num_columns, shape)
-    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
-    pairs = _read_pairs(pairs_at, first, num_weight_rows, shape)
-    sums = gl.zeros([shape.height, shape.rows], gl.float32, SUMS)
+    pairs = _read_pairs(pairs_ptr, first, work, shape, gl.SliceLayout(1, A))
+    sums = ()
+    for _ in gl.static_range(shape.tiles):
+        sums = sums + (gl.zeros([_TILE, shape.rows], gl.float32, SUMS),)
     # Tensor cores still read it while the next one is put together.
-    before = gl.zeros([shape.height, _ATOM], dtype, A)
+    before = gl.zeros([_TILE, _ATOM], dtype, A)
     for turn in range(0, count):
         stage = turn % shape.word_stages
         mbarrier.wait(pipe.words_filled.index(stage), (turn // shape.word_stages) & 1)
-        words = pipe.words.index(stage).load(A)
-        own = pairs
-        pairs = _read_pairs(pairs_at, first + gl.minimum(turn + 1, count - 1), num_weight_rows, shape)
+        words = _read_words(pipe, stage, shape, A)
+        now = pairs
+        ahead = first + gl.minimum(turn + 1, count - 1)
+        pairs = _read_pairs(pairs_ptr, ahead, work, shape, gl.SliceLayout(1, A))
         for half in gl.static_range(2):
-            bits = (words >> (16 * half)).to(gl.int16)
+            # Many sums leave few registers: the upper bits are read again.
+            if (half == 1) & (shape.tiles * shape.rows == 256):
+                words = _read_words(pipe, turn % shape.word_stages, shape, A)
             stage = turn % LAG * 2 + half
             for atom in gl.static_range(_ATOMS):
-                scale, low = _twice(own[(half * _ATOMS + atom) * _ATOM // shape.group], dtype)
-                left = _scaled(bits, 2 * atom, scale[:, None], low[:, None], dtype)
-                if shape.group < _ATOM:
-                    scale, low = _twice(own[(half * _ATOMS + atom) * 2 + 1], dtype)
-                right = _scaled(bits, 2 * atom + 1, scale[:, None], low[:, None], dtype)
-                weights = gl.join(left, right).permute([0, 2, 1]).reshape([shape.height, _ATOM])
-                weights = gl.convert_layout(weights, A, assert_trivial=True)
-                if atom == 0:
-                    mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)
-                x = pipe.rows.index(stage * _ATOMS + atom)
-                sums = warpgroup_mma(weights, x.permute((1, 0)), sums, is_async=True)
-                # Waits for the wgmmas of the atom before; those of this atom keep running.
-                sums, before = warpgroup_mma_wait(1, deps=(sums, before))
-                before = weights
-                if atom == 0:
-                    last = gl.maximum(turn * 2 + half - 1, 0) % shape.row_stages
-                    mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * 2 + half > 0)
-    sums, before = warpgroup_mma_wait(0, deps=(sums, before))
-    return sums
+                for own in gl.static_range(shape.tiles):
+                    bits = (words[own] >> (16 * half)).to(gl.int16)
+                    of_tile = now[own * GROUPS : (own + 1) * GROUPS]
+                    weights = _weights(bits, of_tile, half, atom, shape.group, dtype)
+                    weights = gl.convert_layout(weights, A, assert_trivial=True)
+                    if (atom == 0) & (own == 0):
+                        mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)
+                    x = pipe.rows.index(stage * _ATOMS + atom).permute((1, 0))
+                    sums = _multiplied(weights, x, sums, own, before)
+                    before = weights
+                    if (atom == 0) & (own == 0):
+                        last = gl.maximum(turn * 2 + half - 1, 0) % shape.row_stages
+                        mbarrier.arrive(pipe.free.index(last), count=1, pred=turn * 2 + half > 0)
+    return _finished(sums, before)
+
+
+@gluon.jit
+def _multiplied(weights, x, sums, own: gl.constexpr, before):
+    """Start wgmmas that add weights x rows to a tile's sums, and wait for those before."""
+    if len(sums) == 1:
+        (first,) = sums
+        first = warpgroup_mma(weights, x, first, is_async=True)
+        first, before = warpgroup_mma_wait(1, deps=(first, before))
+        return (first,)
+    else:
+        first, second = sums
+        if own == 0:
+            first = warpgroup_mma(weights, x, first, is_async=True)
+        else:
+            second = warpgroup_mma(weights, x, second, is_async=True)
+        first, second, before = warpgroup_mma_wait(1, deps=(first, second, before))
+        return (first, second)
+
+
+@gluon.jit
+def _finished(sums, before):
+    """Wait for the last wgmmas."""
+    if len(sums) == 1:
+        (first,) = sums
+        first, before = warpgroup_mma_wait(0, deps=(first, before))
+        return (first,)
+    else:
+        first, second = sums
+        first, second, before = warpgroup_mma_wait(0, deps=(first, second, before))
+        return (first, second)
