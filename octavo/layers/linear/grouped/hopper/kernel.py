@@ -224,24 +224,29 @@ def _weight_rows(tile, index, num_columns, shape):
 def _multiply(pairs_ptr, pipe, result, work, shape):
     """Multiply all spans, apply the epilogue, store the results."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
-    all_sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS)
+    sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS)
     gdc_wait()
-    index = gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
     for own in gl.static_range(shape.tiles):
-        tile = gl.program_id(1) * shape.tiles + own
-        sums = all_sums[own] * result.factor
-        if result.bias is not None:
-            weight_row = _weight_rows(tile, index, work.num_columns, shape)
-            sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
-        if shape.activation is None:
-            _store(sums, tile * _TILE, result, work, shape, SUMS)
-        else:
-            # Gate and up of a column are the same thread's.
-            HALF: gl.constexpr = _half_layout(shape.rows)
-            gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
-            out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
-            out = gl.convert_layout(out, HALF, assert_trivial=True)
-            _store(out, tile * (_TILE // 2), result, work, shape, HALF)
+        _finish(sums[own], gl.program_id(1) * shape.tiles + own, result, work, shape, SUMS)
+
+
+@gluon.jit
+def _finish(sums, tile, result, work, shape, SUMS: gl.constexpr):
+    """Apply the epilogue to a tile's sums and store the results."""
+    sums *= result.factor
+    if result.bias is not None:
+        index = gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
+        weight_row = _weight_rows(tile, index, work.num_columns, shape)
+        sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
+    if shape.activation is None:
+        _store(sums, tile * _TILE, result, work, shape, SUMS)
+    else:
+        # Gate and up of a column are the same thread's.
+        HALF: gl.constexpr = _half_layout(shape.rows)
+        gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
+        out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
+        out = gl.convert_layout(out, HALF, assert_trivial=True)
+        _store(out, tile * (_TILE // 2), result, work, shape, HALF)
 
 
 @gluon.constexpr_function
