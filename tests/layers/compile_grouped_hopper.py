@@ -12,7 +12,8 @@ from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.experimental.gluon import language as gl
 
 from octavo.layers.linear.grouped.hopper.gemm import MAX_REGISTERS, NUM_WARPS
-from octavo.layers.linear.grouped.hopper.kernel import Result, Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE, make_tiling
 from octavo.layers.linear.grouped.weight import PLANE
 

@@ -3,8 +3,8 @@
     rows of x        GEMM
     1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
                      the norm of a single row
-    17 to 256        some: tiles unpacked in registers; fuses activation and residual sum. 4 bits on Hopper GPUs:
-                     hopper, the same by TMA and wgmma
+    17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
+                     hopper: the same by TMA and wgmma, for 4 bits on Hopper GPUs
     more             the whole weight becomes floats, then cuBLAS
 
 tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)

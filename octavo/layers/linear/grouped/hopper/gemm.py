@@ -12,7 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.grouped.hopper.kernel import Result, Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
     TILE,
@@ -24,7 +25,7 @@ from octavo.layers.linear.grouped.some import add_parts, check_rows
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.linear.operands import make_result
 
-# Two warpgroups multiply; with the TMA warp, which is counted as a third, each thread may have so many at most.
+# Two warpgroups multiply. The TMA warp counts as a third one, and three share an SM's registers.
 NUM_WARPS = 8
 MAX_REGISTERS = 168
 

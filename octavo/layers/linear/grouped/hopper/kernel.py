@@ -1,30 +1,32 @@
 """The kernel of hopper_some_linear: weights of 4 bits become operands in registers, and meet rows of x.
 
-    TMA warp (_fetch)                          warpgroup p of 4 warps (_multiply, _sum_spans)
+    TMA warp (_fetch)                          two warpgroups (_multiply, _sum_spans)
 
-    words of the first spans --> words         wait for words
-    wait for the kernel before                 words of its `height` rows --> registers
-    for each span of 256 columns:              for each atom of 64 columns of the span:
-      for each atom of 64 columns:               two planes of bits --> 16-bit floats, scaled
-        wait free[stage]                         wait rows_filled[stage]
-        rows of x --> rows                       wgmma: sums += weights x rows
-      words of a later span --> words            the atom before is done: arrive free[its stage]
-                                               epilogue, store
+    words of the first spans --> words         for each span of 256 columns:
+    wait for the kernel before                   wait words_filled[stage]
+    for each span of 256 columns:                words --> registers
+      for each half of it:                       for each half, for each atom of 64 columns in it:
+        wait free[stage]                           for each tile of 128 rows of the weight:
+        rows of x --> rows                           bits --> 16-bit floats, scaled (unpack)
+      words of a later span --> words                wait rows_filled[stage]
+                                                     wgmma: sums += weights x rows
+                                                     wgmmas before are done; after a half: arrive free
+                                               epilogue, store (results)
 
-The result is computed transposed, [weight rows, rows of x]: tensor cores read their first operand from registers,
-so that a weight never touches shared memory once it is a float. Bits and scales are put together while
-the atom before is multiplied, by this warpgroup and by the others.
+Results are computed transposed, [weight rows, rows of x]: tensor cores take their first operand from
+registers, so that a weight never touches shared memory once it is a float. It is put together while the one
+before it is multiplied.
 
 Shared memory:
 
-    rows          | stage 0: [rows, 64] | stage 1 | ...         a multiple of 4 stages: whole spans
-    words         | stage 0: warpgroups x [height, 32] | ...    at least as many spans as rows has
-    rows_filled   | one mbarrier per stage of rows    TMA has written the rows
-    words_filled  | one mbarrier per stage of words   TMA has written the words
-    free          | one mbarrier per stage of rows    all warpgroups have multiplied an atom
+    rows          | stage 0: 2 atoms [rows, 64] | stage 1 | ...    an even number: whole spans
+    words         | stage 0: tiles x [128, 32] | stage 1 | ...     at least as many spans as rows has
+    rows_filled   | one mbarrier per stage of rows     TMA has written the rows
+    words_filled  | one mbarrier per stage of words    TMA has written the words
+    free          | one mbarrier per stage of rows     half a span has been multiplied
 
-When all atoms of a span have been multiplied, its words have been read as well. So words need no barrier that
-says so: their stage is written again when the last atom of their span has made room.
+When both halves of a span have been multiplied, its words have been read as well. So words need no barrier
+that says so: their stage is written again when the second half of their span has made room.
 """
 
 from typing import Any, NamedTuple
@@ -40,38 +42,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.layers.linear.grouped.hopper.results import Work, finish, weight_rows
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE
-from octavo.layers.triton.activation import activate
+from octavo.layers.linear.grouped.hopper.unpack import unpacked
 
 _ATOM = gl.constexpr(ATOM)
+_TILE = gl.constexpr(TILE)
 # Columns of a span, atoms of half a span, words of a span.
 _SPAN = gl.constexpr(256)
 _ATOMS = gl.constexpr(2)
 _WORDS = gl.constexpr(32)
-# Rows of the weight that two warpgroups multiply by one wgmma each.
-_TILE = gl.constexpr(TILE)
-
-
-# Two 16-bit floats whose last bits are worth 1, 128 or 1024, and what is added once they hold q as well.
-_BFLOAT16_ORIGIN, _BFLOAT16_OFFSET = 0x43004300, 0xC308C308
-_FLOAT16_ORIGIN, _FLOAT16_OFFSET = 0x64006400, 0xE400E400
-
-
-@gluon.constexpr_function
-def scale_asm(plane, is_bfloat16):
-    """Return PTX for two 16-bit numbers' plane of 4 bits: (q + origin + offset) * scale + minimum."""
-    kind = "bf16x2" if is_bfloat16 else "f16x2"
-    origin = _BFLOAT16_ORIGIN if is_bfloat16 else _FLOAT16_ORIGIN
-    offset = _BFLOAT16_OFFSET if is_bfloat16 else _FLOAT16_OFFSET
-    # Scale and minimum are twice in a word, and words come in pairs, like the numbers. 0xEA: (a and b) or c.
-    return (
-        "{ .reg .b32 bits, offset;\n"
-        f"shr.u32 bits, $1, {4 * plane};\n"
-        f"lop3.b32 bits, bits, 0x000F000F, {origin:#x}, 0xEA;\n"
-        f"mov.b32 offset, {offset:#x};\n"
-        f"add.rn.{kind} bits, bits, offset;\n"
-        f"fma.rn.{kind} $0, bits, $2, $4; }}"
-    )
 
 
 class Shape(NamedTuple):
@@ -94,32 +74,6 @@ class Shape(NamedTuple):
     word_stages: Any
     activation: Any
     adds: Any
-
-
-class Work(NamedTuple):
-    """What programs multiply; all sizes are those of the whole product.
-
-    Attributes:
-        num_rows: M.
-        num_columns: of the result.
-        num_spans: of a row of the weight.
-        each: spans of a program, but the last ones.
-    """
-
-    num_rows: Any
-    num_columns: Any
-    num_spans: Any
-    each: Any
-
-
-class Result(NamedTuple):
-    """Where results go: row r of part s of K begins at out + s * stride_part + r * stride."""
-
-    out: Any
-    stride: Any
-    stride_part: Any
-    bias: Any
-    factor: Any
 
 
 class _Pipe(NamedTuple):
@@ -211,67 +165,13 @@ def _fetch_words(words_matrix, pipe, first, turn, shape):
 
 
 @gluon.jit
-def _weight_rows(tile, index, num_columns, shape):
-    """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
-    if shape.activation is None:
-        return gl.minimum(tile * _TILE + index, num_columns - 1)
-    else:
-        column = tile * (_TILE // 2) + index // 16 * 8 + index % 8
-        return gl.minimum(column, num_columns - 1) + index // 8 % 2 * num_columns
-
-
-@gluon.jit
 def _multiply(pairs_ptr, pipe, result, work, shape):
     """Multiply all spans, apply the epilogue, store the results."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
     sums = _sum_spans(pairs_ptr, pipe, work, shape, SUMS)
     gdc_wait()
     for own in gl.static_range(shape.tiles):
-        _finish(sums[own], gl.program_id(1) * shape.tiles + own, result, work, shape, SUMS)
-
-
-@gluon.jit
-def _finish(sums, tile, result, work, shape, SUMS: gl.constexpr):
-    """Apply the epilogue to a tile's sums and store the results."""
-    sums *= result.factor
-    if result.bias is not None:
-        index = gl.arange(0, _TILE, gl.SliceLayout(1, SUMS))
-        weight_row = _weight_rows(tile, index, work.num_columns, shape)
-        sums += gl.load(result.bias + weight_row).to(gl.float32)[:, None]
-    if shape.activation is None:
-        _store(sums, tile * _TILE, result, work, shape, SUMS)
-    else:
-        # Gate and up of a column are the same thread's.
-        HALF: gl.constexpr = _half_layout(shape.rows)
-        gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
-        out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
-        out = gl.convert_layout(out, HALF, assert_trivial=True)
-        _store(out, tile * (_TILE // 2), result, work, shape, HALF)
-
-
-@gluon.constexpr_function
-def _half_layout(rows):
-    """Return the layout that sums have when gate and up have become one: 8 columns of each warp's 16."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], *([0, 8 << i] for i in range((rows // 8).bit_length() - 1))],
-        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, rows],
-    )
-
-
-@gluon.jit
-def _store(sums, first, result, work, shape, LAYOUT: gl.constexpr):
-    """Store [columns, rows] as rows of the result, added to what is there if asked for."""
-    column = first + gl.arange(0, sums.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
-    row = gl.program_id(0) * shape.rows + gl.arange(0, shape.rows, gl.SliceLayout(0, LAYOUT))[None, :]
-    inside = (column < work.num_columns) & (row < work.num_rows)
-    out = result.out + gl.program_id(2).to(gl.int64) * result.stride_part
-    out_at = out + row.to(gl.int64) * result.stride + column
-    if shape.adds:
-        sums += gl.load(out_at, mask=inside, other=0.0).to(gl.float32)
-    gl.store(out_at, sums.to(result.out.dtype.element_ty), mask=inside)
+        finish(sums[own], gl.program_id(1) * shape.tiles + own, result, work, shape, SUMS)
 
 
 @gluon.jit
@@ -279,7 +179,7 @@ def _read_words(pipe, stage, shape, A: gl.constexpr):
     """Return a span's words of each tile, [128, 32] in the order in which tensor cores take weights."""
     words = ()
     for own in gl.static_range(shape.tiles):
-        words = words + (pipe.words.index(stage * shape.tiles + own).load(A),)
+        words = words + (pipe.words.index(stage * shape.tiles + own).load(A),)  # noqa: RUF005
     return words
 
 
@@ -287,78 +187,16 @@ def _read_words(pipe, stage, shape, A: gl.constexpr):
 def _read_pairs(pairs_ptr, span, work, shape, ROWS: gl.constexpr):
     """Return the words of scales and minimums of a span: [128] of each tile and, within it, group."""
     GROUPS: gl.constexpr = _SPAN // shape.group
-    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
+    numweight_rows = work.num_columns * (1 if shape.activation is None else 2)
     index = gl.arange(0, _TILE, ROWS)
     pairs = ()
     for own in gl.static_range(shape.tiles):
         tile = gl.program_id(1) * shape.tiles + own
-        weight_row = _weight_rows(tile, index, work.num_columns, shape)
+        weight_row = weight_rows(tile, index, work.num_columns, shape)
         for group in gl.static_range(GROUPS):
-            at = (span * GROUPS + group) * num_weight_rows
-            pairs = pairs + (gl.load(pairs_ptr + at + weight_row),)
+            at = (span * GROUPS + group) * numweight_rows
+            pairs = pairs + (gl.load(pairs_ptr + at + weight_row),)  # noqa: RUF005
     return pairs
-
-
-@gluon.jit
-def _twice(pair, dtype: gl.constexpr):
-    """Return a scale, and what is added to its products, each twice in a word."""
-    if dtype == gl.bfloat16:
-        # scale * (q - 8) + (min + 8 scale): small numbers, so that bfloat16 holds them well.
-        return gl.inline_asm_elementwise(
-            """{ .reg .b16 a, b; .reg .f32 scale, low;
-            mov.b32 {a, b}, $2; cvt.f32.f16 scale, a; cvt.f32.f16 low, b;
-            fma.rn.f32 low, scale, 0f41000000, low;
-            cvt.rn.bf16x2.f32 $0, scale, scale; cvt.rn.bf16x2.f32 $1, low, low; }""",
-            "=r,=r,r",
-            [pair],
-            dtype=(gl.int32, gl.int32),
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;",
-            "=r,=r,r",
-            [pair],
-            dtype=(gl.int32, gl.int32),
-            is_pure=True,
-            pack=1,
-        )
-
-
-@gluon.jit
-def _scaled(bits, plane: gl.constexpr, scale, low, dtype: gl.constexpr):
-    """Return a plane of 16-bit numbers as floats, scaled."""
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            scale_asm(plane, True),
-            "=r,r,r,r,r,r",
-            [bits, scale, low],
-            dtype=gl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            scale_asm(plane, False),
-            "=r,r,r,r,r,r",
-            [bits, scale, low],
-            dtype=gl.float16,
-            is_pure=True,
-            pack=2,
-        )
-
-
-@gluon.jit
-def _weights(bits, pairs, half: gl.constexpr, atom: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
-    """Return an atom of 64 columns as floats, of half a span's bits and the span's pairs."""
-    FIRST: gl.constexpr = (half * _ATOMS + atom) * _ATOM
-    scale, low = _twice(pairs[FIRST // group], dtype)
-    left = _scaled(bits, 2 * atom, scale[:, None], low[:, None], dtype)
-    if group < _ATOM:
-        scale, low = _twice(pairs[FIRST // group + 1], dtype)
-    right = _scaled(bits, 2 * atom + 1, scale[:, None], low[:, None], dtype)
-    return gl.join(left, right).permute([0, 2, 1]).reshape([_TILE, _ATOM])
 
 
 @gluon.jit
@@ -373,7 +211,7 @@ def _sum_spans(pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
     pairs = _read_pairs(pairs_ptr, first, work, shape, gl.SliceLayout(1, A))
     sums = ()
     for _ in gl.static_range(shape.tiles):
-        sums = sums + (gl.zeros([_TILE, shape.rows], gl.float32, SUMS),)
+        sums = sums + (gl.zeros([_TILE, shape.rows], gl.float32, SUMS),)  # noqa: RUF005
     # Tensor cores still read it while the next one is put together.
     before = gl.zeros([_TILE, _ATOM], dtype, A)
     for turn in range(0, count):
@@ -392,7 +230,7 @@ def _sum_spans(pairs_ptr, pipe, work, shape, SUMS: gl.constexpr):
                 for own in gl.static_range(shape.tiles):
                     bits = (words[own] >> (16 * half)).to(gl.int16)
                     of_tile = now[own * GROUPS : (own + 1) * GROUPS]
-                    weights = _weights(bits, of_tile, half, atom, shape.group, dtype)
+                    weights = unpacked(bits, of_tile, half, atom, shape.group, dtype)
                     weights = gl.convert_layout(weights, A, assert_trivial=True)
                     if (atom == 0) & (own == 0):
                         mbarrier.wait(pipe.rows_filled.index(stage), (turn // LAG) & 1)

@@ -48,7 +48,7 @@ class HopperSomeTiling:
 
 
 def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> str | None:
-    """Return why the product of x [M, K] and a packed weight cannot run on Hopper's kernel, or None if it can.
+    """Return why Hopper's kernel cannot multiply x [M, K] and a packed weight, or None if it can.
 
     Called per layer and step.
     """
