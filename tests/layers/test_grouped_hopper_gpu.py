@@ -58,7 +58,7 @@ def test_what_is_fused(names: list[str], num_splits: int, tiles: int, rows: int)
     check(x, weight, make_tiling(rows, tiles, num_splits), **options)
 
 
-@pytest.mark.parametrize("stages", [(2, 1), (2, 4), (4, 2), (4, 3)])
+@pytest.mark.parametrize("stages", [(2, 2), (2, 4), (4, 2), (4, 3)])
 def test_few_buffers(stages: tuple[int, int]) -> None:
     """Each is used again and again."""
     weight = packed(random_blocks(512, 4096, group=128), "cuda")

@@ -65,9 +65,10 @@ def hopper_some_linear(
     out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = choose_hopper_some_tiling(num_rows, num_weight_rows, size, num_multiprocessors(x.device))
-    if tiling.row_stages % 2 or tiling.word_stages < tiling.row_stages // 2:
+    if tiling.row_stages % 2 or tiling.word_stages < max(2, tiling.row_stages // 2):
         raise InvalidArgumentError(
-            f"a tiling needs an even number of row_stages, half as many word_stages or more, got {tiling}"
+            "a tiling needs an even number of row_stages, and half as many word_stages, at least 2; "
+            f"got {tiling}"
         )
     num_spans = weight.words.shape[1] // PLANE
     each = -(-num_spans // tiling.num_splits)

@@ -31,7 +31,8 @@ class HopperSomeTiling:
         rows: of x: 32, 64 or 128.
         tiles: of TILE rows of the weight: 1 or 2.
         row_stages: buffers for 128 columns of x, an even number.
-        word_stages: buffers for 256 columns of the weight, at least half as many as row_stages.
+        word_stages: buffers for 256 columns of the weight, at least half as many as row_stages, and 2: the
+            last half of a span makes room only when the next span is multiplied.
         num_splits: parts of K, each multiplied by programs of its own; another launch adds them up.
     """
 
