@@ -142,8 +142,10 @@ def places_of_registers(num_columns: int) -> Tensor:
     return places.view(8, 32, -1, 2)
 
 
-def place_in_wgmma(warp: int, lane: int, step: int, register: int, i: int) -> tuple[int, int]:
-    """Row and column of a register's number i, as PTX's manual says of wgmma's 64 x 16 operand."""
+def place_in_wgmma(
+    warp: Tensor, lane: Tensor, step: Tensor, register: Tensor, i: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a register's number i, as PTX's manual says of wgmma's 64 x 16 operand."""
     row = 16 * warp + lane // 4 + 8 * (register % 2)
     return row, 16 * step + 2 * (lane % 4) + 8 * (register // 2) + i
 
@@ -171,12 +173,8 @@ def test_every_lane_has_the_weights_that_tensor_cores_take_from_it(dtype: torch.
         )
         operands = {"$1": bits[..., 0] | bits[..., 1] << 16, "$2": scale, "$4": low}
         registers = halves_of(run_asm(scale_asm(plane % 4, dtype == torch.bfloat16), operands, dtype), dtype)
-        for warp in range(8):
-            for lane in range(32):
-                for index in range(8):
-                    for i in range(2):
-                        at, column = place_in_wgmma(warp, lane, index // 4, index % 4, i)
-                        got[at, 32 * plane + column] = registers[warp, lane, index, i]
+        at, column = place_in_wgmma(*torch.meshgrid(*map(torch.arange, (8, 32, 2, 4, 2)), indexing="ij"))
+        got[at, 32 * plane + column] = registers.view(at.shape)
     exact = weight.dequantise() / weight.factor
     # One rounding, or those of the scale, of the minimum and of the weight.
     unit = torch.finfo(dtype).eps / 2
