@@ -187,14 +187,14 @@ def _read_words(pipe, stage, shape, A: gl.constexpr):
 def _read_pairs(pairs_ptr, span, work, shape, ROWS: gl.constexpr):
     """Return the words of scales and minimums of a span: [128] of each tile and, within it, group."""
     GROUPS: gl.constexpr = _SPAN // shape.group
-    numweight_rows = work.num_columns * (1 if shape.activation is None else 2)
+    num_weight_rows = work.num_columns * (1 if shape.activation is None else 2)
     index = gl.arange(0, _TILE, ROWS)
     pairs = ()
     for own in gl.static_range(shape.tiles):
         tile = gl.program_id(1) * shape.tiles + own
         weight_row = weight_rows(tile, index, work.num_columns, shape)
         for group in gl.static_range(GROUPS):
-            at = (span * GROUPS + group) * numweight_rows
+            at = (span * GROUPS + group) * num_weight_rows
             pairs = pairs + (gl.load(pairs_ptr + at + weight_row),)  # noqa: RUF005
     return pairs
 

@@ -59,7 +59,8 @@ def _twice(pair, dtype: gl.constexpr):
         )
     else:
         return gl.inline_asm_elementwise(
-            "prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;",
+            """{ .reg .b32 both; mov.b32 both, $2;
+            prmt.b32 $0, both, 0, 0x1010; prmt.b32 $1, both, 0, 0x3232; }""",
             "=r,=r,r",
             [pair],
             dtype=(gl.int32, gl.int32),
