@@ -21,9 +21,9 @@ from octavo.layers.linear.grouped.hopper.tiling import (
     choose_hopper_some_tiling,
     unsupported_reason,
 )
-from octavo.layers.linear.grouped.some import add_parts, check_rows
+from octavo.layers.linear.grouped.operands import check_product
+from octavo.layers.linear.grouped.some import add_parts
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
-from octavo.layers.linear.operands import make_result
 
 # Two warpgroups multiply. The TMA warp counts as a third one, and three share an SM's registers.
 NUM_WARPS = 8
@@ -57,12 +57,11 @@ def hopper_some_linear(
     Raises:
         InvalidArgumentError: unsupported_reason gives one, or a shape, dtype, stride or tiling does not fit.
     """
-    check_rows(x, weight, bias)
+    out = check_product(x, weight, bias, activation, residual)
     reason = unsupported_reason(x, weight, is_gated=activation is not None)
     if reason is not None:
         raise InvalidArgumentError(f"hopper_some_linear cannot run: {reason}")
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    out = make_result(x, num_weight_rows, activation, residual)
     if tiling is None:
         tiling = choose_hopper_some_tiling(num_rows, num_weight_rows, size, num_multiprocessors(x.device))
     if tiling.row_stages % 2 or tiling.word_stages < max(2, tiling.row_stages // 2):
