@@ -82,9 +82,9 @@ class Case:
         return out if self.residual is None else self.residual.add_(out)
 
     def result(self, multiply: Product, weight: GroupedWeight) -> Tensor:
-        """Return what a product gives, without a change of the residual."""
+        """Return what a product gives, added to zeros: timing has changed the residual, and must find it."""
         kept = self.residual
-        self.residual = None if kept is None else kept.clone()
+        self.residual = None if kept is None else torch.zeros_like(kept)
         out = multiply(weight).float()
         self.residual = kept
         return out
