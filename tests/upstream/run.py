@@ -83,7 +83,7 @@ def draw_cases(function: Any, name: str, options: argparse.Namespace) -> Iterato
 
 
 def run_case(function: Any, suite: Suite, case: Case) -> tuple[str, str]:
-    """Outcome of one case (passed, skipped, excepted or failed), and why."""
+    """Outcome of one case (passed, skipped, excepted, failed or lacked memory), and why."""
     import pytest
     import torch
 
@@ -94,10 +94,14 @@ def run_case(function: Any, suite: Suite, case: Case) -> tuple[str, str]:
             function(**case)
     except pytest.skip.Exception as skip:
         return "skipped", str(skip)
+    except torch.OutOfMemoryError as error:
+        return "lacked memory", str(error)
     except Exception as error:
         return "failed", f"{type(error).__name__}: {str(error).strip()[:300]}"
     finally:
         torch.set_default_device(None)
+        if torch.cuda.is_available():  # the processes share a GPU
+            torch.cuda.empty_cache()
     return "passed", ""
 
 
