@@ -14,8 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import log_plan, make_runner, read_decoder
-from octavo.engine.memory import plan_execution
+from octavo.engine.loading import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
@@ -29,15 +28,7 @@ from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import ConfigError, InvalidArgumentError, OctavoError
 from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
-from octavo.models import (
-    Decoder,
-    ModelConfig,
-    ModelSource,
-    load_tokenizer,
-    read_config,
-    resolve_model,
-    stored_matrices,
-)
+from octavo.models import Decoder, ModelSource, load_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
@@ -84,11 +75,8 @@ class Engine:
             if decoder is not None or parallel.size > 1:
                 raise ConfigError("with tensor_parallel_size > 1 an engine makes all ranks' decoders itself")
             parallel = TensorParallel.not_met(0, config.tensor_parallel_size)
-        source = resolve_model(config.model, config.load_format)
-        self.config = config
-        self.model_config = ModelConfig.from_hf(read_config(source))
-        stored = stored_matrices(source, config.load_format)
-        self.plan = plan_execution(config, self.model_config, parallel, stored=stored)
+        source, self.plan = plan_model(config, parallel)
+        self.config, self.model_config = config, self.plan.model
         self.tokenizer = load_tokenizer(source)
         try:
             self.runner = self._load(source, decoder, progress)
@@ -101,17 +89,12 @@ class Engine:
         self, source: ModelSource, decoder: Decoder | None, progress: PrepareProgress | None
     ) -> StepRunner:
         """Load the weights and allocate the KV cache, on all ranks."""
-        config, model = self.config, self.model_config
         loaded = None if progress is None else partial(progress, "loading weights")
-        if config.tensor_parallel_size > 1:
-            self._ranks = start_ranks(config, self.plan, source, model, loaded)
+        if self.config.tensor_parallel_size > 1:
+            self._ranks = start_ranks(source, self.plan, loaded)
             self.plan = self._ranks.plan
         log_plan(self.plan, source)
-        if self._ranks is not None:
-            return self._ranks
-        return make_runner(
-            decoder or read_decoder(source, config, self.plan, model, loaded), config, self.plan
-        )
+        return self._ranks or make_runner(decoder or read_decoder(source, self.plan, loaded), self.plan)
 
     def _get_ready(self, progress: PrepareProgress | None) -> None:
         """Make everything else, and do now what requests would otherwise wait for."""
