@@ -98,22 +98,19 @@ class Engine:
 
     def _get_ready(self, progress: PrepareProgress | None) -> None:
         """Make everything else, and do now what requests would otherwise wait for."""
-        config, plan = self.config, self.plan
+        plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
             self.tokenizer,
-            vocab_size=self.model_config.vocab_size,
+            vocab_size=vocab_size,
             max_model_len=plan.max_model_len,
             num_kv_tokens=plan.num_kv_tokens,
         )
-        self._eos_token_ids = self.model_config.eos_token_ids
-        if self.tokenizer is not None:
-            self._eos_token_ids |= self.tokenizer.eos_token_ids
-        self.grammars = Grammars(
-            self.tokenizer, vocab_size=self.model_config.vocab_size, eos_token_ids=self._eos_token_ids
-        )
+        more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
+        self._eos_token_ids = self.model_config.eos_token_ids | more
+        self.grammars = Grammars(self.tokenizer, vocab_size=vocab_size, eos_token_ids=self._eos_token_ids)
         self._open_books()
-        if config.prepare and self.runner.runs_ahead:
-            self.runner.prepare(progress or _ignore)
+        if self.config.prepare and self.runner.runs_ahead:
+            self.runner.prepare(progress or (lambda *_: None))
             self._rehearse()
             freeze()
         self.runner.note_ready()
@@ -128,28 +125,21 @@ class Engine:
             bytes_per_block=plan.block_size * plan.kv_bytes_per_token,
         )
         self.scheduler = Scheduler(
-            self.manager,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
+            self.manager, max_num_seqs=plan.max_num_seqs, max_num_batched_tokens=plan.max_num_batched_tokens
         )
         self.outputs = OutputProcessor(self.tokenizer)
-        self._steps = Steps(
-            self.runner, self.manager, self.scheduler, self.outputs, max_step_ms=config.max_step_ms
-        )
+        self._steps = Steps(self.runner, self.manager, self.scheduler, self.outputs, config.max_step_ms)
         self._in_doubt = False
-        self._maker = RequestMaker(
-            seed=config.seed, max_model_len=plan.max_model_len, eos_token_ids=self._eos_token_ids
-        )
+        self._maker = RequestMaker(config.seed, plan.max_model_len, self._eos_token_ids)
 
     def _rehearse(self) -> None:
         """Answer a request that asks for every option, to set up what first use sets up; then forget it."""
-        if min(self.plan.max_model_len, self.plan.num_kv_tokens) < REHEARSAL_TOKENS:
-            return
-        self.add_request([0, 0, 0], REHEARSAL)
-        while self.has_unfinished_requests:
-            self.step()
-        self.runner.reset()
-        self._open_books()
+        if min(self.plan.max_model_len, self.plan.num_kv_tokens) >= REHEARSAL_TOKENS:
+            self.add_request([0, 0, 0], REHEARSAL)
+            while self.has_unfinished_requests:
+                self.step()
+            self.runner.reset()
+            self._open_books()
 
     @property
     def error(self) -> OctavoError | None:
@@ -224,10 +214,7 @@ class Engine:
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
-            request_id,
-            token_ids.packed,
-            params,
-            lambda: self.manager.new_sequence(salt),
+            *(request_id, token_ids.packed, params, lambda: self.manager.new_sequence(salt)),
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
             priority=priority,
@@ -312,7 +299,3 @@ class Engine:
         """Note that a change is under way. The caller sets `_in_doubt` to False when all of it is done."""
         self.settle()
         self._in_doubt = True
-
-
-def _ignore(what: str, done: int, total: int) -> None:
-    """Stand in for a progress function that was not given."""

@@ -126,8 +126,7 @@ class CapturedNetwork:
         """Run the network.
 
         Args:
-            input_ids: [T] int32.
-            positions: [T] int32.
+            input_ids, positions: [T] int32.
             slots: [T] int32 cache rows; -1: the token is padding.
             cu_seqlens_q: [S + 1] int32.
             seq_lens: [S] int32.

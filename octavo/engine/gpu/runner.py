@@ -75,10 +75,8 @@ class GpuRunner:
         network = CapturedNetwork(decoder, kv_cache, self._forest, plan.max_model_len)
         with torch.cuda.device(plan.device):
             shared = (GraphPool(), network, self._rows, self._buffers)
-        self._decode_graphs = DecodeGraphs(*shared)
-        self._mixed_graphs = MixedGraphs(*shared)
-        self._sampling_graphs = SamplingGraphs(*shared)
-        self.graphs = (self._mixed_graphs, self._decode_graphs, self._sampling_graphs)
+        self.graphs = (MixedGraphs(*shared), DecodeGraphs(*shared), SamplingGraphs(*shared))
+        self._mixed_graphs, self._decode_graphs, self._sampling_graphs = self.graphs
         self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
         self._kernels = kernels
         sizes = (plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.shares_prefixes)
