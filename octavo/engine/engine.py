@@ -100,10 +100,7 @@ class Engine:
         """Make everything else, and do now what requests would otherwise wait for."""
         plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
-            self.tokenizer,
-            vocab_size=vocab_size,
-            max_model_len=plan.max_model_len,
-            num_kv_tokens=plan.num_kv_tokens,
+            *(self.tokenizer, vocab_size), max_model_len=plan.max_model_len, num_kv_tokens=plan.num_kv_tokens
         )
         more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self._eos_token_ids = self.model_config.eos_token_ids | more
@@ -253,8 +250,9 @@ class Engine:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step should be launched: the device is busy, and requests that are added
-        until then join that step. 0: now. See step/pace.py.
+        """Seconds until the next step should be launched, which requests added until then join; 0: now.
+
+        See step/pace.py.
         """
         return 0.0 if self._in_doubt else self._steps.spare_s
 
