@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from octavo.attention.lengths import Lengths, check_capacity, check_kv_begin, check_lengths
-from octavo.attention.plan.host_segments import count_flat_reads, cut_keys, cut_queries, find_segments
+from octavo.attention.plan.host_segments import cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
     Costs,
@@ -64,7 +64,6 @@ class ForestPlan:
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         lengths: of the planned sequences.
-        tile_tokens: query tokens that read a segment together.
         sharing: how many shared prefixes there are and what they save.
         right: keys after its position that a token may see; None: all.
         kv_begin: [S] int32, the first key of each sequence; None: 0.
@@ -83,7 +82,6 @@ class ForestPlan:
     num_sequences: int
     max_kv_len: int
     lengths: Lengths
-    tile_tokens: int
     sharing: Sharing
     right: int | None = 0
     kv_begin: np.ndarray | None = None
@@ -190,11 +188,6 @@ class ForestPlan:
         return self.merge_begin.shape[0] - 1
 
     @property
-    def kv_tokens_flat(self) -> int:
-        """Tokens of KV that this step would read without sharing, with a causal mask and no kv_begin."""
-        return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
-
-    @property
     def kv_tokens_read(self) -> int:
         """Tokens of KV that this plan reads."""
         return int((self.item_kv_end - self.item_kv_begin).sum())
@@ -230,7 +223,7 @@ def _plan(
         raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
     segments = find_segments(lengths, shared, block_size, kv_begin)
     items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
-    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), tile_tokens, right, kv_begin)
+    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, kv_begin)
 
 
 def _assemble(
@@ -238,7 +231,6 @@ def _assemble(
     items: tuple[np.ndarray, ...],
     lengths: Lengths,
     sharing: Sharing,
-    tile_tokens: int,
     right: int | None,
     first_keys: np.ndarray | None,
 ) -> ForestPlan:
@@ -259,7 +251,6 @@ def _assemble(
         num_sequences=lengths.seq_lens.shape[0],
         max_kv_len=int(kv_end.max(initial=0)),
         lengths=lengths,
-        tile_tokens=tile_tokens,
         sharing=sharing,
         right=right,
         kv_begin=first_keys,
