@@ -251,18 +251,24 @@ def test_one_map_serves_many_layers():
         assert torch.equal(lse, results[0][1])
 
 
+# Lengths and query lengths of twelve sequences that share eight blocks of 16, and their rows.
+TWELVE = [160 - i for i in range(12)], [1] * 11 + [3]
+ROWS_OF_TWELVE = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
+
+
+def host_arrays(case):
+    return tuple(getattr(case.metadata, name).numpy() for name in ("block_table", "seq_lens", "cu_seqlens_q"))
+
+
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_attends_in_one_call(impl, monkeypatch):
     """forest_attention makes positions, metadata and plan by itself, and shares."""
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
-    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
-    case = make_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
-    moved, metadata = to_device(case), case.metadata
-    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
-    launched = []
+    case = make_case(*TWELVE, rows=ROWS_OF_TWELVE)
+    moved, launched = to_device(case), []
     attend = triton_nodes.attend_thin_nodes
     monkeypatch.setattr(triton_nodes, "attend_thin_nodes", lambda *a: launched.append(attend(*a)))
-    out = forest_attention(moved.q, moved.cache, *arrays, scale=0.25, impl=impl)
+    out = forest_attention(moved.q, moved.cache, *host_arrays(case), scale=0.25, impl=impl)
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
@@ -274,13 +280,11 @@ def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     # The interpreter alone has no float8; triton_cases gives it some.
     for module in ("forest_attention", "choice"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
-    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
-    case, scales = make_float8_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
-    moved, metadata = to_device(case), case.metadata
-    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
+    case, scales = make_float8_case(*TWELVE, rows=ROWS_OF_TWELVE, block_size=16)
+    moved = to_device(case)
     k_scale, v_scale = (scale.to(DEVICE) for scale in scales)
     out = forest_attention(
-        *(moved.q, LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale), *arrays),
+        *(moved.q, LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale), *host_arrays(case)),
         scale=0.25,
         impl=impl,
     )
