@@ -79,9 +79,7 @@ class RequestMaker:
             prompt_logprobs_start = 1
         seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
         metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stop_token_ids |= self._eos_token_ids
+        eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
         requests = [
             Request(
                 request_id=request_id,
@@ -91,7 +89,7 @@ class RequestMaker:
                 params=params,
                 max_num_tokens=self._max_num_tokens(len(token_ids), params),
                 seed=mix_seed(seed, index),
-                stop_token_ids=stop_token_ids,
+                stop_token_ids=eos_token_ids.union(params.stop_token_ids or ()),
                 blocks=new_blocks(),
                 metrics=metrics,
                 is_read_along=read_along,
