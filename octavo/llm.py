@@ -75,7 +75,7 @@ class LLM:
     @property
     def stats(self) -> EngineStats:
         """Counters of the engine and its KV block pool."""
-        return self._shared.stats()
+        return self._shared.call(self.engine.stats)
 
     def generate(
         self,
@@ -198,11 +198,11 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with finish_reason "abort"."""
-        self._shared.abort(request_id)
+        self._shared.call(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> int:
         """Drop all cached blocks that no request uses; return how many."""
-        return self._shared.reset_prefix_cache()
+        return self._shared.call(self.engine.reset_prefix_cache)
 
     def _run(
         self,
@@ -223,7 +223,7 @@ class LLM:
                 outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
                 if number == step_at and self.engine.runner.runs_ahead:
                     # The device works while this loop reads more prompts.
-                    self._shared.step()
+                    self._shared.call(self.engine.step)
                     step_at *= 2
             collect_youngest()
             for number, output in enumerate(outputs, start=1):

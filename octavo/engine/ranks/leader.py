@@ -75,7 +75,7 @@ class Ranks:
         if self.thread.error is None:
             self.thread.fail(EngineDeadError("the engine was closed"))
         self.thread.stop()
-        self.followers.stop()
+        self.followers.end()
         self.parallel.abort()
         if self.release is not None:
             self.release()
@@ -87,13 +87,13 @@ class Ranks:
         except PeerLostError as error:
             # Another rank has ended, and the watching thread says how.
             self.followers.wait_for_end()
-            self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
+            self.followers.end(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
             raise
         except BaseException as error:
             if isinstance(error, OctavoError) and self.followers.is_loading:
-                self.followers.fail(error)
+                self.followers.end(error)
             else:
-                self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
+                self.followers.end(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
             raise
 
     def _on_end(self, error: OctavoError) -> None:
