@@ -118,15 +118,8 @@ class ForestPlan:
             may_be_short: see check_lengths.
         """
         lengths = check_lengths(seq_lens, cu_seqlens_q, may_be_short=may_be_short)
-        return _plan(
-            lengths,
-            SharedPrefixes.none(),
-            block_size=1,
-            tile_tokens=tile_tokens,
-            split_tokens=split_tokens,
-            right=right,
-            kv_begin=None if kv_begin is None else check_kv_begin(kv_begin, lengths),
-        )
+        first_keys = None if kv_begin is None else check_kv_begin(kv_begin, lengths)
+        return _plan(lengths, SharedPrefixes.none(), 1, tile_tokens, split_tokens, right, first_keys)
 
     @classmethod
     def from_block_tables(
@@ -164,14 +157,7 @@ class ForestPlan:
         query_lens = lengths.query_lens
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
-        return _plan(
-            lengths,
-            shared,
-            block_size=block_size,
-            tile_tokens=costs.tile_tokens,
-            split_tokens=split_tokens,
-            right=right,
-        )
+        return _plan(lengths, shared, block_size, costs.tile_tokens, split_tokens, right, None)
 
     @property
     def num_items(self) -> int:
@@ -208,12 +194,11 @@ def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: in
 def _plan(
     lengths: Lengths,
     shared: SharedPrefixes,
-    *,
     block_size: int,
     tile_tokens: int,
     split_tokens: int,
-    right: int | None = 0,
-    kv_begin: np.ndarray | None = None,
+    right: int | None,
+    kv_begin: np.ndarray | None,
 ) -> ForestPlan:
     if min(tile_tokens, split_tokens) < 1:
         raise InvalidArgumentError(
