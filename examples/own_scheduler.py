@@ -75,7 +75,7 @@ class Scheduler:
 def main() -> None:
     model = PagedDecoder(num_blocks=16, block_size=4)
     texts = ["The sun is", "A poem about the sea:", "One, two, three,", "Water boils at", "Once upon a time"]
-    jobs = [Job(text, model.tokenizer.encode(text), max_tokens=16) for text in texts]
+    jobs = [Job(text, model.tokenizer.encode(text), max_tokens=12) for text in texts]
     scheduler = Scheduler(model, jobs, max_running=4)
     scheduler.run()
     for job in jobs:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Literal
 
 from octavo.config import EngineConfig
@@ -68,14 +69,13 @@ class LLM:
     def from_engine(cls, engine: Engine) -> "LLM":
         """Wrap a loaded engine."""
         llm = cls.__new__(cls)
-        llm.engine = engine
-        llm._shared = SharedEngine(engine)
+        llm.engine, llm._shared = engine, SharedEngine(engine)
         return llm
 
     @property
     def stats(self) -> EngineStats:
         """Counters of the engine and its KV block pool."""
-        return self._shared.stats()
+        return self._shared.call(self.engine.stats)
 
     def generate(
         self,
@@ -146,23 +146,18 @@ class LLM:
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
         """
-        conversations = as_conversations(messages)
-        prompts: list[Prompt] = [self.chat_prompt(conversation) for conversation in conversations]
-        return self.generate(
-            prompts,
-            DEFAULT_CHAT_SAMPLING if params is None else params,
-            on_error=on_error,
-            cache_salt=cache_salt,
-            progress=progress,
-        )
+        prompts: list[Prompt] = [
+            self.chat_prompt(conversation) for conversation in as_conversations(messages)
+        ]
+        params = DEFAULT_CHAT_SAMPLING if params is None else params
+        return self.generate(prompts, params, on_error=on_error, cache_salt=cache_salt, progress=progress)
 
     def chat_stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, cache_salt: str = ""
     ) -> "CompletionStream":
         """Stream the answer to one conversation; see `chat` and `stream`."""
-        prompt = self.chat_prompt(messages)
         params = DEFAULT_CHAT_SAMPLING if params is None else params
-        return self.stream(prompt, params, cache_salt=cache_salt)
+        return self.stream(self.chat_prompt(messages), params, cache_salt=cache_salt)
 
     def chat_prompt(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Render messages with the model's chat template and tokenize them."""
@@ -194,27 +189,20 @@ class LLM:
         suffixes = [self.engine.prompts.read_continuation(continuation) for continuation in continuation_list]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
         with closing(self._shared.caller()) as caller, no_full_collections():
-            outputs = [
-                caller.add(
-                    prefix_ids + suffix,
-                    params,
-                    cache_salt=cache_salt,
-                    prompt_logprobs_start=len(prefix_ids.listed),
-                    read_along=False,
-                )
-                for suffix in suffixes
-            ]
+            add = partial(caller.add, params=params, cache_salt=cache_salt, read_along=False)
+            start = len(prefix_ids.listed)
+            outputs = [add(prefix_ids + suffix, prompt_logprobs_start=start) for suffix in suffixes]
             for output in outputs:
                 self._wait(output)
         return [_score(output, suffix.listed) for output, suffix in zip(outputs, suffixes, strict=True)]
 
     def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with finish_reason "abort"."""
-        self._shared.abort(request_id)
+        self._shared.call(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> int:
         """Drop all cached blocks that no request uses; return how many."""
-        return self._shared.reset_prefix_cache()
+        return self._shared.call(self.engine.reset_prefix_cache)
 
     def _run(
         self,
@@ -235,7 +223,7 @@ class LLM:
                 outputs.append(_add(caller, prompt, params_, on_error, cache_salt))
                 if number == step_at and self.engine.runner.runs_ahead:
                     # The device works while this loop reads more prompts.
-                    self._shared.step()
+                    self._shared.call(self.engine.step)
                     step_at *= 2
             collect_youngest()
             for number, output in enumerate(outputs, start=1):
@@ -303,9 +291,7 @@ def _score(output: RequestOutput, suffix: list[int]) -> ScoreOutput:
     if output.error is not None:
         raise output.error
     if output.outputs[0].finish_reason == "abort":
-        raise EngineError(
-            "the request for this score was aborted before all its log-probabilities were known"
-        )
+        raise EngineError("the request for this score was aborted before its log-probabilities were known")
     assert output.prompt_logprobs is not None
     entries = output.prompt_logprobs[-len(suffix) :]
     logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, suffix, strict=True) if entry]

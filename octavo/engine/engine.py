@@ -14,8 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import log_plan, make_runner, read_decoder
-from octavo.engine.memory import plan_execution
+from octavo.engine.loading import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
 from octavo.engine.ranks import LeaderRunner, start_ranks
@@ -29,15 +28,7 @@ from octavo.engine.structured import Grammar, Grammars
 from octavo.errors import ConfigError, InvalidArgumentError, OctavoError
 from octavo.garbage import freeze
 from octavo.kv import KVCacheManager
-from octavo.models import (
-    Decoder,
-    ModelConfig,
-    ModelSource,
-    load_tokenizer,
-    read_config,
-    resolve_model,
-    stored_matrices,
-)
+from octavo.models import Decoder, ModelSource, load_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.parallel import TensorParallel
 from octavo.sampling_params import SamplingParams
@@ -84,11 +75,8 @@ class Engine:
             if decoder is not None or parallel.size > 1:
                 raise ConfigError("with tensor_parallel_size > 1 an engine makes all ranks' decoders itself")
             parallel = TensorParallel.not_met(0, config.tensor_parallel_size)
-        source = resolve_model(config.model, config.load_format)
-        self.config = config
-        self.model_config = ModelConfig.from_hf(read_config(source))
-        stored = stored_matrices(source, config.load_format)
-        self.plan = plan_execution(config, self.model_config, parallel, stored=stored)
+        source, self.plan = plan_model(config, parallel)
+        self.config, self.model_config = config, self.plan.model
         self.tokenizer = load_tokenizer(source)
         try:
             self.runner = self._load(source, decoder, progress)
@@ -101,36 +89,25 @@ class Engine:
         self, source: ModelSource, decoder: Decoder | None, progress: PrepareProgress | None
     ) -> StepRunner:
         """Load the weights and allocate the KV cache, on all ranks."""
-        config, model = self.config, self.model_config
         loaded = None if progress is None else partial(progress, "loading weights")
-        if config.tensor_parallel_size > 1:
-            self._ranks = start_ranks(config, self.plan, source, model, loaded)
+        if self.config.tensor_parallel_size > 1:
+            self._ranks = start_ranks(source, self.plan, loaded)
             self.plan = self._ranks.plan
         log_plan(self.plan, source)
-        if self._ranks is not None:
-            return self._ranks
-        return make_runner(
-            decoder or read_decoder(source, config, self.plan, model, loaded), config, self.plan
-        )
+        return self._ranks or make_runner(decoder or read_decoder(source, self.plan, loaded), self.plan)
 
     def _get_ready(self, progress: PrepareProgress | None) -> None:
         """Make everything else, and do now what requests would otherwise wait for."""
-        config, plan = self.config, self.plan
+        plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
-            self.tokenizer,
-            vocab_size=self.model_config.vocab_size,
-            max_model_len=plan.max_model_len,
-            num_kv_tokens=plan.num_kv_tokens,
+            *(self.tokenizer, vocab_size), max_model_len=plan.max_model_len, num_kv_tokens=plan.num_kv_tokens
         )
-        self._eos_token_ids = self.model_config.eos_token_ids
-        if self.tokenizer is not None:
-            self._eos_token_ids |= self.tokenizer.eos_token_ids
-        self.grammars = Grammars(
-            self.tokenizer, vocab_size=self.model_config.vocab_size, eos_token_ids=self._eos_token_ids
-        )
+        more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
+        self._eos_token_ids = self.model_config.eos_token_ids | more
+        self.grammars = Grammars(self.tokenizer, vocab_size=vocab_size, eos_token_ids=self._eos_token_ids)
         self._open_books()
-        if config.prepare and self.runner.runs_ahead:
-            self.runner.prepare(progress or _ignore)
+        if self.config.prepare and self.runner.runs_ahead:
+            self.runner.prepare(progress or (lambda *_: None))
             self._rehearse()
             freeze()
         self.runner.note_ready()
@@ -145,28 +122,21 @@ class Engine:
             bytes_per_block=plan.block_size * plan.kv_bytes_per_token,
         )
         self.scheduler = Scheduler(
-            self.manager,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
+            self.manager, max_num_seqs=plan.max_num_seqs, max_num_batched_tokens=plan.max_num_batched_tokens
         )
         self.outputs = OutputProcessor(self.tokenizer)
-        self._steps = Steps(
-            self.runner, self.manager, self.scheduler, self.outputs, max_step_ms=config.max_step_ms
-        )
+        self._steps = Steps(self.runner, self.manager, self.scheduler, self.outputs, config.max_step_ms)
         self._in_doubt = False
-        self._maker = RequestMaker(
-            seed=config.seed, max_model_len=plan.max_model_len, eos_token_ids=self._eos_token_ids
-        )
+        self._maker = RequestMaker(config.seed, plan.max_model_len, self._eos_token_ids)
 
     def _rehearse(self) -> None:
         """Answer a request that asks for every option, to set up what first use sets up; then forget it."""
-        if min(self.plan.max_model_len, self.plan.num_kv_tokens) < REHEARSAL_TOKENS:
-            return
-        self.add_request([0, 0, 0], REHEARSAL)
-        while self.has_unfinished_requests:
-            self.step()
-        self.runner.reset()
-        self._open_books()
+        if min(self.plan.max_model_len, self.plan.num_kv_tokens) >= REHEARSAL_TOKENS:
+            self.add_request([0, 0, 0], REHEARSAL)
+            while self.has_unfinished_requests:
+                self.step()
+            self.runner.reset()
+            self._open_books()
 
     @property
     def error(self) -> OctavoError | None:
@@ -241,10 +211,7 @@ class Engine:
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
-            request_id,
-            token_ids.packed,
-            params,
-            lambda: self.manager.new_sequence(salt),
+            *(request_id, token_ids.packed, params, lambda: self.manager.new_sequence(salt)),
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
             priority=priority,
@@ -283,8 +250,9 @@ class Engine:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step should be launched: the device is busy, and requests that are added
-        until then join that step. 0: now. See step/pace.py.
+        """Seconds until the next step should be launched, which requests added until then join; 0: now.
+
+        See step/pace.py.
         """
         return 0.0 if self._in_doubt else self._steps.spare_s
 
@@ -329,7 +297,3 @@ class Engine:
         """Note that a change is under way. The caller sets `_in_doubt` to False when all of it is done."""
         self.settle()
         self._in_doubt = True
-
-
-def _ignore(what: str, done: int, total: int) -> None:
-    """Stand in for a progress function that was not given."""

@@ -1,4 +1,4 @@
-"""Loads weights, allocates the KV cache, and chooses the runner: all before an engine's first request."""
+"""Plans a model, loads its weights, allocates the KV cache and chooses the runner."""
 
 import logging
 from collections.abc import Callable
@@ -6,41 +6,60 @@ from collections.abc import Callable
 from octavo.attention import KVCache
 from octavo.attention.choice import choose_impl
 from octavo.config import EngineConfig
-from octavo.engine.memory import ExecutionPlan, gib
+from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.memory.working import rank_share
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.step.result import StepRunner
 from octavo.engine.structured.masks import TokenMasks
 from octavo.errors import ConfigError
-from octavo.models import Decoder, ModelConfig, ModelSource, load_decoder, open_weights, parameter_shapes
+from octavo.models import (
+    Decoder,
+    ModelConfig,
+    ModelSource,
+    load_decoder,
+    open_weights,
+    parameter_shapes,
+    read_config,
+    resolve_model,
+    stored_matrices,
+)
+from octavo.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
 
+def plan_model(config: EngineConfig, parallel: TensorParallel) -> tuple[ModelSource, ExecutionPlan]:
+    """Find the model that a config names, and plan one rank; see plan_execution.
+
+    Raises:
+        ModelError: it cannot be found, read or supported.
+        ConfigError: an option contradicts the model or the machine.
+        OutOfMemoryError: what the options ask for does not fit.
+    """
+    source = resolve_model(config.model, config.load_format)
+    model = ModelConfig.from_hf(read_config(source))
+    stored = stored_matrices(source, config.load_format)
+    return source, plan_execution(config, model, parallel, stored=stored)
+
+
 def read_decoder(
-    source: ModelSource,
-    config: EngineConfig,
-    plan: ExecutionPlan,
-    model: ModelConfig,
-    progress: Callable[[int, int], None] | None,
+    source: ModelSource, plan: ExecutionPlan, progress: Callable[[int, int], None] | None
 ) -> Decoder:
     """Load a model's weights.
 
     Args:
         source: where they are.
-        config: format, seed of dummy weights, and how products and attention are computed.
-        plan: dtype, device and rank.
-        model: the network.
+        plan: the network, and how it runs.
         progress: called with (tensors loaded, tensors in all), or None.
 
     Raises:
         ModelError: the weights do not fit the network, or cannot be read.
     """
-    weights = open_weights(source, config.load_format, shapes=parameter_shapes(model), seed=config.seed)
+    config = plan.config
+    weights = open_weights(source, config.load_format, shapes=parameter_shapes(plan.model), seed=config.seed)
     try:
         return load_decoder(
-            model,
-            weights,
+            *(plan.model, weights),
             dtype=plan.dtype,
             device=plan.device,
             parallel=plan.parallel,
@@ -54,32 +73,19 @@ def read_decoder(
         weights.close()
 
 
-def make_runner(
-    decoder: Decoder, config: EngineConfig, plan: ExecutionPlan, masks: TokenMasks | None = None
-) -> StepRunner:
+def make_runner(decoder: Decoder, plan: ExecutionPlan, masks: TokenMasks | None = None) -> StepRunner:
     """Allocate the KV cache, and return what runs the decoder over it on the plan's device.
 
     Args:
         decoder: the network, or this rank's part.
-        config: how to run it.
-        plan: sizes, device and rank.
+        plan: how to run it.
         masks: forbids what grammars do not take; None: the runner's own.
 
     Raises:
         ConfigError: the decoder was loaded for other steps (deterministic or not), or for another rank.
         OutOfMemoryError: the cache does not fit.
     """
-    if decoder.deterministic != config.deterministic:
-        raise ConfigError(
-            f"deterministic={config.deterministic} contradicts the decoder that was given, "
-            f"which was loaded with deterministic={decoder.deterministic}"
-        )
-    num_kv_heads = rank_share(decoder.config, plan.parallel).num_kv_heads
-    if decoder.num_kv_heads != num_kv_heads:
-        raise ConfigError(
-            f"a decoder with {num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, the "
-            f"one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
-        )
+    _check_decoder(decoder, plan)
     cache = _allocate_kv_cache(decoder, plan)
     # On a CPU, too: there it compiles the attention kernels on first use, for which no request should wait.
     impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
@@ -87,28 +93,10 @@ def make_runner(
         from octavo.engine.gpu.kernel_cache import KernelCache
         from octavo.engine.gpu.runner import GpuRunner
 
-        kernels = KernelCache(config.kernel_cache_dir)
+        kernels = KernelCache(plan.config.kernel_cache_dir)
         logger.info("compiled kernels are kept in %s, %s", kernels.folder, gib(kernels.num_bytes))
-        return GpuRunner(
-            decoder,
-            cache,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_tokens=plan.max_num_batched_tokens,
-            max_model_len=plan.max_model_len,
-            device=plan.device,
-            share_prefixes=config.share_prefixes and not config.deterministic,
-            kernels=kernels,
-            masks=masks,
-        )
-    return ModelRunner(
-        decoder,
-        cache,
-        max_num_seqs=plan.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        device=plan.device,
-        share_prefixes=config.share_prefixes,
-        masks=masks,
-    )
+        return GpuRunner(decoder, cache, plan, kernels, masks)
+    return ModelRunner(decoder, cache, plan, masks)
 
 
 def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
@@ -125,6 +113,21 @@ def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
         gib(plan.working_bytes),
         gib(plan.free_bytes),
     )
+
+
+def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:
+    deterministic = plan.config.deterministic
+    if decoder.deterministic != deterministic:
+        raise ConfigError(
+            f"deterministic={deterministic} contradicts the decoder that was given, "
+            f"which was loaded with deterministic={decoder.deterministic}"
+        )
+    num_kv_heads = rank_share(decoder.config, plan.parallel).num_kv_heads
+    if decoder.num_kv_heads != num_kv_heads:
+        raise ConfigError(
+            f"a decoder with {num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, the "
+            f"one that was given has {decoder.num_kv_heads}; load it for the engine's rank"
+        )
 
 
 def _allocate_kv_cache(decoder: Decoder, plan: ExecutionPlan) -> KVCache:

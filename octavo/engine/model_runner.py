@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.attention import ForestPlan, KVCache
 from octavo.attention.plan.prefix_forest import Sharing
+from octavo.engine.memory import ExecutionPlan
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import prompt_logprobs
 from octavo.engine.sampling.sampler import SampledToken, Sampler
@@ -27,11 +28,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         kv_cache: KVCache,
-        *,
-        max_num_seqs: int,
-        max_model_len: int,
-        device: torch.device,
-        share_prefixes: bool,
+        plan: ExecutionPlan,
         masks: TokenMasks | None = None,
     ) -> None:
         """Allocate block tables and a sampler.
@@ -39,20 +36,15 @@ class ModelRunner:
         Args:
             decoder: the network.
             kv_cache: its cache.
-            max_num_seqs: most sequences of a step.
-            max_model_len: longest sequence, tokens.
-            device: of both.
-            share_prefixes: read blocks that several sequences of a step have in common once for all.
+            plan: device and sizes of both.
             masks: forbids what grammars do not take; None: its own.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
-        self.share_prefixes = share_prefixes
-        self._device = device
-        self._inputs = StepInputBuilder(
-            max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
-        )
-        self._sampler = Sampler(decoder.config.vocab_size, device, masks)
+        self._device = plan.device
+        self._shares_prefixes = plan.shares_prefixes
+        self._inputs = StepInputBuilder(plan)
+        self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
         self._sharing = Sharing()
 
     def prepare(self, progress: PrepareProgress) -> None:
@@ -105,7 +97,7 @@ class ModelRunner:
         return self.decoder.forward(input_ids, self.kv_cache, metadata)
 
     def _plan(self, step_input: StepInput) -> ForestPlan:
-        if not self.share_prefixes:
+        if not self._shares_prefixes:
             return ForestPlan.flat(step_input.seq_lens, step_input.cu_seqlens_q)
         return ForestPlan.from_block_tables(
             step_input.block_table,

@@ -63,7 +63,7 @@ class PromptReader:
     """Reads and checks prompts and the token ids in sampling parameters for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, num_kv_tokens: int
+        self, tokenizer: Tokenizer | None, vocab_size: int, *, max_model_len: int, num_kv_tokens: int
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size

@@ -16,7 +16,7 @@ from octavo.sampling_params import SamplingParams
 class RequestMaker:
     """Makes the requests of one engine, and numbers them."""
 
-    def __init__(self, *, seed: int, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, seed: int, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
         """Keep what all requests are made with.
 
         Args:
@@ -63,7 +63,7 @@ class RequestMaker:
         prompt_logprobs_start: int | None,
         read_along: bool,
         priority: int,
-        grammar: Grammar | None = None,
+        grammar: Grammar | None,
     ) -> list[Request]:
         """Make the params.n requests of a prompt; the first leads, the others are its forks.
 
@@ -72,22 +72,14 @@ class RequestMaker:
             token_ids: the prompt.
             params: how to continue it.
             new_blocks: makes an empty sequence.
-            prompt_logprobs_start: see Engine.add_request.
-            read_along: likewise.
-            priority: likewise.
-            grammar: likewise.
+            prompt_logprobs_start, read_along, priority, grammar: see Engine.add_request.
         """
         self._num_requests += 1
         if prompt_logprobs_start is None and params.prompt_logprobs is not None:
             prompt_logprobs_start = 1
         seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
         metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
-        max_num_tokens = self._max_model_len
-        if params.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stop_token_ids |= self._eos_token_ids
+        eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
         requests = [
             Request(
                 request_id=request_id,
@@ -95,9 +87,9 @@ class RequestMaker:
                 token_ids=token_ids[:],
                 num_prompt_tokens=len(token_ids),
                 params=params,
-                max_num_tokens=max_num_tokens,
+                max_num_tokens=self._max_num_tokens(len(token_ids), params),
                 seed=mix_seed(seed, index),
-                stop_token_ids=stop_token_ids,
+                stop_token_ids=eos_token_ids.union(params.stop_token_ids or ()),
                 blocks=new_blocks(),
                 metrics=metrics,
                 is_read_along=read_along,
@@ -109,6 +101,11 @@ class RequestMaker:
         ]
         requests[0].forks = requests[1:]
         return requests
+
+    def _max_num_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        if params.max_tokens is None:
+            return self._max_model_len
+        return min(self._max_model_len, num_prompt_tokens + params.max_tokens)
 
 
 def salt_bytes(cache_salt: str) -> bytes:

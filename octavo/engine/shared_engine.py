@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import Prompt, TokenIds
-from octavo.engine.stats import EngineStats
 from octavo.errors import EngineError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -95,22 +94,6 @@ class SharedEngine:
                 time.sleep(max(spare_s, _COURTESY_S))
             if found:
                 return found
-
-    def step(self) -> None:
-        """Run one step."""
-        self.call(self.engine.step)
-
-    def abort(self, request_id: str) -> None:
-        """See Engine.abort."""
-        self.call(lambda: self.engine.abort(request_id))
-
-    def reset_prefix_cache(self) -> int:
-        """See Engine.reset_prefix_cache."""
-        return self.call(self.engine.reset_prefix_cache)
-
-    def stats(self) -> EngineStats:
-        """See Engine.stats."""
-        return self.call(self.engine.stats)
 
     def leave(self, requests: "_Requests") -> None:
         """Abort a caller's unfinished requests."""

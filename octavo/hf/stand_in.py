@@ -58,16 +58,9 @@ def _flash_attn_2() -> dict[str, dict[str, Callable]]:
     """Return the modules of flash_attn and what is in them, parents first."""
     from octavo import ops
 
-    names = (
-        "flash_attn_func",
-        "flash_attn_kvpacked_func",
-        "flash_attn_qkvpacked_func",
-        "flash_attn_varlen_func",
-        "flash_attn_varlen_kvpacked_func",
-        "flash_attn_varlen_qkvpacked_func",
-        "flash_attn_with_kvcache",
-    )
-    functions = {name: getattr(ops, name) for name in names}
+    # Those of flash_attn_3 alone are not in flash_attn.
+    names = set(ops.__all__) - {"flash_attn_combine", "get_scheduler_metadata"}
+    functions = {name: getattr(ops, name) for name in sorted(names)}
     return {
         "flash_attn": functions,
         "flash_attn.flash_attn_interface": functions,

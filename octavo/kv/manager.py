@@ -36,6 +36,9 @@ class KVCacheManager:
         bytes_per_block: keys and values of one block, all layers, for `stats`.
         hash_block: digest of (parent digest, contents). Collisions cost reuse, never correctness.
 
+    Attributes:
+        store: the blocks, for observers; `reset` replaces it.
+
     Raises:
         InvalidArgumentError: a number is out of range.
     """
@@ -59,22 +62,15 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.bytes_per_block = bytes_per_block
         self._hash_block = hash_block
-        self._store = BlockStore(num_blocks)
+        self.store = BlockStore(num_blocks)
         self._live: set[SequenceBlocks] = set()
-        # The sequence that was matched last.
-        self._newest: SequenceBlocks | None = None
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
 
     @property
-    def store(self) -> BlockStore:
-        """The blocks, for observers; `reset` replaces it."""
-        return self._store
-
-    @property
     def num_free_blocks(self) -> int:
         """Blocks that `allocate` can hand out: free ones and cached ones nobody references."""
-        return self._store.pool.num_available
+        return self.store.pool.num_available
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Return whether an otherwise empty pool can hold `num_tokens` tokens."""
@@ -102,19 +98,9 @@ class KVCacheManager:
         num_blocks = sequence.num_full_blocks(token_ids, max_tokens)
         if not self.enable_prefix_caching:
             return 0
-        sequence.require_unchanged(token_ids, 0, num_blocks)
-        known = self._known_blocks(sequence, token_ids, num_blocks)
-        keys = sequence.keys(token_ids, len(known), num_blocks)
-        block_ids = self._store.tree.longest_match(keys, known)
-        self._store.retain(block_ids)
-        if block_ids:
-            self._store.tree.note_hit(block_ids[-1])
-        num_tokens = len(block_ids) * self.block_size
-        sequence.block_ids = block_ids
-        sequence.num_filled_tokens = num_tokens
-        sequence.num_committed = len(block_ids)
+        self.store.match(sequence, token_ids, num_blocks)
         self._live.add(sequence)
-        self._newest = sequence
+        num_tokens = sequence.num_filled_tokens
         self._num_query_tokens += max(0, max_tokens)
         self._num_hit_tokens += num_tokens
         return num_tokens
@@ -130,7 +116,7 @@ class KVCacheManager:
         self._require_ours(sequence)
         num_new = num_blocks_for(num_tokens, self.block_size) - len(sequence.block_ids)
         if num_new > 0:
-            block_ids = self._store.take(num_new)
+            block_ids = self.store.take(num_new)
             if block_ids is None:
                 return False
             sequence.block_ids.extend(block_ids)
@@ -146,11 +132,9 @@ class KVCacheManager:
         Raises:
             InvalidArgumentError: the tokens do not fit the blocks.
         """
-        self._require_ours(sequence)
-        num_full = sequence.num_full_blocks(token_ids, num_tokens)
-        sequence.require_capacity(num_tokens)
+        num_full = self._num_full_blocks(sequence, token_ids, num_tokens)
         if self.enable_prefix_caching:
-            self._register(sequence, token_ids, num_full, exchange=False)
+            self.store.register(sequence, token_ids, num_full, exchange=False)
             num_registered = sequence.num_committed * self.block_size
             sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_registered)
 
@@ -171,12 +155,10 @@ class KVCacheManager:
             # The case of nearly every decoding step.
             sequence.num_filled_tokens = num_computed_tokens
             return False
-        self._require_ours(sequence)
-        num_full = sequence.num_full_blocks(token_ids, num_computed_tokens)
-        sequence.require_capacity(num_computed_tokens)
+        num_full = self._num_full_blocks(sequence, token_ids, num_computed_tokens)
         changed = False
         if self.enable_prefix_caching:
-            changed = self._register(sequence, token_ids, num_full, exchange=True)
+            changed = self.store.register(sequence, token_ids, num_full, exchange=True)
         else:
             sequence.num_committed = max(sequence.num_committed, num_full)
         sequence.num_filled_tokens = max(sequence.num_filled_tokens, num_computed_tokens)
@@ -203,13 +185,13 @@ class KVCacheManager:
                 f"got {num_tokens}; commit computed tokens first"
             )
         num_full, num_in_tail = divmod(num_tokens, self.block_size)
-        tail = self._store.take(1) if num_in_tail else []
+        tail = self.store.take(1) if num_in_tail else []
         if tail is None:
             return None
         child = self.new_sequence(parent.salt)
         child.block_keys = parent.block_keys[:num_full]
         child.block_ids = parent.block_ids[:num_full]
-        self._store.retain(child.block_ids)
+        self.store.retain(child.block_ids)
         child.block_ids += tail
         child.num_committed = min(parent.num_committed, num_full)
         child.num_filled_tokens = num_tokens
@@ -219,7 +201,7 @@ class KVCacheManager:
     def can_cut(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
         """Return whether `truncate` to `num_tokens`, at most the capacity, needs no copy of a block."""
         num_full, num_in_tail = divmod(num_tokens, self.block_size)
-        return num_in_tail == 0 or self._store.is_writable(sequence.block_ids[num_full])
+        return num_in_tail == 0 or self.store.is_writable(sequence.block_ids[num_full])
 
     def truncate(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Drop the blocks beyond the first `num_tokens` tokens, and the tokens in them.
@@ -241,7 +223,7 @@ class KVCacheManager:
             )
         num_full, num_kept = num_tokens // self.block_size, num_blocks_for(num_tokens, self.block_size)
         if num_kept < len(sequence.block_ids):
-            self._store.release(sequence.block_ids[num_kept:])
+            self.store.release(sequence.block_ids[num_kept:])
             sequence.block_ids = sequence.block_ids[:num_kept]
         del sequence.block_keys[num_full:]
         sequence.num_filled_tokens = min(sequence.num_filled_tokens, num_tokens)
@@ -250,7 +232,7 @@ class KVCacheManager:
     def free(self, sequence: SequenceBlocks) -> None:
         """Release all blocks, last block first: beginnings of prefixes are evicted last. Idempotent."""
         self._require_ours(sequence)
-        self._store.release(sequence.block_ids)
+        self.store.release(sequence.block_ids)
         sequence.clear()
         self._live.discard(sequence)
 
@@ -259,7 +241,7 @@ class KVCacheManager:
 
         Blocks in use stay registered, so a request like a running one can still hit them.
         """
-        return self._store.drop_cached()
+        return self.store.drop_cached()
 
     def reset(self) -> None:
         """Forget every sequence and every block, in whatever state they are; counters continue.
@@ -267,58 +249,41 @@ class KVCacheManager:
         Call it after an interrupted operation or a failed step, when the contents of published blocks are
         unknown. Sequences made before must not be used again.
         """
-        self._store = BlockStore(self.num_blocks, num_evictions=self._store.num_evictions)
+        self.store = BlockStore(self.num_blocks, num_evictions=self.store.num_evictions)
         self._live = set()
-        self._newest = None
 
     def stats(self) -> KVStats:
         """Return the pool's figures; O(live sequences)."""
         # Only blocks that belong to one sequence have unfilled slots, so nothing is counted twice.
         unfilled = sum(sequence.capacity - sequence.num_filled_tokens for sequence in self._live)
-        pool = self._store.pool
+        pool = self.store.pool
         return KVStats(
             num_blocks=self.num_blocks,
             num_free=pool.num_free,
             num_cached=pool.num_cached,
-            num_referenced=self.num_blocks - pool.num_available,
             num_shared=pool.num_shared,
             num_table_entries=sum(len(sequence.block_ids) for sequence in self._live),
             reserved_unfilled_tokens=unfilled,
-            reserved_unfilled_bytes=unfilled * self.bytes_per_block // self.block_size,
+            block_size=self.block_size,
             prefix_query_tokens=self._num_query_tokens,
             prefix_hit_tokens=self._num_hit_tokens,
-            num_evictions=self._store.num_evictions,
+            num_evictions=self.store.num_evictions,
             bytes_per_block=self.bytes_per_block,
         )
 
     def check_invariants(self) -> None:
         """Assert that pool, tree and live sequences agree; O(all blocks), for tests."""
-        check_pool(self._store.pool, self._store.tree)
-        check_sequences(self._store.pool, self._store.tree, self._live)
+        check_pool(self.store.pool, self.store.tree)
+        check_sequences(self.store.pool, self.store.tree, self._live)
         if self.enable_prefix_caching:
-            check_prefixes(self._store.tree, self._live)
+            check_prefixes(self.store.tree, self._live)
 
-    def _known_blocks(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the blocks that a sequence shares with the one matched last, and copy their keys.
-
-        Prompts with a long common prefix often follow one another. Comparing their tokens is much faster than
-        looking up every block.
-        """
-        newest = self._newest
-        num_equal = 0 if newest is None else sequence.num_equal_blocks(token_ids, newest, num_blocks)
-        # The blocks before a registered one are registered.
-        if newest is None or num_equal == 0 or newest.block_ids[num_equal - 1] not in self._store.tree:
-            return []
-        if len(sequence.block_keys) < num_equal:
-            sequence.block_keys = newest.block_keys[:num_equal]
-        return newest.block_ids[:num_equal]
-
-    def _register(
-        self, sequence: SequenceBlocks, token_ids: Sequence[int], num_full: int, *, exchange: bool
-    ) -> bool:
-        sequence.require_unchanged(token_ids, sequence.num_committed, num_full)
-        sequence.extend_keys(token_ids, num_full)
-        return self._store.register(sequence, num_full, exchange=exchange)
+    def _num_full_blocks(self, sequence: SequenceBlocks, token_ids: Sequence[int], num_tokens: int) -> int:
+        """Return how many blocks a sequence's first tokens fill, which must be its own and fit."""
+        self._require_ours(sequence)
+        num_full = sequence.num_full_blocks(token_ids, num_tokens)
+        sequence.require_capacity(num_tokens)
+        return num_full
 
     def _require_ours(self, sequence: SequenceBlocks) -> None:
         if sequence.block_ids and sequence not in self._live:

@@ -185,10 +185,7 @@ class PagedSequences:
         """Return the cache's figures; slots that were handed out for tokens count as filled."""
         entries = self._entries.values()
         unfilled = sum(entry.blocks.capacity - len(entry.token_ids) for entry in entries)
-        num_bytes = unfilled * self.manager.bytes_per_block // self.manager.block_size
-        return replace(
-            self.manager.stats(), reserved_unfilled_tokens=unfilled, reserved_unfilled_bytes=num_bytes
-        )
+        return replace(self.manager.stats(), reserved_unfilled_tokens=unfilled)
 
     def block_table(self, sequence_ids: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
         """Return the block table and the lengths of S sequences for an attention call.

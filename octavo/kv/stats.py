@@ -13,30 +13,38 @@ class KVStats:
         num_blocks: blocks of the cache.
         num_free: blocks whose contents cannot be hit.
         num_cached: unreferenced blocks that can still be hit.
-        num_referenced: blocks in at least one block table.
         num_shared: blocks in more than one block table.
         num_table_entries: lengths of all block tables together: the blocks that a copy for each sequence
             would take.
         reserved_unfilled_tokens: fragmentation: slots of referenced blocks that hold no token yet.
-        reserved_unfilled_bytes: the same in bytes of keys and values, all layers.
         prefix_query_tokens: tokens that prefix lookups could have found, repeated lookups included.
         prefix_hit_tokens: tokens that they found.
         num_evictions: cached blocks lost to new allocations.
+        block_size: tokens per block.
         bytes_per_block: keys and values of one block, all layers; 0 if the manager was not told.
     """
 
     num_blocks: int
     num_free: int
     num_cached: int
-    num_referenced: int
     num_shared: int
     num_table_entries: int
     reserved_unfilled_tokens: int
-    reserved_unfilled_bytes: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_evictions: int
+    block_size: int
     bytes_per_block: int
+
+    @property
+    def num_referenced(self) -> int:
+        """Blocks in at least one block table."""
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def reserved_unfilled_bytes(self) -> int:
+        """Fragmentation in bytes of keys and values, all layers."""
+        return self.reserved_unfilled_tokens * self.bytes_per_block // self.block_size
 
     @property
     def referenced_bytes(self) -> int:

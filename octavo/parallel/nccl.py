@@ -175,12 +175,7 @@ def connect_nccl(
     """Connect to the other ranks of this machine.
 
     Args:
-        rank: this process' rank.
-        size: number of ranks.
-        device: the GPU of this rank.
-        rendezvous: path of a file that does not exist yet, the same for all ranks.
-        shares_memory: sum small tensors through shared memory where the GPUs can.
-        in_order: sum tensors of all sizes that way, in rank order.
+        rank, size, device, rendezvous, shares_memory, in_order: see connect.
         timeout_s: how long to wait for the other ranks.
 
     Raises:
@@ -196,15 +191,9 @@ def connect_nccl(
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # engine/ranks watches the ranks. NCCL's own monitor would need the store, which is gone by then.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    api: Any = distributed
     try:
-        store = api.FileStore(str(rendezvous), size)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        options = api.ProcessGroupNCCL.Options()
-        # engine/ranks notices much earlier that a rank is gone.
-        options._timeout = timedelta(days=30)
         with torch.cuda.device(device):
-            group = api.ProcessGroupNCCL(store, rank, size, options)
+            store, group = _meet(rank, size, rendezvous, timedelta(seconds=timeout_s))
             collectives = NcclCollectives(group, size, in_order=in_order)
             # NCCL connects lazily at the first call of each kind, which must not happen in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
@@ -221,3 +210,16 @@ def connect_nccl(
         collectives.check_order()
     logger.info("sums over %d ranks: %s", size, collectives.describe())
     return TensorParallel(rank, size, collectives)
+
+
+def _meet(rank: int, size: int, rendezvous: Path, timeout: timedelta) -> tuple[Any, Any]:
+    """Build the store through which ranks meet, and the process group on the current GPU."""
+    from torch import distributed
+
+    api: Any = distributed
+    store = api.FileStore(str(rendezvous), size)
+    store.set_timeout(timeout)
+    options = api.ProcessGroupNCCL.Options()
+    # engine/ranks notices much earlier that a rank is gone.
+    options._timeout = timedelta(days=30)
+    return store, api.ProcessGroupNCCL(store, rank, size, options)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = int(os.environ.get("FUZZ_CASES", "40"))
+CASES = int(os.environ.get("FUZZ_CASES", "24"))
 # As an option of the compiler, which thus builds every kernel library as Octavo does, and keeps it apart.
 WRAPPER = """#!/bin/sh
 exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all

@@ -96,13 +96,13 @@ def test_decode(heads, kv_heads, block_size):
     check(shared_case(heads=heads, kv_heads=kv_heads, block_size=block_size))
 
 
-@pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [9, 20, 1, 12, 17], [1, 0, 3, 0, 1]])
+@pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [3, 18, 1, 7, 2], [1, 0, 3, 0, 1]])
 def test_extend(query_lens):
     check(shared_case(query_lens, heads=8))
 
 
 @fewer("right", [2, None])
-@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1], [9, 20, 1, 12, 17]])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1], [3, 18, 1, 7, 2]])
 def test_keys_after_the_query(query_lens, right):
     """They are in leaves; nodes see shifted positions, and bias by the true ones."""
     check(shared_case(query_lens), right=right)
@@ -121,7 +121,7 @@ def test_extend_with_keys_in_parts(monkeypatch):
     """Few tiles on many multiprocessors: only the first part of a tile's keys begins with its ancestors."""
     monkeypatch.setattr("octavo.attention.choice.num_multiprocessors", lambda device: 24)
     monkeypatch.setattr("octavo.attention.triton.step_map._MIN_SPLIT_KEYS", 32)
-    case = shared_case([9, 20, 1, 12, 28])
+    case = shared_case([3, 18, 1, 7, 2])
     assert make_map(to_device(case)).fat.num_parts > 1
     check(case)
 
@@ -155,7 +155,7 @@ def test_softcap_and_alibi():
 def test_random_forests(forest):
     *lists, block_size = forest
     # The interpreter takes a second for a few rows.
-    rows, seq_lens, query_lens = (items if HAS_GPU else items[:12] for items in lists)
+    rows, seq_lens, query_lens = (items if HAS_GPU else items[:8] for items in lists)
     rows = [row[: -(-n // block_size)] for row, n in zip(rows, seq_lens, strict=True)]
     case = make_case(seq_lens, query_lens, rows=rows, block_size=block_size)
     if case.q.shape[0]:
@@ -251,18 +251,24 @@ def test_one_map_serves_many_layers():
         assert torch.equal(lse, results[0][1])
 
 
+# Lengths and query lengths of twelve sequences that share eight blocks of 16, and their rows.
+TWELVE = [160 - i for i in range(12)], [1] * 11 + [3]
+ROWS_OF_TWELVE = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
+
+
+def host_arrays(case):
+    return tuple(getattr(case.metadata, name).numpy() for name in ("block_table", "seq_lens", "cu_seqlens_q"))
+
+
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_attends_in_one_call(impl, monkeypatch):
     """forest_attention makes positions, metadata and plan by itself, and shares."""
     monkeypatch.setattr("octavo.attention.plan.device_forest._LAUNCH_BYTES", 0)
-    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
-    case = make_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
-    moved, metadata = to_device(case), case.metadata
-    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
-    launched = []
+    case = make_case(*TWELVE, rows=ROWS_OF_TWELVE)
+    moved, launched = to_device(case), []
     attend = triton_nodes.attend_thin_nodes
     monkeypatch.setattr(triton_nodes, "attend_thin_nodes", lambda *a: launched.append(attend(*a)))
-    out = forest_attention(moved.q, moved.cache, *arrays, scale=0.25, impl=impl)
+    out = forest_attention(moved.q, moved.cache, *host_arrays(case), scale=0.25, impl=impl)
     exact, _ = case.oracle(scale=0.25)
     assert (out.cpu() - exact).abs().max() < 1e-5
     assert len(launched) == (impl == "triton")
@@ -274,13 +280,11 @@ def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     # The interpreter alone has no float8; triton_cases gives it some.
     for module in ("forest_attention", "choice"):
         monkeypatch.setattr(sys.modules[f"octavo.attention.{module}"], "choose_impl", lambda impl, *_: impl)
-    rows = [[*range(8), 10 + 2 * i, 11 + 2 * i] for i in range(12)]
-    case, scales = make_float8_case([160 - i for i in range(12)], [1] * 11 + [3], rows=rows, block_size=16)
-    moved, metadata = to_device(case), case.metadata
-    arrays = (metadata.block_table.numpy(), metadata.seq_lens.numpy(), metadata.cu_seqlens_q.numpy())
+    case, scales = make_float8_case(*TWELVE, rows=ROWS_OF_TWELVE, block_size=16)
+    moved = to_device(case)
     k_scale, v_scale = (scale.to(DEVICE) for scale in scales)
     out = forest_attention(
-        *(moved.q, LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale), *arrays),
+        *(moved.q, LayerCache(moved.k_cache, moved.v_cache, k_scale, v_scale), *host_arrays(case)),
         scale=0.25,
         impl=impl,
     )

@@ -68,6 +68,7 @@ def test_closed_standard_input_is_an_empty_one() -> None:
     assert errors == "octavo: error: standard input holds no prompt; give one per line\n"
 
 
+@pytest.mark.slow
 def test_closed_standard_input_ends_a_chat() -> None:
     code, output, errors = shell("chat <&-")
     assert (code, errors) == (0, "")
@@ -112,6 +113,7 @@ def test_an_error_handler_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch
     assert stream.errors == "replace"
 
 
+@pytest.mark.slow
 def test_text_of_a_model_comes_out_in_ascii() -> None:
     command = "generate 'é中' --max-tokens 1 --temperature 0"
     code, output, errors = shell(command, PYTHONIOENCODING="ascii", PYTHONUTF8="1")

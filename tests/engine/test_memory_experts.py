@@ -11,7 +11,7 @@ import torch
 from octavo import EngineConfig
 from octavo.cli import main
 from octavo.engine.memory.plan import plan_execution
-from octavo.engine.memory.working import gpu_working_bytes, rank_share
+from octavo.engine.memory.working import rank_share
 from octavo.models import ModelConfig, num_active_parameters, num_parameters
 from octavo.parallel import TensorParallel
 
@@ -33,6 +33,15 @@ LARGE: dict[str, Any] = {
 }
 
 
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch see a GPU of 128 GiB, all of it free."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**37, 2**37))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
 def test_parameters_are_those_that_the_model_has() -> None:
     model = ModelConfig.from_hf(LARGE)
     assert num_parameters(model) == 30_532_122_624
@@ -48,26 +57,16 @@ def test_a_rank_holds_a_part_of_every_expert() -> None:
     assert num_parameters(share) == pytest.approx(num_parameters(model) / 2, rel=1e-3)
 
 
-def test_activations_of_routed_rows_are_counted() -> None:
+def test_activations_of_routed_rows_are_counted(one_gpu: None) -> None:
     model = ModelConfig.from_hf(LARGE)
-    options = {
-        "itemsize": 2,
-        "max_num_seqs": 8,
-        "max_blocks": 8,
-        "share_prefixes": False,
-        "deterministic": False,
-    }
-    sizes = [gpu_working_bytes(model, max_num_tokens=number, **options) for number in (1024, 2048)]
+    config = EngineConfig(model="x", device="cuda", max_num_seqs=8, max_model_len=64, share_prefixes=False)
+    plans = [plan_execution(replace(config, max_num_batched_tokens=number), model) for number in (1024, 2048)]
     # Of each token 8 rows: gate and up multiplied, and the result.
-    assert sizes[1] - sizes[0] > 1024 * 8 * 2 * (768 + 2048)
+    assert plans[1].working_bytes - plans[0].working_bytes > 1024 * 8 * 2 * (768 + 2048)
 
 
-def test_float8_experts_take_a_byte_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float8_experts_take_a_byte_a_number(one_gpu: None) -> None:
     model = ModelConfig.from_hf(LARGE | {"num_hidden_layers": 2, "vocab_size": 1000})
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**36, 2**36))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     plans = [
         plan_execution(EngineConfig(model="x", device="cuda", quantization=quantization), model)
         for quantization in ("none", "fp8")

@@ -71,7 +71,7 @@ def bytes_held(thing: object) -> int:
 def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int, source: ModelSource) -> None:
     config, model = dataclasses.replace(CONFIG, quantization="fp8"), ModelConfig.from_hf(FIELDS)
     plan = plan_execution(config, model, rank(number, size))
-    decoder = read_decoder(source, config, plan, model, None)
+    decoder = read_decoder(source, plan, None)
     rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
     assert 0 < plan.quantised_bytes["float8"] < plan.weight_bytes
@@ -84,7 +84,7 @@ def test_experts_in_mxfp4_are_planned_as_they_are_held(number: int, size: int, t
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
     source, model = ModelSource("folder", tmp_path), ModelConfig.from_hf(GPT_OSS)
     plan = plan_execution(CONFIG, model, rank(number, size), stored=stored_matrices(source, "dummy"))
-    decoder = read_decoder(source, CONFIG, plan, model, None)
+    decoder = read_decoder(source, plan, None)
     rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
     held = bytes_held(decoder) - rope_bytes - plan.weight_bytes
     # The second rank has no use for the biases of o_proj and down_proj.
@@ -101,11 +101,11 @@ def test_a_rank_holds_what_it_planned(
     """With 2 and 4 ranks on 1 kv head each holds a copy of it."""
     model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": num_kv_heads, "tie_word_embeddings": tied})
     plan = plan_execution(CONFIG, model, rank(number, size))
-    decoder = read_decoder(source, CONFIG, plan, model, None)
+    decoder = read_decoder(source, plan, None)
     # Beside weights a decoder holds the ropes' frequencies and a scalar or two.
     rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
-    runner = make_runner(decoder, CONFIG, plan)
+    runner = make_runner(decoder, plan)
     assert runner.kv_cache.nbytes == plan.kv_bytes
     whole = plan_execution(CONFIG, model)
     assert plan.num_parameters == whole.num_parameters
@@ -143,9 +143,9 @@ def test_gpus_that_this_machine_lacks_can_be_planned_for(monkeypatch: pytest.Mon
 def test_a_decoder_of_another_rank_is_refused(source: ModelSource) -> None:
     model = ModelConfig.from_hf(FIELDS)
     alone = plan_execution(CONFIG, model)
-    decoder = read_decoder(source, CONFIG, alone, model, None)
+    decoder = read_decoder(source, alone, None)
     with pytest.raises(ConfigError, match="needed by each of 2 ranks"):
-        make_runner(decoder, CONFIG, plan_execution(CONFIG, model, rank(0, 2)))
+        make_runner(decoder, plan_execution(CONFIG, model, rank(0, 2)))
 
 
 def test_wrong_names_of_gpus_do_not_mean_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,10 @@ SIZES = [(3, 1), (3, 7), (3, 2048), (3, 8191), (3, 8192), (3, 8193), (2, 49152),
 
 
 @pytest.mark.skipif(INTERPRETED or HAS_GPU, reason="the other tests of these files run in this process")
-def test_all_sampling_in_the_interpreter() -> None:
+def test_all_sampling_in_the_interpreter(pytestconfig: pytest.Config) -> None:
     files = [str(path) for path in Path(__file__).parent.glob("test_triton_*.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    marks = ["-m", pytestconfig.getoption("markexpr")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

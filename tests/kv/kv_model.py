@@ -230,7 +230,7 @@ class ModelledManager:
         return min(set(range(MAX_SEQUENCES)) - {model.row for model in self.models})
 
     def snapshot(self) -> tuple[object, ...]:
-        pool = self.manager._store.pool
+        pool = self.manager.store.pool
         tables = [list(model.blocks.block_ids) for model in self.models]
         return list(pool.ref_counts), pool.free_ids, pool.cached_ids, tables
 

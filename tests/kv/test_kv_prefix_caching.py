@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_helpers import TEN, Managers, computed, num_matched
 
@@ -261,6 +261,7 @@ PROMPTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(PROMPTS)
 def test_prompts_that_follow_one_another_match_what_was_published(
     drawn: list[tuple[bytes, int, int, bool, str]],

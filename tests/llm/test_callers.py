@@ -55,7 +55,7 @@ def test_a_score_that_is_aborted_is_an_error(tiny: MakeLLM, monkeypatch: pytest.
 
     def aborted_meanwhile(output: RequestOutput) -> None:
         """As another thread may, between two steps."""
-        llm._shared.step()
+        llm._shared.call(llm.engine.step)
         llm.abort(output.request_id)
         wait(output)
 

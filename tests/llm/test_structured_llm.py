@@ -141,7 +141,7 @@ def test_a_random_model_writes_what_was_asked_for(random_model: LLM, kind: str) 
 
 
 def test_any_object_is_an_object(random_model: LLM) -> None:
-    params = SamplingParams(max_tokens=300, seed=3, n=6, structured=StructuredOutput(json_object=True))
+    params = SamplingParams(max_tokens=100, seed=3, n=6, structured=StructuredOutput(json_object=True))
     ended = [c for c in random_model.generate([5, 8], params)[0].outputs if c.finish_reason == "stop"]
     assert ended
     assert all(isinstance(json.loads(completion.text), dict) for completion in ended)
@@ -204,10 +204,10 @@ SCHEMAS = st.recursive(
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_random_schemas_are_kept_to(random_model: LLM, schema: dict, seed: int) -> None:
     structured = StructuredOutput(json_schema=schema)
-    params = SamplingParams(max_tokens=400, seed=seed, n=2, temperature=1, structured=structured)
+    params = SamplingParams(max_tokens=150, seed=seed, n=2, temperature=1, structured=structured)
     for completion in random_model.generate([5, 8], params)[0].outputs:
         if completion.finish_reason == "length":
-            assert len(completion.token_ids) == 400
+            assert len(completion.token_ids) == 150
         else:
             assert completion.finish_reason == "stop"
             assert is_valid(json.loads(completion.text), schema), completion.text

@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from octavo.attention.lengths import Lengths, check_capacity, check_kv_begin, check_lengths
-from octavo.attention.plan.host_segments import count_flat_reads, cut_keys, cut_queries, find_segments
+from octavo.attention.plan.host_segments import cut_keys, cut_queries, find_segments
 from octavo.attention.plan.prefix_forest import (
     TILE_TOKENS,
     Costs,
@@ -64,7 +64,6 @@ class ForestPlan:
         num_sequences: S, rows the block table must have.
         max_kv_len: largest item_kv_end, in tokens.
         lengths: of the planned sequences.
-        tile_tokens: query tokens that read a segment together.
         sharing: how many shared prefixes there are and what they save.
         right: keys after its position that a token may see; None: all.
         kv_begin: [S] int32, the first key of each sequence; None: 0.
@@ -83,7 +82,6 @@ class ForestPlan:
     num_sequences: int
     max_kv_len: int
     lengths: Lengths
-    tile_tokens: int
     sharing: Sharing
     right: int | None = 0
     kv_begin: np.ndarray | None = None
@@ -120,15 +118,8 @@ class ForestPlan:
             may_be_short: see check_lengths.
         """
         lengths = check_lengths(seq_lens, cu_seqlens_q, may_be_short=may_be_short)
-        return _plan(
-            lengths,
-            SharedPrefixes.none(),
-            block_size=1,
-            tile_tokens=tile_tokens,
-            split_tokens=split_tokens,
-            right=right,
-            kv_begin=None if kv_begin is None else check_kv_begin(kv_begin, lengths),
-        )
+        first_keys = None if kv_begin is None else check_kv_begin(kv_begin, lengths)
+        return _plan(lengths, SharedPrefixes.none(), 1, tile_tokens, split_tokens, right, first_keys)
 
     @classmethod
     def from_block_tables(
@@ -166,14 +157,7 @@ class ForestPlan:
         query_lens = lengths.query_lens
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
-        return _plan(
-            lengths,
-            shared,
-            block_size=block_size,
-            tile_tokens=costs.tile_tokens,
-            split_tokens=split_tokens,
-            right=right,
-        )
+        return _plan(lengths, shared, block_size, costs.tile_tokens, split_tokens, right, None)
 
     @property
     def num_items(self) -> int:
@@ -188,11 +172,6 @@ class ForestPlan:
     def num_tokens(self) -> int:
         """Query tokens the plan covers."""
         return self.merge_begin.shape[0] - 1
-
-    @property
-    def kv_tokens_flat(self) -> int:
-        """Tokens of KV that this step would read without sharing, with a causal mask and no kv_begin."""
-        return count_flat_reads(self.lengths.seq_lens, self.lengths.query_lens, self.tile_tokens)
 
     @property
     def kv_tokens_read(self) -> int:
@@ -215,12 +194,11 @@ def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: in
 def _plan(
     lengths: Lengths,
     shared: SharedPrefixes,
-    *,
     block_size: int,
     tile_tokens: int,
     split_tokens: int,
-    right: int | None = 0,
-    kv_begin: np.ndarray | None = None,
+    right: int | None,
+    kv_begin: np.ndarray | None,
 ) -> ForestPlan:
     if min(tile_tokens, split_tokens) < 1:
         raise InvalidArgumentError(
@@ -230,7 +208,7 @@ def _plan(
         raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
     segments = find_segments(lengths, shared, block_size, kv_begin)
     items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
-    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), tile_tokens, right, kv_begin)
+    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, kv_begin)
 
 
 def _assemble(
@@ -238,7 +216,6 @@ def _assemble(
     items: tuple[np.ndarray, ...],
     lengths: Lengths,
     sharing: Sharing,
-    tile_tokens: int,
     right: int | None,
     first_keys: np.ndarray | None,
 ) -> ForestPlan:
@@ -259,7 +236,6 @@ def _assemble(
         num_sequences=lengths.seq_lens.shape[0],
         max_kv_len=int(kv_end.max(initial=0)),
         lengths=lengths,
-        tile_tokens=tile_tokens,
         sharing=sharing,
         right=right,
         kv_begin=first_keys,

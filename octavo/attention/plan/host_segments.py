@@ -113,11 +113,3 @@ def cut_keys(tiles: tuple[np.ndarray, ...], split_tokens: int) -> tuple[np.ndarr
     begin = np.where(part == 0, kv_begin[tile], cut - split_tokens)
     end = np.where(part == num_parts[tile] - 1, kv_end[tile], cut)
     return table_row[tile], begin, end, pool_begin[tile], pool_end[tile]
-
-
-def count_flat_reads(seq_lens: np.ndarray, query_lens: np.ndarray, tile_tokens: int) -> int:
-    """Count the tokens of KV read without sharing: tile i of n ends n - 1 - i tiles before its sequence."""
-    num_tiles = -(-query_lens // tile_tokens)
-    last_tile = query_lens - (num_tiles - 1) * tile_tokens
-    cut_off = (num_tiles - 1) * last_tile + (num_tiles - 1) * (num_tiles - 2) // 2 * tile_tokens
-    return int(np.where(query_lens > 0, np.maximum(num_tiles * seq_lens - cut_off, 0), 0).sum())

@@ -21,6 +21,8 @@ NUM_STEPS = 9
 # One round over the layers reads at least this many bytes, so that no layer finds its keys in a cache.
 _ROUND_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
 _MAX_LAYERS = 16
+# Calls whose median is taken.
+_REPEAT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,27 +215,27 @@ def _metadata(sweep: Sweep, block_tables: np.ndarray) -> tuple[AttentionMetadata
     return plain, replace(plain, work=forest if plan.num_units else None)
 
 
-def median_seconds(call: Callable[[], None], device: torch.device, repeat: int = 9) -> float:
+def median_seconds(call: Callable[[], None], device: torch.device) -> float:
     """Return the median seconds of a call: of CUDA graph replays, or of wall time on a CPU."""
     call()
     if device.type == "cuda":
-        return _median_replay_seconds(call, repeat)
+        return _median_replay_seconds(call)
     times = []
-    for _ in range(repeat):
+    for _ in range(_REPEAT):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
-def _median_replay_seconds(call: Callable[[], None], repeat: int) -> float:
+def _median_replay_seconds(call: Callable[[], None]) -> float:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
     for _ in range(2):
         graph.replay()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_REPEAT)]
     for begin, end in events:
         begin.record()
         graph.replay()

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from octavo.engine.memory import ExecutionPlan
 from octavo.gpu.copies import copy_to, to_device
+from octavo.models import Decoder
 
 
 class StepBuffers:
@@ -24,23 +26,20 @@ class StepBuffers:
         outcome: [S] int32 sampled token ids, -1 where logits were not finite.
     """
 
-    def __init__(
-        self, *, max_num_seqs: int, max_num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, decoder: Decoder, plan: ExecutionPlan) -> None:
         """Allocate.
 
         Args:
-            max_num_seqs: S, most sequences of a step.
-            max_num_tokens: T, most tokens of a step.
-            width: of a hidden state.
-            dtype: of hidden states.
-            device: a CUDA device.
+            decoder: makes the hidden states.
+            plan: S, most sequences of a step, T, most tokens of a step, and a CUDA device.
         """
+        max_num_seqs, device = plan.max_num_seqs, plan.device
         self._data = torch.zeros((6, max_num_seqs), dtype=torch.int32, device=device)
         self._data[0] = -1
         self.rows, self.places, self.positions = self._data[:3]
         self.decode_inputs = self._data[2:]
-        self.hidden = torch.zeros((max_num_tokens, width), dtype=dtype, device=device)
+        shape = (max(max_num_seqs, plan.max_num_batched_tokens), decoder.config.hidden_size)
+        self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
         self.outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
     def set_decoding(self, rows: Sequence[int], size: int) -> None:

@@ -30,23 +30,14 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
     """
 
     def __init__(
-        self, pool: GraphPool, network: CapturedNetwork, rows: DeviceRows, buffers: StepBuffers
+        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
     ) -> None:
-        """Allocate the block table.
-
-        Args:
-            pool: of all graphs.
-            network: what a step runs.
-            rows: the sequences' state; its number of rows is the largest batch.
-            buffers: rows in, hidden states out.
-        """
-        super().__init__(pool, network)
-        self._state = rows
-        self._buffers = buffers
-        max_num_seqs = rows.tokens.shape[0]
+        """Allocate the block table; the number of rows is the largest batch."""
+        super().__init__(pool, network, state, buffers)
+        max_num_seqs, device = state.tokens.shape[0], state.table.device
         self._sizes = sequence_sizes(max_num_seqs)
-        self._table = torch.zeros_like(rows.table)
-        self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=network.device)
+        self._table = torch.zeros_like(state.table)
+        self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
 
     def variants(self) -> Iterator[DecodeVariant]:
         """See StepGraphs."""
@@ -58,7 +49,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
 
     def set_batch(self, rows: list[int]) -> None:
         """Send the rows that the next steps run to the device."""
-        self._buffers.set_decoding(rows, next_size(self._sizes, len(rows)))
+        self.buffers.set_decoding(rows, next_size(self._sizes, len(rows)))
 
     def run(self, num_seqs: int, *, shares: bool) -> None:
         """Run a step of S sequences; the first S rows of `hidden` are theirs.
@@ -73,10 +64,10 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         """See StepGraphs."""
         from octavo.engine.gpu.row_kernels import gather_rows
 
-        state, size = self._state, variant.size
-        step = self._buffers.decode_inputs[:, :size]
+        state, size = self.state, variant.size
+        step = self.buffers.decode_inputs[:, :size]
         block_size = network.kv_cache.block_size
-        rows = self._buffers.rows[:size]
+        rows = self.buffers.rows[:size]
         gather_rows(rows, state.tokens, state.positions, state.table, step, self._table, block_size)
         positions, input_ids, slots, seq_lens = step
         hidden = network.forward(
@@ -84,4 +75,4 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
             max_query_len=1,
             shares=variant.shares,
         )
-        self._buffers.hidden[:size].copy_(hidden)
+        self.buffers.hidden[:size].copy_(hidden)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, DeviceForest, KVCache
+from octavo.engine.gpu.buffers import StepBuffers
+from octavo.engine.gpu.rows import DeviceRows
 from octavo.models import Decoder
 
 Variant = TypeVar("Variant", bound=Hashable)
@@ -19,13 +21,9 @@ class GraphPool:
 
     torch.cuda.graph would wait for the device and give all cached memory back before each capture; this does
     neither, so that a hundred captures take a second or two.
-
-    Attributes:
-        num_captured: graphs so far.
     """
 
     def __init__(self) -> None:
-        self.num_captured = 0
         self._pool = torch.cuda.graph_pool_handle()
         # Memory of the pool belongs to a stream: captures on another one could not use it again.
         self._stream = torch.cuda.Stream()
@@ -39,7 +37,6 @@ class GraphPool:
                 run()
             finally:
                 graph.capture_end()
-        self.num_captured += 1
         return graph
 
 
@@ -48,10 +45,18 @@ class StepGraphs(ABC, Generic[Variant]):
 
     Attributes:
         network: what the graphs run.
+        state: the sequences' rows.
+        buffers: what graphs hand to one another.
+        num_captured: graphs so far.
     """
 
-    def __init__(self, pool: GraphPool, network: "CapturedNetwork") -> None:
+    def __init__(
+        self, pool: GraphPool, network: "CapturedNetwork", state: DeviceRows, buffers: StepBuffers
+    ) -> None:
         self.network = network
+        self.state = state
+        self.buffers = buffers
+        self.num_captured = 0
         self._pool = pool
         self._captured: dict[Variant, torch.cuda.CUDAGraph] = {}
 
@@ -67,6 +72,7 @@ class StepGraphs(ABC, Generic[Variant]):
         """Make a variant's graph, if there is none."""
         if variant not in self._captured:
             self._captured[variant] = self._pool.capture(lambda: self.launch(variant, self.network))
+            self.num_captured += 1
 
     def release(self) -> None:
         """Destroy all graphs."""
@@ -90,14 +96,12 @@ class CapturedNetwork:
         kv_cache: its cache.
         forest: what sequences of a step have in common, where steps are said to share; None: they never do.
         max_model_len: longest sequence, tokens.
-        device: of all, a CUDA device.
     """
 
     decoder: Decoder
     kv_cache: KVCache
     forest: DeviceForest | None
     max_model_len: int
-    device: torch.device
 
     def shortened(self) -> "CapturedNetwork":
         """Return a network with one layer of each kind: it launches every kernel that this one does."""
@@ -105,11 +109,6 @@ class CapturedNetwork:
         for layer in self.decoder.layers:
             layers.setdefault(layer.kind, layer)
         return replace(self, decoder=replace(self.decoder, layers=tuple(layers.values())))
-
-    @property
-    def max_num_blocks(self) -> int:
-        """Blocks of the longest sequence: columns of a block table."""
-        return -(-self.max_model_len // self.kv_cache.block_size)
 
     def forward(
         self,
@@ -127,8 +126,7 @@ class CapturedNetwork:
         """Run the network.
 
         Args:
-            input_ids: [T] int32.
-            positions: [T] int32.
+            input_ids, positions: [T] int32.
             slots: [T] int32 cache rows; -1: the token is padding.
             cu_seqlens_q: [S + 1] int32.
             seq_lens: [S] int32.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo.engine.gpu.buffers import StepBuffers
 from octavo.engine.gpu.graphs import CapturedNetwork, GraphPool, StepGraphs
+from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sizes import next_size, token_sizes
 from octavo.engine.step.input import StepInput
 from octavo.gpu.copies import copy_to, to_device
@@ -41,30 +42,15 @@ class MixedGraphs(StepGraphs[MixedVariant]):
     """
 
     def __init__(
-        self,
-        pool: GraphPool,
-        network: CapturedNetwork,
-        buffers: StepBuffers,
-        *,
-        max_num_seqs: int,
-        max_num_tokens: int,
+        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
     ) -> None:
-        """Allocate the inputs.
-
-        Args:
-            pool: of all graphs.
-            network: what a step runs.
-            buffers: hidden states out.
-            max_num_seqs: S, most sequences of a step.
-            max_num_tokens: T, most tokens of a step.
-        """
-        super().__init__(pool, network)
-        self._hidden = buffers.hidden
+        """Allocate the inputs of S sequences, as many as there are rows, and of T tokens."""
+        super().__init__(pool, network, state, buffers)
+        max_num_seqs, max_num_tokens = state.tokens.shape[0], buffers.hidden.shape[0]
         self._sizes = token_sizes(max_num_tokens)
         self._fields = [max_num_tokens] * 3 + [max_num_seqs + 1, max_num_seqs]
-        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=network.device)
-        table = (max_num_seqs, network.max_num_blocks)
-        self._table = torch.zeros(table, dtype=torch.int32, device=network.device)
+        self._step = torch.zeros(sum(self._fields), dtype=torch.int32, device=state.table.device)
+        self._table = torch.zeros_like(state.table)
 
     def variants(self) -> Iterator[MixedVariant]:
         """See StepGraphs."""
@@ -88,7 +74,7 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         starts[: num_seqs + 1] = step.cu_seqlens_q
         seq_lens[:num_seqs] = step.seq_lens
         copy_to(self._step, host)
-        table = to_device(step.block_table, self.network.device)
+        table = to_device(step.block_table, self._table.device)
         self._table[:num_seqs, : table.shape[1]].copy_(table)
         return self._step[:num_tokens]
 
@@ -105,7 +91,7 @@ class MixedGraphs(StepGraphs[MixedVariant]):
         """
         size = next_size(self._sizes, num_tokens)
         self.replay(MixedVariant(size, shares, is_fresh and size >= MIN_TOKENS and not shares))
-        return self._hidden[:num_tokens]
+        return self.buffers.hidden[:num_tokens]
 
     def launch(self, variant: MixedVariant, network: CapturedNetwork) -> None:
         """See StepGraphs."""
@@ -117,4 +103,4 @@ class MixedGraphs(StepGraphs[MixedVariant]):
             shares=variant.shares,
             is_fresh=variant.is_fresh,
         )
-        self._hidden[:size].copy_(hidden)
+        self.buffers.hidden[:size].copy_(hidden)

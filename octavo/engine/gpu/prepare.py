@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from octavo.engine.gpu.graphs import GraphPool, StepGraphs
+from octavo.engine.gpu.graphs import StepGraphs
 from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
@@ -25,23 +25,19 @@ class Preparation:
 
     def __init__(
         self,
-        pool: GraphPool,
         kinds: Sequence[StepGraphs[Any]],
         launch_rarities: Callable[[], None],
         device: torch.device,
-        *,
         reserved_bytes: int,
     ) -> None:
         """Keep what there is to prepare.
 
         Args:
-            pool: of all graphs.
             kinds: all graphs.
             launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
             device: a CUDA device.
             reserved_bytes: device memory for launches beside graphs.
         """
-        self._pool = pool
         self._kinds = kinds
         self._launch_rarities = launch_rarities
         self._device = device
@@ -95,5 +91,6 @@ class Preparation:
 
     def _work_so_far(self) -> LateWork:
         on_device = torch.cuda.memory_stats(self._device)["num_device_alloc"]
+        num_captured = sum(graphs.num_captured for graphs in self._kinds)
         on_host = torch.cuda.host_memory_stats()["num_host_alloc"]
-        return LateWork(num_kernels(), self._pool.num_captured, on_device + on_host)
+        return LateWork(num_kernels(), num_captured, on_device + on_host)

@@ -43,16 +43,8 @@ def gather_rows(
     launch(
         _gather_kernel,
         (rows.shape[0],),
-        rows,
-        tokens,
-        positions,
-        table,
-        step,
-        step_table,
-        table.stride(0),
-        step.stride(0),
-        step_table.stride(0),
-        block_size,
+        *(rows, tokens, positions, table, step, step_table),
+        *(table.stride(0), step.stride(0), step_table.stride(0), block_size),
         COLUMNS=_COLUMNS,
     )
 

@@ -65,26 +65,29 @@ class DeviceRows:
         self._written: list[tuple[int, int, int]] = []
 
     def sample(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, *, filters: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Sample by the rows' parameters; the rows stay as they are.
+        self, logits: Tensor, rows: Tensor, positions: Tensor, outcome: Tensor, *, filters: bool
+    ) -> Tensor:
+        """Sample by the rows' parameters, and give the rows their tokens.
 
         Args:
             logits: [S, V] bfloat16, float16 or float32.
-            rows: [S] int32 or int64, row of each sequence; -1: padding, whose token nobody reads.
+            rows: [S] int32, row of each sequence; -1: padding, whose token nobody reads.
             positions: [S] int32, position of the token each row of logits was computed from.
+            outcome: at least [S] int32; becomes the token ids, -1 where logits were not finite.
             filters: some row asks for top-k, top-p or min-p.
 
         Returns:
-            ([S] int32 token ids, [S] bool is finite), see sample_tokens.
+            [S] int32 token ids, 0 where logits were not finite.
         """
-        from octavo.engine.gpu.row_kernels import gather_parameters
+        from octavo.engine.gpu.row_kernels import advance_rows, gather_parameters
         from octavo.engine.sampling.triton_sampler import sample_tokens
 
         temperatures, seeds, steps, *chosen = gather_parameters(
             rows, positions, self.sampling.columns, filters=filters
         )
-        return sample_tokens(logits, temperatures, seeds, steps, chosen)
+        sampled, is_finite = sample_tokens(logits, temperatures, seeds, steps, chosen)
+        advance_rows(rows, sampled, is_finite, positions, self.tokens, self.positions, outcome)
+        return sampled
 
     def holds(self, request: Request, position: int) -> bool:
         """Return True when the token at this position, which a request feeds next, is in its row."""

@@ -25,6 +25,7 @@ from octavo.engine.gpu.outcome import Outcome
 from octavo.engine.gpu.prepare import Preparation
 from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sampling_graphs import SamplingGraphs
+from octavo.engine.memory import ExecutionPlan
 from octavo.engine.memory.working import rare_bytes
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
@@ -51,12 +52,7 @@ class GpuRunner:
         self,
         decoder: Decoder,
         kv_cache: KVCache,
-        *,
-        max_num_seqs: int,
-        max_num_tokens: int,
-        max_model_len: int,
-        device: torch.device,
-        share_prefixes: bool,
+        plan: ExecutionPlan,
         kernels: KernelCache,
         masks: TokenMasks | None = None,
     ) -> None:
@@ -65,52 +61,28 @@ class GpuRunner:
         Args:
             decoder: the network.
             kv_cache: its cache.
-            max_num_seqs: most sequences of a step.
-            max_num_tokens: most tokens of a step.
-            max_model_len: longest sequence, tokens.
-            device: of both.
-            share_prefixes: read blocks that several sequences of a step have in common once for all.
+            plan: device and sizes of both.
             kernels: where compiled kernels are kept.
             masks: forbids what grammars do not take; None: its own.
         """
         self.decoder = decoder
         self.kv_cache = kv_cache
-        self._device = device
-        self._inputs = StepInputBuilder(
-            max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv_cache.block_size
-        )
-        self._rows = DeviceRows(self._inputs.tables, device)
-        self._forest = None
-        most_tokens = max(max_num_seqs, max_num_tokens)
-        if share_prefixes:
-            self._forest = _forest_of(decoder, kv_cache, max_num_seqs, most_tokens)
-        self._buffers = StepBuffers(
-            max_num_seqs=max_num_seqs,
-            max_num_tokens=most_tokens,
-            width=decoder.config.hidden_size,
-            dtype=decoder.dtype,
-            device=device,
-        )
-        network = CapturedNetwork(decoder, kv_cache, self._forest, max_model_len, device)
-        with torch.cuda.device(device):
-            pool = GraphPool()
-        self._decode_graphs = DecodeGraphs(pool, network, self._rows, self._buffers)
-        self._mixed_graphs = MixedGraphs(
-            pool, network, self._buffers, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens
-        )
-        self._sampling_graphs = SamplingGraphs(pool, network, self._rows, self._buffers)
-        self._sampler = Sampler(decoder.config.vocab_size, device, masks)
-        self.graphs = (self._mixed_graphs, self._decode_graphs, self._sampling_graphs)
-        limits = (max_num_seqs, max_num_tokens, max_model_len, share_prefixes)
+        self._device = plan.device
+        self._inputs = StepInputBuilder(plan)
+        self._rows = DeviceRows(self._inputs.tables, plan.device)
+        self._forest = _forest_of(decoder, kv_cache, plan) if plan.shares_prefixes else None
+        self._buffers = StepBuffers(decoder, plan)
+        network = CapturedNetwork(decoder, kv_cache, self._forest, plan.max_model_len)
+        with torch.cuda.device(plan.device):
+            shared = (GraphPool(), network, self._rows, self._buffers)
+        self.graphs = (MixedGraphs(*shared), DecodeGraphs(*shared), SamplingGraphs(*shared))
+        self._mixed_graphs, self._decode_graphs, self._sampling_graphs = self.graphs
+        self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
         self._kernels = kernels
-        self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *limits)
-        self._preparation = Preparation(
-            pool,
-            self.graphs,
-            self._launch_rarities,
-            device,
-            reserved_bytes=rare_bytes(decoder.config.vocab_size, max_num_seqs),
-        )
+        sizes = (plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.shares_prefixes)
+        self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *sizes)
+        reserved_bytes = rare_bytes(decoder.config.vocab_size, plan.max_num_seqs)
+        self._preparation = Preparation(self.graphs, self._launch_rarities, plan.device, reserved_bytes)
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
@@ -277,29 +249,22 @@ class GpuRunner:
 
     def _sample_adjusted(self, places: list[int], requests: list[Request], ends: list[int]) -> None:
         """Sample again for requests that change their logits."""
-        from octavo.engine.gpu.row_kernels import advance_rows
-
         asking = [requests[place] for place in places]
-        at, state, buffers = to_device(np.array(places), self._device), self._rows, self._buffers
+        at, buffers = to_device(np.array(places), self._device), self._buffers
         logits = self._sampling_graphs.logits[at].float()
         self._sampler.adjust_(logits, asking, [ends[place] for place in places])
-        rows, positions = buffers.rows[at], buffers.positions[at]
-        sampled, is_finite = state.sample(logits, rows, positions, filters=True)
-        outcome = torch.empty_like(sampled)
-        advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
+        rows = buffers.rows[at]
+        outcome = torch.empty_like(rows)
+        sampled = self._rows.sample(logits, rows, buffers.positions[at], outcome, filters=True)
         buffers.outcome.index_copy_(0, at, outcome)
         self._sampler.count(asking, sampled)
 
     def _launch_rarities(self) -> None:
         """Launch, for a row of padding, the kernels that steps launch behind their graphs."""
-        from octavo.engine.gpu.row_kernels import advance_rows
-
-        logits, state, buffers = self._sampling_graphs.logits[:1], self._rows, self._buffers
+        logits, positions = self._sampling_graphs.logits[:1], self._buffers.positions[:1]
         log_softmax(logits)
-        rows, positions = torch.full_like(buffers.rows[:1], -1), buffers.positions[:1]
-        sampled, is_finite = state.sample(logits.float(), rows, positions, filters=True)
-        outcome = torch.empty_like(sampled)
-        advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, outcome)
+        rows = torch.full_like(positions, -1)
+        self._rows.sample(logits.float(), rows, positions, torch.empty_like(rows), filters=True)
 
     def _find_tops(self, places: list[int], requests: list[Request], outcome: Tensor) -> Tops:
         """Find the log-probabilities that some requests want of their new tokens."""
@@ -317,10 +282,10 @@ def _parts(places: list[int]) -> list[list[int]]:
     return [places[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(places), ROWS_AT_ONCE)]
 
 
-def _forest_of(decoder: Decoder, kv_cache: KVCache, max_num_seqs: int, max_num_tokens: int) -> DeviceForest:
+def _forest_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> DeviceForest:
     return DeviceForest(
-        max_num_seqs=max_num_seqs,
-        max_num_tokens=max_num_tokens,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_seqs, plan.max_num_batched_tokens),
         num_heads=decoder.num_heads,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.config.head_dim,

@@ -34,20 +34,10 @@ class SamplingGraphs(StepGraphs[SamplingVariant]):
     """
 
     def __init__(
-        self, pool: GraphPool, network: CapturedNetwork, rows: DeviceRows, buffers: StepBuffers
+        self, pool: GraphPool, network: CapturedNetwork, state: DeviceRows, buffers: StepBuffers
     ) -> None:
-        """Keep what all graphs read.
-
-        Args:
-            pool: of all graphs.
-            network: its LM head.
-            rows: the sequences' state.
-            buffers: hidden states in, tokens out.
-        """
-        super().__init__(pool, network)
-        self._state = rows
-        self._buffers = buffers
-        self._sizes = sequence_sizes(rows.tokens.shape[0])
+        super().__init__(pool, network, state, buffers)
+        self._sizes = sequence_sizes(state.tokens.shape[0])
         self.logits = torch.empty(0)
 
     def variants(self) -> Iterator[SamplingVariant]:
@@ -69,22 +59,19 @@ class SamplingGraphs(StepGraphs[SamplingVariant]):
             [S] int32 token ids, -1 where logits were not finite: a view that the next step overwrites.
         """
         self.replay(SamplingVariant(next_size(self._sizes, num_seqs), filters, keeps))
-        return self._buffers.outcome[:num_seqs]
+        return self.buffers.outcome[:num_seqs]
 
     def launch(self, variant: SamplingVariant, network: CapturedNetwork) -> None:
         """See StepGraphs."""
-        from octavo.engine.gpu.row_kernels import advance_rows
-
-        size, buffers, state = variant.size, self._buffers, self._state
+        size, buffers = variant.size, self.buffers
         rows, positions = buffers.rows[:size], buffers.positions[:size]
         logits = network.decoder.compute_logits(buffers.hidden.index_select(0, buffers.places[:size]))
         if variant.keeps:
             self._kept(logits)[:size].copy_(logits)
-        sampled, is_finite = state.sample(logits, rows, positions, filters=variant.filters)
-        advance_rows(rows, sampled, is_finite, positions, state.tokens, state.positions, buffers.outcome)
+        self.state.sample(logits, rows, positions, buffers.outcome, filters=variant.filters)
 
     def _kept(self, logits: Tensor) -> Tensor:
         if self.logits.dtype != logits.dtype or not self.logits.numel():
-            shape = (self._buffers.rows.shape[0], logits.shape[1])
+            shape = (self.buffers.rows.shape[0], logits.shape[1])
             self.logits = torch.empty(shape, dtype=logits.dtype, device=logits.device)
         return self.logits

@@ -1,7 +1,7 @@
-"""How much memory a model takes and how many KV blocks fit: decided before anything is loaded."""
+"""Decides device, dtype and sizes, and how many KV blocks fit, before anything is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -10,18 +10,12 @@ from octavo.attention.choice import choose_impl
 from octavo.attention.float8 import FLOAT8
 from octavo.config import EngineConfig
 from octavo.engine.memory.devices import device_of, free_bytes_of, free_memory_bytes
-from octavo.engine.memory.weights import WeightGroup, dequantised_forms, weight_groups
-from octavo.engine.memory.working import (
-    RANKS_BYTES,
-    cpu_working_bytes,
-    gpu_working_bytes,
-    host_bytes,
-    rank_share,
-    unpacked_working_bytes,
-)
+from octavo.engine.memory.execution_plan import ExecutionPlan, gib
+from octavo.engine.memory.weights import dequantised_forms, weight_groups
+from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.layers.linear.quantised import Storage
-from octavo.models import ModelConfig, kv_bytes_per_token, num_parameters, parameter_shapes
+from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
 from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
@@ -30,85 +24,6 @@ _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 _DEFAULT_NUM_SEQS = {"cpu": 256, "cuda": 512}
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
-    """An EngineConfig with every "auto" and None decided for one model on one device.
-
-    Attributes:
-        parallel: the rank whose share of weights, KV cache and activations is planned.
-        device: where the model runs.
-        dtype: of weights and activations.
-        kv_dtype: of the KV cache.
-        max_model_len: longest prompt + output, tokens.
-        max_num_seqs: most sequences of a step.
-        max_num_batched_tokens: token budget of a step.
-        num_parameters: of the model, all ranks' together.
-        weights: the loaded weights, scales included.
-        dequantised: forms of matrices that become numbers of dtype while loading, and how many they are.
-        kv_bytes_per_token: KV cache bytes of one token over all layers.
-        block_size: tokens per block.
-        num_blocks: blocks of the KV cache.
-        working_bytes: most memory that steps need beside both.
-        host_bytes: memory of block tables and bookkeeping, on the host.
-        free_bytes: memory free on the device before loading; on a CPU, this rank's share of it.
-    """
-
-    parallel: TensorParallel
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_parameters: int
-    weights: tuple[WeightGroup, ...]
-    dequantised: Mapping[str, int]
-    kv_bytes_per_token: int
-    block_size: int
-    num_blocks: int
-    working_bytes: int
-    host_bytes: int
-    free_bytes: int
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the loaded weights."""
-        return int(sum(group.num_bytes for group in self.weights))
-
-    @property
-    def quantised_bytes(self) -> Mapping[str, int]:
-        """What of it stays quantised, by kind; see QuantisedWeight."""
-        kinds = dict.fromkeys(group.kind for group in self.weights if group.kind is not None)
-        return {
-            kind: int(sum(group.num_bytes for group in self.weights if group.kind == kind)) for kind in kinds
-        }
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Tokens the KV cache holds."""
-        return self.num_blocks * self.block_size
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.num_kv_tokens * self.kv_bytes_per_token
-
-    @property
-    def total_bytes(self) -> int:
-        """Memory of the device that the engine will have taken at its busiest; a CPU's is the host's."""
-        on_device = self.weight_bytes + self.kv_bytes + self.working_bytes
-        return on_device + (self.host_bytes if self.device.type == "cpu" else 0)
-
-    @property
-    def max_blocks(self) -> int:
-        """Blocks of a sequence of max_model_len."""
-        return -(-self.max_model_len // self.block_size)
-
-    @property
-    def max_full_sequences(self) -> float:
-        """How many sequences of max_model_len fit at once."""
-        return self.num_kv_tokens / self.max_model_len
 
 
 def plan_execution(
@@ -132,12 +47,11 @@ def plan_execution(
         OutOfMemoryError: what the options ask for does not fit. Nothing was allocated.
     """
     plan = _plan_without_cache(config, model, parallel, stored)
-    share = replace(rank_share(model, parallel), vocab_size=model.vocab_size)  # Every rank has all logits.
-    plan = replace(plan, working_bytes=_working_bytes(config, share, plan))
+    plan = replace(plan, working_bytes=_working_bytes(plan))
     num_blocks = config.num_blocks
     if num_blocks is None:
-        num_blocks = min(_num_blocks(config, plan), plan.max_num_seqs * plan.max_blocks)
-    plan = replace(plan, num_blocks=num_blocks, host_bytes=_host_bytes(config, plan, num_blocks))
+        num_blocks = min(_num_blocks(plan), plan.max_num_seqs * plan.max_blocks)
+    plan = replace(plan, num_blocks=num_blocks)
     _check_memory(plan)
     return plan
 
@@ -153,14 +67,14 @@ def _plan_without_cache(
     if config.deterministic:
         _check_deterministic(config, device, dtype)
     kept = kept_storage(
-        parameter_shapes(share),
-        stored,
-        config.quantization,
+        *(parameter_shapes(share), stored, config.quantization),
         device=device,
         dtype=dtype,
         deterministic=config.deterministic,
     )
     return ExecutionPlan(
+        config=config,
+        model=model,
         parallel=parallel,
         device=device,
         dtype=dtype,
@@ -168,21 +82,14 @@ def _plan_without_cache(
         max_model_len=_max_model_len(config, model),
         max_num_seqs=config.max_num_seqs or _DEFAULT_NUM_SEQS[device.type],
         max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_TOKEN_BUDGET[device.type],
-        num_parameters=num_parameters(model),
         weights=weight_groups(share, dtype, kept, config.quantization),
         dequantised=dequantised_forms(stored, kept),
         kv_bytes_per_token=kv_bytes_per_token(share, kv_dtype.itemsize),
         block_size=config.block_size or _DEFAULT_BLOCK_SIZE[device.type],
         num_blocks=0,
         working_bytes=0,
-        host_bytes=0,
         free_bytes=free_bytes_of(device, parallel),
     )
-
-
-def gib(num_bytes: float) -> str:
-    """Format bytes for people."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
@@ -229,60 +136,31 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _working_bytes(config: EngineConfig, model: ModelConfig, plan: ExecutionPlan) -> int:
+def _working_bytes(plan: ExecutionPlan) -> int:
     """Return the most memory that steps need beside weights and KV cache."""
-    max_num_tokens, max_num_seqs = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.device.type == "cuda":
-        unpacked_bytes = unpacked_working_bytes(model, plan.dtype.itemsize)
-        return (
-            (RANKS_BYTES if plan.parallel.size > 1 else 0)
-            + (unpacked_bytes if "blocks" in plan.quantised_bytes else 0)
-            + gpu_working_bytes(
-                model,
-                itemsize=plan.dtype.itemsize,
-                max_num_tokens=max_num_tokens,
-                max_num_seqs=max_num_seqs,
-                max_blocks=plan.max_blocks,
-                share_prefixes=config.share_prefixes,
-                deterministic=config.deterministic,
-            )
-        )
+        return gpu_working_bytes(plan)
     # Nothing is allocated before a step needs it, so a budget beyond all tokens that fit costs nothing.
-    num_blocks = config.num_blocks or _num_blocks(config, plan)
-    return cpu_working_bytes(
-        model,
-        itemsize=plan.dtype.itemsize,
-        max_num_tokens=min(max_num_tokens, max_num_seqs * plan.max_model_len, num_blocks * plan.block_size),
-        max_num_seqs=max_num_seqs,
-    )
+    num_blocks = plan.config.num_blocks or _num_blocks(plan)
+    return cpu_working_bytes(plan, min(plan.max_num_seqs * plan.max_model_len, num_blocks * plan.block_size))
 
 
-def _host_bytes(config: EngineConfig, plan: ExecutionPlan, num_blocks: int) -> int:
-    return host_bytes(
-        max_num_seqs=plan.max_num_seqs,
-        max_blocks=plan.max_blocks,
-        num_blocks=num_blocks,
-        caches_prefixes=config.enable_prefix_caching,
-    )
-
-
-def _num_blocks(config: EngineConfig, plan: ExecutionPlan) -> int:
+def _num_blocks(plan: ExecutionPlan) -> int:
     """Return how many blocks fit into memory_fraction of the memory that the plan leaves free."""
-    device_type = plan.device.type
+    device_type, fraction = plan.device.type, plan.config.memory_fraction
     free_bytes = plan.free_bytes - plan.weight_bytes - plan.working_bytes
     block_bytes = plan.block_size * plan.kv_bytes_per_token
-    table_bytes = _host_bytes(config, plan, 0)
     if device_type == "cpu":
-        free_bytes -= table_bytes
-        block_bytes += _host_bytes(config, plan, 1) - table_bytes
-    budget = int(free_bytes * (config.memory_fraction or _DEFAULT_FRACTION[device_type]))
-    if device_type == "cpu" and config.memory_fraction is None:
+        free_bytes -= plan.table_bytes
+        block_bytes += plan.host_bytes_per_block
+    budget = int(free_bytes * (fraction or _DEFAULT_FRACTION[device_type]))
+    if device_type == "cpu" and fraction is None:
         budget = min(budget, _CPU_DEFAULT_KV_BYTES)
     if budget < block_bytes:
         raise OutOfMemoryError(
             f"no KV block of {gib(block_bytes)} fits: of {gib(plan.free_bytes)} free on {plan.device}, "
             f"weights take {gib(plan.weight_bytes)}, activations and buffers {gib(plan.working_bytes)}, "
-            f"block tables {gib(table_bytes)}, and the KV cache may have {gib(max(0, budget))}; lower "
+            f"block tables {gib(plan.table_bytes)}, and the KV cache may have {gib(max(0, budget))}; lower "
             "block_size, max_num_seqs, max_num_batched_tokens or max_model_len, raise memory_fraction, or "
             "use a smaller model"
         )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
+from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
 from octavo.models.experts.config import ExpertsConfig, expert_part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
@@ -20,10 +21,6 @@ _FLOAT32 = _INT32 = 4
 _RARE_BYTES = 6 * 32 * 2**20
 # Factor by which steps on a CPU exceed their activations: freed memory is reused, but not given back.
 _CPU_SLACK = 3
-# Host bytes for a block whose contents can be found again, and for one that is only handed out.
-_CACHED_BLOCK_BYTES, _BLOCK_BYTES = 800, 64
-# Host bytes for each row of a block table.
-_ROW_BYTES = 128
 
 
 def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
@@ -54,88 +51,47 @@ def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
     )
 
 
-def host_bytes(*, max_num_seqs: int, max_blocks: int, num_blocks: int, caches_prefixes: bool) -> int:
-    """Return the bytes of block tables and of the blocks' bookkeeping, which are on the host.
+def cpu_working_bytes(plan: ExecutionPlan, max_num_tokens: int) -> int:
+    """Return the most bytes that steps on a CPU hold at one time: activations and logits.
 
     Args:
-        max_num_seqs: rows of the tables.
-        max_blocks: columns of the tables: blocks of the longest sequence.
-        num_blocks: blocks of the KV cache.
-        caches_prefixes: whether blocks are registered to be found again.
+        plan: all but the memory of steps and the number of blocks.
+        max_num_tokens: no step has more, whatever its budget.
     """
-    # A step gathers its rows of the table into another one.
-    tables = max_num_seqs * (2 * _INT32 * max_blocks + _ROW_BYTES)
-    return tables + num_blocks * (_CACHED_BLOCK_BYTES if caches_prefixes else _BLOCK_BYTES)
-
-
-def unpacked_working_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of the largest product's weight: packed weights become floats for many rows.
-
-    The same room serves loading, when no step runs: the product's matrices take a byte a number while they
-    are read, and once more when they are joined.
-
-    Args:
-        model: the network.
-        itemsize: bytes of a float.
-    """
-    qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return itemsize * model.hidden_size * max(qkv, 2 * model.intermediate_size)
-
-
-def cpu_working_bytes(model: ModelConfig, *, itemsize: int, max_num_tokens: int, max_num_seqs: int) -> int:
-    """Return the most that steps on a CPU hold at one time, in bytes: activations and logits.
-
-    Args:
-        model: the network.
-        itemsize: bytes of a number of an activation.
-        max_num_tokens: most tokens of a step.
-        max_num_seqs: most sequences of a step.
-    """
-    activations = _CPU_SLACK * max_num_tokens * _bytes_per_token(model, itemsize)
+    num_tokens = min(plan.max_num_batched_tokens, max_num_tokens)
+    activations = _CPU_SLACK * num_tokens * _bytes_per_token(plan)
     # Float32 logits; log-probabilities, if all requests want them, of a copy; and slack.
-    return activations + 4 * _FLOAT32 * min(max_num_seqs, max_num_tokens) * model.vocab_size
+    return activations + 4 * _FLOAT32 * min(plan.max_num_seqs, num_tokens) * plan.model.vocab_size
 
 
-def gpu_working_bytes(
-    model: ModelConfig,
-    *,
-    itemsize: int,
-    max_num_tokens: int,
-    max_num_seqs: int,
-    max_blocks: int,
-    share_prefixes: bool,
-    deterministic: bool,
-) -> int:
-    """Return the most that steps on a GPU hold at one time, in bytes.
+def gpu_working_bytes(plan: ExecutionPlan) -> int:
+    """Return the most bytes that steps on a GPU hold at one time.
 
-    Activations, logits, block tables, forest and workspaces.
+    Activations, logits, block tables, forest, workspaces, and memory by which ranks sum.
 
     Args:
-        model: the network.
-        itemsize: bytes of a number of an activation.
-        max_num_tokens: most tokens of a step.
-        max_num_seqs: most sequences of a step.
-        max_blocks: blocks of the longest sequence.
-        share_prefixes: whether there is a forest, if not deterministic.
-        deterministic: logits are float32, and there is no forest.
+        plan: all but the memory of steps and the number of blocks.
     """
+    model, itemsize, num_seqs = plan.model, plan.dtype.itemsize, plan.max_num_seqs
+    num_tokens = max(num_seqs, plan.max_num_batched_tokens)
     # Activations, and the buffer that steps with prompts leave their result in.
-    token_bytes = _bytes_per_token(model, itemsize) + itemsize * model.hidden_size
-    total = _WORKSPACE_BYTES + GRAPH_BYTES + max_num_tokens * token_bytes
-    # Logits that are kept, and those in the graphs' pool, which all graphs share.
-    is_float32 = deterministic or model.final_softcap != 0
-    total += 2 * max_num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
-    total += rare_bytes(model.vocab_size, max_num_seqs)
+    total = (
+        _WORKSPACE_BYTES + GRAPH_BYTES + num_tokens * (_bytes_per_token(plan) + itemsize * model.hidden_size)
+    )
+    # Every rank has all logits: those that are kept, and those in the graphs' pool, which all graphs share.
+    is_float32 = plan.config.deterministic or model.final_softcap != 0
+    total += 2 * num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
+    total += rare_bytes(model.vocab_size, num_seqs)
     # Tables of the device's rows, and those that both kinds of graphs read.
-    total += 3 * _INT32 * max_num_seqs * max_blocks
-    if share_prefixes and not deterministic:
+    total += 3 * _INT32 * num_seqs * plan.max_blocks
+    if plan.shares_prefixes:
+        num_heads = rank_share(model, plan.parallel).num_heads
         total += DeviceForest.nbytes(
-            max_num_seqs=max_num_seqs,
-            max_num_tokens=max(max_num_seqs, max_num_tokens),
-            num_heads=model.num_heads,
-            head_dim=model.head_dim,
+            max_num_seqs=num_seqs, max_num_tokens=num_tokens, num_heads=num_heads, head_dim=model.head_dim
         )
-    return total
+    if "blocks" in plan.quantised_bytes:
+        total += _unpacked_bytes(plan)
+    return total + (RANKS_BYTES if plan.parallel.size > 1 else 0)
 
 
 def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
@@ -149,22 +105,36 @@ def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
     return counts + _RARE_BYTES + COPIED_BYTES
 
 
-def _bytes_per_token(model: ModelConfig, itemsize: int) -> int:
+def _unpacked_bytes(plan: ExecutionPlan) -> int:
+    """Return the bytes of the largest product's weight: packed weights become floats for many rows.
+
+    The same room serves loading, when no step runs: the product's matrices take a byte a number while they
+    are read, and once more when they are joined.
+    """
+    share = rank_share(plan.model, plan.parallel)
+    return plan.dtype.itemsize * share.hidden_size * max(_qkv_size(share), 2 * share.intermediate_size)
+
+
+def _bytes_per_token(plan: ExecutionPlan) -> int:
     """Return the bytes of one token's activations at the point where a layer holds most of them."""
-    qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    share, itemsize = rank_share(plan.model, plan.parallel), plan.dtype.itemsize
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
-    attention = itemsize * (qkv + model.num_heads * model.head_dim) + _FLOAT32 * model.num_heads
-    if model.has_sinks:
+    attention = itemsize * (_qkv_size(share) + share.num_heads * share.head_dim) + _FLOAT32 * share.num_heads
+    if share.has_sinks:
         # The float32 result that they join.
-        attention += _FLOAT32 * model.num_heads * model.head_dim
+        attention += _FLOAT32 * share.num_heads * share.head_dim
     # [gate | up], and the activation of it.
-    feed_forward = itemsize * 3 * model.intermediate_size
-    if model.experts is not None:
-        feed_forward = max(feed_forward, _expert_bytes_per_token(model, model.experts, itemsize))
+    feed_forward = itemsize * 3 * share.intermediate_size
+    if share.experts is not None:
+        feed_forward = max(feed_forward, _expert_bytes_per_token(share, share.experts, itemsize))
     # Cosines and sines for each rope.
-    rotations = len(model.ropes) * model.head_dim * _FLOAT32
+    rotations = len(share.ropes) * share.head_dim * _FLOAT32
     # The residual stream, and a block's output before it is added, or the normalised stream.
-    return 2 * itemsize * model.hidden_size + rotations + max(attention, feed_forward)
+    return 2 * itemsize * share.hidden_size + rotations + max(attention, feed_forward)
+
+
+def _qkv_size(share: ModelConfig) -> int:
+    return (share.num_heads + 2 * share.num_kv_heads) * share.head_dim
 
 
 def _expert_bytes_per_token(model: ModelConfig, experts: ExpertsConfig, itemsize: int) -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine.loading import make_runner, read_decoder
-from octavo.engine.memory import ExecutionPlan, plan_execution
+from octavo.engine.loading import make_runner, plan_model, read_decoder
+from octavo.engine.memory import ExecutionPlan
 from octavo.engine.ranks.mirror import Checksum, StepReader, require_equal
 from octavo.engine.ranks.records import (
     Begin,
@@ -36,7 +36,6 @@ from octavo.engine.ranks.shared_masks import ReceivedMasks
 from octavo.engine.ranks.wires import RecordWire, ReportWire
 from octavo.engine.step.result import StepResult, StepRunner
 from octavo.errors import EngineError, OctavoError
-from octavo.models import ModelConfig, read_config, resolve_model, stored_matrices
 from octavo.parallel import PeerLostError, TensorParallel, connect
 
 logger = logging.getLogger(__name__)
@@ -105,10 +104,7 @@ def _report(reports: ReportWire, error: BaseException) -> None:
 def _follow(records: RecordWire, reports: ReportWire) -> None:
     setup = _receive(records, Setup)
     config = EngineConfig.from_dict(setup.config)
-    source = resolve_model(config.model, config.load_format)
-    model = ModelConfig.from_hf(read_config(source))
-    parallel = TensorParallel.not_met(setup.rank, setup.size)
-    plan = plan_execution(config, model, parallel, stored=stored_matrices(source, config.load_format))
+    source, plan = plan_model(config, TensorParallel.not_met(setup.rank, setup.size))
     _choose_device(plan)
     reports.send(Planned(plan.num_blocks))
     begin = _receive(records, Begin)
@@ -119,9 +115,8 @@ def _follow(records: RecordWire, reports: ReportWire) -> None:
     )
     reports.send(Met())
     plan = replace(plan, parallel=parallel, num_blocks=begin.num_blocks)
-    decoder = read_decoder(source, config, plan, model, None)
-    masks = ReceivedMasks(model.vocab_size, plan.device, lambda: _receive(records, Masks))
-    runner = make_runner(decoder, config, plan, masks)
+    masks = ReceivedMasks(plan.model.vocab_size, plan.device, lambda: _receive(records, Masks))
+    runner = make_runner(read_decoder(source, plan, None), plan, masks)
     reports.send(Ready())
     _Steps(runner, plan.block_size).run(records, reports)
 

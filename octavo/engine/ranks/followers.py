@@ -99,7 +99,7 @@ class Followers:
                 with suppress(OSError):
                     self._all[-1].records.send(encode_record(Setup(rank, size, dict(config))))
         except BaseException:
-            self.stop()
+            self.end()
             for follower in self._all:
                 follower.reports.close()
             raise
@@ -131,20 +131,16 @@ class Followers:
         late = (follower.rank for follower in self._all if follower.num_silent > _MAX_LATE)
         return None if self.is_loading else next(late, None)
 
-    def fail(self, error: OctavoError) -> None:
-        """End all ranks because of what happened in this one."""
-        self._end(error)
-
     def wait_for_end(self) -> None:
         """Wait, at most a few seconds, until the watching thread has found that a rank is gone."""
         self._is_buried.wait(_KILL_S)
 
-    def stop(self) -> None:
-        """End all ranks; nobody waits for them. Idempotent."""
-        self._end(None)
+    def end(self, error: OctavoError | None = None) -> None:
+        """Kill the processes that are left; only the first call does anything.
 
-    def _end(self, error: OctavoError | None) -> None:
-        """Kill the processes that are left; only the first call does anything."""
+        Args:
+            error: why; None: nobody waits for them any more.
+        """
         with self._ending:
             if self._has_ended:
                 return
@@ -175,7 +171,7 @@ class Followers:
                     self._ping()
                 if any(self._is_gone(follower) for follower in self._all):
                     self._hear_last_words(selector)
-                    self._end(self._reason())
+                    self.end(self._reason())
             for follower in self._all:
                 follower.reports.close()
 

@@ -25,7 +25,7 @@ from octavo.engine.request import Request
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
-from octavo.models import ModelConfig, ModelSource
+from octavo.models import ModelSource
 from octavo.parallel import PeerLostError, TensorParallel, connect
 
 Found = TypeVar("Found")
@@ -75,7 +75,7 @@ class Ranks:
         if self.thread.error is None:
             self.thread.fail(EngineDeadError("the engine was closed"))
         self.thread.stop()
-        self.followers.stop()
+        self.followers.end()
         self.parallel.abort()
         if self.release is not None:
             self.release()
@@ -87,13 +87,13 @@ class Ranks:
         except PeerLostError as error:
             # Another rank has ended, and the watching thread says how.
             self.followers.wait_for_end()
-            self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
+            self.followers.end(EngineDeadError(f"rank 0 of {self.size} failed: {error}"))
             raise
         except BaseException as error:
             if isinstance(error, OctavoError) and self.followers.is_loading:
-                self.followers.fail(error)
+                self.followers.end(error)
             else:
-                self.followers.fail(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
+                self.followers.end(EngineDeadError(f"rank 0 of {self.size} failed: {error!r}"))
             raise
 
     def _on_end(self, error: OctavoError) -> None:
@@ -204,19 +204,13 @@ class LeaderRunner:
 
 
 def start_ranks(
-    config: EngineConfig,
-    plan: ExecutionPlan,
-    source: ModelSource,
-    model: ModelConfig,
-    progress: Callable[[int, int], None] | None,
+    source: ModelSource, plan: ExecutionPlan, progress: Callable[[int, int], None] | None
 ) -> LeaderRunner:
     """Start all ranks, let them meet and load, and return the runner of rank 0.
 
     Args:
-        config: engine options, the same for all ranks.
-        plan: of rank 0.
         source: where the model is.
-        model: the network.
+        plan: of rank 0.
         progress: called with (tensors loaded, tensors in all) of rank 0, in its thread; or None.
 
     Raises:
@@ -226,17 +220,13 @@ def start_ranks(
     require_devices(plan.device, plan.parallel)
     if sys.platform != "linux":
         raise ConfigError(f"tensor_parallel_size > 1 runs on Linux, this is {sys.platform}")
-    ranks = Ranks(config)
+    ranks = Ranks(plan.config)
     try:
         num_blocks = min(plan.num_blocks, *(said.num_blocks for said in ranks.followers.gather(Planned)))
-        ranks.parallel = _meet(ranks, plan, num_blocks, config)
+        ranks.parallel = _meet(ranks, plan, num_blocks)
         plan = dataclasses.replace(plan, parallel=ranks.parallel, num_blocks=num_blocks)
-        masks = SentMasks(model.vocab_size, plan.device, ranks.followers.tell)
-
-        def load() -> StepRunner:
-            return make_runner(read_decoder(source, config, plan, model, progress), config, plan, masks)
-
-        local = ranks.run(load)
+        masks = SentMasks(plan.model.vocab_size, plan.device, ranks.followers.tell)
+        local = ranks.run(lambda: make_runner(read_decoder(source, plan, progress), plan, masks))
         ranks.followers.gather(Ready)
         ranks.followers.is_loading = False
         return LeaderRunner(local, plan, ranks)
@@ -245,15 +235,15 @@ def start_ranks(
         raise
 
 
-def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int, config: EngineConfig) -> TensorParallel:
+def _meet(ranks: Ranks, plan: ExecutionPlan, num_blocks: int) -> TensorParallel:
     """Let all ranks meet through a file in a folder that only this user can open."""
     with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
         rendezvous = Path(folder, "rendezvous")
         ranks.followers.tell(Begin(num_blocks, str(rendezvous)))
         meet = partial(
             *(connect, 0, ranks.size, plan.device, rendezvous),
-            shares_memory=config.all_reduce == "auto",
-            in_order=config.deterministic,
+            shares_memory=plan.config.all_reduce == "auto",
+            in_order=plan.config.deterministic,
         )
         parallel = ranks.run(meet)
         ranks.followers.gather(Met)

@@ -22,16 +22,8 @@ def log_softmax(logits: Tensor) -> Tensor:
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=logits.device)
     if out.numel():
-        launch(
-            _log_softmax_kernel,
-            (num_rows,),
-            logits,
-            out,
-            vocab_size,
-            logits.stride(0),
-            CHUNK=_CHUNK,
-            num_warps=8,
-        )
+        sizes = (vocab_size, logits.stride(0))
+        launch(_log_softmax_kernel, (num_rows,), logits, out, *sizes, CHUNK=_CHUNK, num_warps=8)
     return out
 
 

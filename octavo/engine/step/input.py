@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from octavo.attention import AttentionMetadata, ForestPlan
+from octavo.engine.memory import ExecutionPlan
 from octavo.engine.step.scheduled import ScheduledRequest
 from octavo.gpu.copies import to_device
 from octavo.kv import BlockTables
@@ -61,9 +62,9 @@ class StepInputBuilder:
     Rows grow at their end and are not rebuilt: a step costs O(new blocks), not O(all blocks).
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.tables = BlockTables(max_num_seqs, -(-max_model_len // block_size))
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.block_size = plan.block_size
+        self.tables = BlockTables(plan.max_num_seqs, plan.max_blocks)
 
     def build(self, scheduled: list[ScheduledRequest]) -> StepInput:
         """Turn a step's requests into arrays; brings their rows of the block table up to date first."""

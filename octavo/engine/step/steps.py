@@ -60,7 +60,6 @@ class Steps:
         manager: KVCacheManager,
         scheduler: Scheduler,
         outputs: OutputProcessor,
-        *,
         max_step_ms: float | None,
     ) -> None:
         """Begin without steps; max_step_ms: see EngineConfig."""
