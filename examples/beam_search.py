@@ -111,7 +111,7 @@ def blocks_used(model: PagedDecoder) -> str:
 def main() -> None:
     model = PagedDecoder(num_blocks=512, block_size=4)
     prompt = model.tokenizer.encode("Long ago, in a small town by the sea, an old man told the children that")
-    beams = beam_search(model, prompt, width=16, num_tokens=8)
+    beams = beam_search(model, prompt, width=64, num_tokens=8)
     print(f"{len(beams)} beams: {blocks_used(model)}")
     for beam in beams[:3]:
         print(f"{beam.score:7.2f} {model.tokenizer.decode(list(beam.tokens))!r}")
