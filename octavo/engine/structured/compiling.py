@@ -79,7 +79,7 @@ def _limits() -> "LLParserLimits":
 
     return LLParserLimits(
         max_items_in_row=2000,
-        initial_lexer_fuel=1_000_000,
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=200_000,
         step_max_items=10_000,
         max_lexer_states=100_000,

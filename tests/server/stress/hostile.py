@@ -1,7 +1,8 @@
 """Hostile requests (tests/server/hostile/*.json): each gets a 4xx or a harmless 200 within 2 s.
 
-Neighbours stream all the while; their inter-token p99 is compared with that of the same streams alone,
-before and after, in the same process.
+Neighbours stream all the while, and the requests come from another process, one after the other. The neighbours'
+inter-token p99 is compared with that of the same streams alone, before and after, and beside as many ordinary
+requests: whoever sends requests without a pause takes a part of the interpreter's time, hostile or not.
 
     python tests/server/stress/hostile.py [--model smollm2] [--rounds 2] [--save MACHINE]
 """
@@ -10,7 +11,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from server_process import ROOT, ServerProcess
@@ -22,6 +25,11 @@ CORPUS = ROOT / "tests" / "server" / "hostile"
 # A grammar may compile for 2 s; the rest is the way there and back.
 LIMIT_S, MAX_GROWTH_MB, MAX_RATIO = 2.5, 100.0, 1.2
 NUM_NEIGHBOURS = 2
+
+Prepared = tuple[str, str, bytes]
+"""A request's kind and name, and what is sent."""
+Outcome = tuple[str, str, int, float]
+"""Kind, name, status and seconds."""
 
 
 def main() -> int:
@@ -47,26 +55,33 @@ def corpus() -> list[tuple[str, dict[str, Any]]]:
 async def measure(server: ServerProcess, control_s: float, num_rounds: int) -> dict[str, Any]:
     """Send the corpus beside neighbours; return times, the neighbours' gaps and failures."""
     neighbours = Neighbours(server.port)
-    before = await neighbours.during(asyncio.sleep(control_s))
-    outcomes: list[tuple[str, str, int, float]] = []
+    hostile = [(kind, one["name"], raw_request(one)) for kind, one in corpus()]
+    ordinary = [("ordinary", "", raw_request({"fields": {}}))] * len(hostile) * num_rounds
+    outcomes: list[Outcome] = []
     rss = [server.rss_bytes()]
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
 
-    async def attack() -> None:
-        # The first round fills caches, the last shows what stays.
-        for _ in range(num_rounds):
-            for kind, one in corpus():
-                outcomes.append((kind, one["name"], *await send(server.port, one)))
+        async def sent(requests: list[Prepared]) -> None:
+            outcomes.extend(await asyncio.get_running_loop().run_in_executor(other, send_all, port, requests))
             rss.append(server.rss_bytes())
 
-    meanwhile = await neighbours.during(attack())
+        async def attack() -> None:
+            # The first round fills caches, the last shows what stays.
+            for _ in range(num_rounds):
+                await sent(hostile)
+
+        port = server.port
+        before = await neighbours.during(asyncio.sleep(control_s))
+        beside_ordinary = await neighbours.during(sent(ordinary))
+        meanwhile = await neighbours.during(attack())
+        after = await neighbours.during(asyncio.sleep(control_s))
     growth_mb = (rss[-1] - rss[-2]) / 1e6
-    after = await neighbours.during(asyncio.sleep(control_s))
     failures = broken(outcomes) + neighbours.failures
     failures += [f"left: {left}" for left in [server.leftovers()] if left]
     if growth_mb > MAX_GROWTH_MB:
         failures.append(f"memory grew by {growth_mb:.0f} MB in the last round")
     alone = percentile(before + after, 99)
-    ratio = percentile(meanwhile, 99) / alone if alone else 0.0
+    ratio = percentile(meanwhile, 99) / alone
     return {
         "inputs": len(outcomes),
         "longest_s": max(seconds for *_, seconds in outcomes),
@@ -75,21 +90,33 @@ async def measure(server: ServerProcess, control_s: float, num_rounds: int) -> d
         "itl_p99_alone_ms": alone * 1e3,
         "itl_p99_alone_each_ms": [percentile(gaps, 99) * 1e3 for gaps in (before, after)],
         "itl_p99_beside_ms": percentile(meanwhile, 99) * 1e3,
+        "itl_p99_beside_ordinary_ms": percentile(beside_ordinary, 99) * 1e3,
         "itl_p99_ratio": ratio,
+        "itl_p99_ratio_to_ordinary": percentile(meanwhile, 99) / percentile(beside_ordinary, 99),
+        "itl_max_beside_ms": max(meanwhile) * 1e3,
         "itl_p99_ratio_is_kept": ratio < MAX_RATIO,
-        "rss_growth_first_mb": (rss[1] - rss[0]) / 1e6,
+        "rss_growth_first_mb": (rss[2] - rss[1]) / 1e6,
         "rss_growth_last_mb": growth_mb,
         "rows": _by_kind(outcomes),
         "failures": failures,
     }
 
 
-async def send(port: int, one: dict[str, Any]) -> tuple[int, float]:
-    """Send one input; return (status, seconds). A connection that is closed without an answer is status 0."""
+def send_all(port: int, requests: Sequence[Prepared]) -> list[Outcome]:
+    """Send requests one after the other; return what came of each."""
+
+    async def outcomes() -> list[Outcome]:
+        return [(kind, name, *await send(port, data)) for kind, name, data in requests]
+
+    return asyncio.run(outcomes())
+
+
+async def send(port: int, data: bytes) -> tuple[int, float]:
+    """Send a request; return (status, seconds). A connection that is closed without an answer is status 0."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(5 * LIMIT_S):
-            answer = await exchange(port, raw_request(one))
+            answer = await exchange(port, data)
             try:
                 await answer.body()
             finally:
@@ -145,8 +172,8 @@ def unfold(value: Any) -> Any:
     return {key: unfold(item) for key, item in value.items()}
 
 
-def broken(outcomes: list[tuple[str, str, int, float]], limit_s: float = LIMIT_S) -> list[str]:
-    """Return what is wrong with (kind, name, status, seconds)."""
+def broken(outcomes: Sequence[Outcome], limit_s: float = LIMIT_S) -> list[str]:
+    """Return what is wrong."""
     failures = []
     for kind, name, status, seconds in outcomes:
         is_refused = 400 <= status < 500 or (status == 0 and kind == "headers")
@@ -155,7 +182,7 @@ def broken(outcomes: list[tuple[str, str, int, float]], limit_s: float = LIMIT_S
     return failures
 
 
-def _by_kind(outcomes: list[tuple[str, str, int, float]]) -> list[list[object]]:
+def _by_kind(outcomes: Sequence[Outcome]) -> list[list[object]]:
     rows: list[list[object]] = []
     for kind in sorted({kind for kind, *_ in outcomes}):
         of_kind = [(status, seconds) for found, _, status, seconds in outcomes if found == kind]
