@@ -45,7 +45,8 @@ class BodyReader:
                 would not see an answer.
 
         Raises:
-            ApiError: 415 no JSON; 413 too large, or too many values; 408 too slow; 429 too many large bodies at a time.
+            ApiError: 415 no JSON; 413 too large, or too many values; 408 too slow; 429 too many large bodies
+                at a time.
             ClientGoneError: the client left while it sent the body.
         """
         found = dict(headers)

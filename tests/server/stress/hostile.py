@@ -1,8 +1,8 @@
 """Hostile requests (tests/server/hostile/*.json): each gets a 4xx or a harmless 200 within 2 s.
 
-Neighbours stream all the while, and the requests come from another process, one after the other. The neighbours'
-inter-token p99 is compared with that of the same streams alone, before and after, and beside as many ordinary
-requests: whoever sends requests without a pause takes a part of the interpreter's time, hostile or not.
+Neighbours stream all the while; the requests come from another process, one right after the other. The
+neighbours' inter-token p99 is compared with that of the same streams alone, before and after, and beside as
+many plain requests: whoever sends without a pause takes a part of the interpreter's time, hostile or not.
 
     python tests/server/stress/hostile.py [--model smollm2] [--rounds 2] [--save MACHINE]
 """
