@@ -148,7 +148,9 @@ class ChatEvents(EventWriter):
         # An event with more than text is encoded as a whole.
         self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
         self._texts = TextEvents(lambda index, text: self._chunk([_text_choice(index, text)]))
-        self._writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]
+        readers = [box.reader() for _ in range(n)]
+        self._writers = [DeltaWriter(reader, parallel=box.parallel) for reader in readers]
+        self._is_plain = not self._has_more and readers[0] is None
 
     def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
         """Return events of new deltas."""
@@ -163,6 +165,8 @@ class ChatEvents(EventWriter):
     def _event(self, delta: CompletionDelta) -> bytes:
         before = b"" if self._has_role[delta.index] else self._role(delta.index)
         self._usage.add(len(delta.token_ids))
+        if self._is_plain and is_text_alone(delta):
+            return before + self._texts.write(delta.index, delta.text)
         shown, finish_reason = self._writers[delta.index].write(
             delta.text, delta.token_ids, delta.finish_reason
         )
