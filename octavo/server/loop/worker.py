@@ -36,7 +36,7 @@ class Worker:
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
         engine_stats: the engine's counters as of at most 0.1 s ago.
-        num_leaked_blocks: blocks of the KV cache that were held when no request was left; 0 in a sound engine.
+        num_leaked_blocks: blocks of the KV cache that were held when no request was left.
     """
 
     engine: Engine
