@@ -111,11 +111,12 @@ def _checked_choice(choice: object) -> tuple[str, ...]:
 def _grammar_text(name: str, text: object) -> str:
     if not isinstance(text, str):
         raise StructuredOutputError(f"{name} must be a string, got {text!r}")
-    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise StructuredOutputError(f"{name} must be valid Unicode, got a lone surrogate") from None
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise StructuredOutputError(f"{name} must be at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise StructuredOutputError(f"{name} must be valid Unicode, got a lone surrogate")
     return text
 
 

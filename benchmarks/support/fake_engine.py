@@ -76,7 +76,7 @@ class FakeEngine:
 
     def stats(self) -> Any:
         """No counters."""
-        return SimpleNamespace()
+        return SimpleNamespace(kv=SimpleNamespace(num_referenced=0))
 
     def when_dead(self, call: object) -> None:
         """Nothing here dies."""

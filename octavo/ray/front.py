@@ -35,7 +35,7 @@ class Front:
 
     def __init__(self, server: ServerConfig, replicas: DeploymentHandle) -> None:
         self._isolates = server.cache_isolation == "key"
-        self._bodies = BodyReader(server.max_body_bytes, server.body_timeout_s)
+        self._bodies = BodyReader(server)
         self._replicas = replicas.options(stream=True, method_name="answer")
 
     async def __call__(self, request: Request) -> Response:

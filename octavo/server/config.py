@@ -39,6 +39,8 @@ class ServerConfig:
         max_num_queued_reqs: completions that may wait for admission; further requests get 429.
         max_num_queued_tokens: prompt tokens that may wait for admission; likewise.
         max_body_bytes: largest request body.
+        max_body_values: most values of JSON in a body, by its commas. Nobody gets a token while they are
+            decoded, up to 0.1 s for 100,000. Prompts of more token ids need more.
         body_timeout_s: how long a client may take to send a body.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.
         write_timeout_s: how long a client may leave a streamed event unread.
@@ -82,6 +84,7 @@ class ServerConfig:
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 1_000_000
     max_body_bytes: int = 8 << 20
+    max_body_values: int = 200_000
     body_timeout_s: float = 30.0
     queue_timeout_s: float = 60.0
     write_timeout_s: float = 120.0
@@ -100,7 +103,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _in_range("port", self.port, 0, 65535)
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes"):
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes", "max_body_values"):
             _in_range(name, getattr(self, name), 1, 2**40)
         _in_range("max_restarts", self.max_restarts, 0, 1000)
         _in_range("replicas", self.replicas, 1, 256)

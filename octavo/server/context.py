@@ -59,7 +59,7 @@ class Context:
         self.config = config
         self.model = model
         self.created = int(time.time())
-        self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
+        self.bodies = BodyReader(config)
         self.metrics = Metrics(loop, model, num_restarts)
         self.num_restarts = num_restarts
         endpoint = config.otlp_traces_endpoint

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
+from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,9 +23,10 @@ class ClientGoneError(Exception):
 class BodyReader:
     """Reads the bodies of requests, with limits on one of them, on all together and on time."""
 
-    def __init__(self, max_bytes: int, timeout_s: float) -> None:
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+    def __init__(self, config: ServerConfig) -> None:
+        self._max_bytes = config.max_body_bytes
+        self._max_values = config.max_body_values
+        self._timeout_s = config.body_timeout_s
         self._num_bytes = 0
 
     async def read(
@@ -43,7 +45,8 @@ class BodyReader:
                 would not see an answer.
 
         Raises:
-            ApiError: 415 no JSON; 413 too large; 408 too slow; 429 too many large bodies at a time.
+            ApiError: 415 no JSON; 413 too large, or too many values; 408 too slow; 429 too many large bodies
+                at a time.
             ClientGoneError: the client left while it sent the body.
         """
         found = dict(headers)
@@ -59,12 +62,17 @@ class BodyReader:
             before_small()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._read(receive)
+                body = await self._read(receive)
         except TimeoutError:
             message = f"the body was not there after {self._timeout_s:g} s"
             raise ApiError(
                 408, message, code="request_timeout", headers={"x-should-retry": "false"}
             ) from None
+        # Decoding holds the interpreter's lock, for each value as long as for 100 characters of a text.
+        if len(body) > self._max_values and body.count(b",") >= self._max_values:
+            message = f"a body may have at most {self._max_values} values, that is as many commas"
+            raise ApiError(413, message, code="body_too_large")
+        return body
 
     async def _read(self, receive: Receive) -> bytes:
         pieces: list[bytes] = []

@@ -114,6 +114,7 @@ class _LoopCollector(Collector):
         for name, help_, value in (
             ("octavo:waiting_tokens", "prompt tokens that wait for admission", stats.num_waiting_tokens),
             ("octavo:live_requests", "unfinished requests", stats.num_live),
+            ("octavo:kv_blocks_leaked", "blocks held when no request was left", stats.num_leaked_blocks),
             (
                 "octavo:seconds_since_progress",
                 "since a step ended, 0 when idle",

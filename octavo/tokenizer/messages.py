@@ -9,6 +9,8 @@ from octavo.errors import ChatTemplateError, refuse_unknown
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 MAX_DEPTH = 32
+# Asked first, because a value may hold hundreds of thousands of them.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -49,10 +51,12 @@ def check_json(value: object, where: str, depth: int = 0) -> None:
         for key, entry in value.items():
             if not isinstance(key, str):
                 raise ChatTemplateError(f"{where}: expected strings as keys, got {key!r}")
-            check_json(entry, f"{where}.{key}", depth + 1)
+            if type(entry) not in _PLAIN:
+                check_json(entry, f"{where}.{key}", depth + 1)
     elif isinstance(value, list):
         for index, entry in enumerate(value):
-            check_json(entry, f"{where}[{index}]", depth + 1)
+            if type(entry) not in _PLAIN:
+                check_json(entry, f"{where}[{index}]", depth + 1)
     elif value is not None and not isinstance(value, str | int | float | bool):
         raise ChatTemplateError(f"{where}: expected a JSON value, got {_kind(value)}")
 

@@ -311,6 +311,19 @@ def test_hostile_grammars_are_refused_or_cheap(compiled: Grammars, name: str) ->
             break
 
 
+def test_the_first_mask_of_a_huge_count_is_cheap(compiled: Grammars) -> None:
+    compiled.compile(StructuredOutput(choice=["the vocabulary is read"]))
+    begun_at = time.process_time()
+    compiled.compile(StructuredOutput(regex="a{1000000000}"))
+    assert time.process_time() - begun_at < 0.4
+
+
+def test_a_schema_of_many_properties_is_not_too_large(compiled: Grammars) -> None:
+    properties = {f"property_{i}": {"type": "string"} for i in range(1500)}
+    schema = {"type": "object", "properties": properties, "required": [*properties][:500]}
+    compiled.compile(StructuredOutput(json_schema=schema))
+
+
 def test_hostile_grammars_leave_little_behind(compiled: Grammars) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

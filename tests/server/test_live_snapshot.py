@@ -37,6 +37,7 @@ def stats_of_loop() -> LoopStats:
         num_finished={"stop": 2},
         num_cached_tokens=0,
         num_output_tokens=0,
+        num_leaked_blocks=0,
         **dict.fromkeys(counts, 0),
         **dict.fromkeys(histograms, seconds.snapshot()),
     )

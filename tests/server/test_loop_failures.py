@@ -273,3 +273,30 @@ def test_a_watchdog_reports_a_long_piece_once_and_short_ones_never(capfd: pytest
     assert len(overruns) == 2
     assert all(seconds > 0.2 for seconds in overruns)
     assert "test_a_watchdog_reports" in capfd.readouterr().err
+
+
+def test_blocks_that_nobody_holds_are_noticed_and_told_once(
+    start_loop: StartLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(loop: EngineLoop, name: str) -> None:
+        await collect(await loop.submit([3, 4, 5], PARAMS, request_id=name))
+        await until(lambda: loop.stats().num_live == 0)
+
+    async def run() -> None:
+        loop = start_loop()
+        await loop.wait_until_ready()
+        await ask(loop, "sound")
+        assert loop.stats().num_leaked_blocks == 0
+        lost = loop.engine.manager.new_sequence()
+        assert await loop.call(lambda engine: engine.manager.allocate(lost, 1))
+        for name in ("first", "second"):
+            await ask(loop, name)
+            await until(lambda: loop.stats().num_leaked_blocks == 1)
+        await loop.call(lambda engine: engine.manager.free(lost))
+        await ask(loop, "third")
+        await until(lambda: loop.stats().num_leaked_blocks == 0)
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records if "are held" in record.getMessage()] == [
+        "blocks of the KV cache are held although no request is left: 1"
+    ]

@@ -77,9 +77,11 @@ def _limits() -> "LLParserLimits":
     """Bound what a grammar costs: a step at most some 100 ms, its lexer some 50 MB."""
     from llguidance import LLParserLimits
 
+    # The first mask may take the square of the lexer's fuel, and a part of that holds the interpreter's lock:
+    # 0.8 and 0.2 s for `a{1000000000}` with five times this fuel. No usual grammar of 64 KiB needs half.
     return LLParserLimits(
         max_items_in_row=2000,
-        initial_lexer_fuel=1_000_000,
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=200_000,
         step_max_items=10_000,
         max_lexer_states=100_000,

@@ -17,7 +17,7 @@ from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
-from octavo.server.api.tools.toolbox import Toolbox, read_prompt, toolbox_of
+from octavo.server.api.tools.toolbox import Toolbox, read_prompt
 from octavo.server.api.types import (
     ChatChoice,
     ChatChunk,
@@ -57,8 +57,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     context.check_model(asked.model)
     params = chat_params(asked)
     context.loop.check_room(params.n)
-    toolbox = toolbox_of(asked, context.formats, params.structured)
-    begin = partial(begin_chat, context, request, asked, toolbox, params)
+    begin = partial(begin_chat, context, request, asked, params)
     answer = Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
@@ -86,15 +85,17 @@ async def chat_completions(context: Context, request: Request) -> Response:
 
 
 async def begin_chat(
-    context: Context, request: Request, asked: ChatRequest, toolbox: Toolbox, params: SamplingParams
+    context: Context, request: Request, asked: ChatRequest, params: SamplingParams
 ) -> tuple[Generation, Toolbox]:
-    """Read a chat's prompt and submit it; return the tools with what the prompt opened.
+    """Read a chat's tools and prompt and submit it; return the tools with what the prompt opened.
 
     Raises:
         OctavoError, ApiError: as read_prompt and Context.generate.
     """
     prompts = Prompts(context.engine.prompts)
-    prompt, box, held = await context.run(read_prompt, prompts, asked, toolbox, reading_of(asked), params)
+    prompt, box, held = await context.run(
+        read_prompt, prompts, asked, context.formats, reading_of(asked), params
+    )
     salt = context.salt(request, asked.cache_salt)
     generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
     return generation, box
@@ -147,7 +148,9 @@ class ChatEvents(EventWriter):
         # An event with more than text is encoded as a whole.
         self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
         self._texts = TextEvents(lambda index, text: self._chunk([_text_choice(index, text)]))
-        self._writers = [DeltaWriter(box.reader(), parallel=box.parallel) for _ in range(n)]
+        readers = [box.reader() for _ in range(n)]
+        self._writers = [DeltaWriter(reader, parallel=box.parallel) for reader in readers]
+        self._is_plain = not self._has_more and readers[0] is None
 
     def write(self, position: int, deltas: list[CompletionDelta]) -> bytes:
         """Return events of new deltas."""
@@ -162,6 +165,8 @@ class ChatEvents(EventWriter):
     def _event(self, delta: CompletionDelta) -> bytes:
         before = b"" if self._has_role[delta.index] else self._role(delta.index)
         self._usage.add(len(delta.token_ids))
+        if self._is_plain and is_text_alone(delta):
+            return before + self._texts.write(delta.index, delta.text)
         shown, finish_reason = self._writers[delta.index].write(
             delta.text, delta.token_ids, delta.finish_reason
         )

@@ -231,6 +231,7 @@ class EngineLoop:
             num_prompt_tokens=finished.num_prompt_tokens,
             num_cached_tokens=finished.num_cached_tokens,
             num_output_tokens=finished.num_output_tokens,
+            num_leaked_blocks=self._worker.num_leaked_blocks,
             first_token_s=self._first_token_s.snapshot(),
             inter_token_s=self._inter_token_s.snapshot(),
             compile_s=self._preparing.compile_s.snapshot(),

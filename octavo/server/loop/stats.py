@@ -82,6 +82,7 @@ class LoopStats:
         num_prompt_tokens: of requests that ended.
         num_cached_tokens: prompt tokens of them that came from the prefix cache.
         num_output_tokens: likewise, of all completions.
+        num_leaked_blocks: blocks of the KV cache that were held when no request was left.
         first_token_s: from `submit` to the first token.
         inter_token_s: between a completion's tokens, one observation per token but the first.
         queue_s: from `submit` until the first token is scheduled; of requests that ended, like all below.
@@ -108,6 +109,7 @@ class LoopStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_leaked_blocks: int
     first_token_s: HistogramSnapshot
     inter_token_s: HistogramSnapshot
     queue_s: HistogramSnapshot

@@ -36,6 +36,7 @@ class Worker:
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
         engine_stats: the engine's counters as of at most 0.1 s ago.
+        num_leaked_blocks: blocks of the KV cache that were held when no request was left.
     """
 
     engine: Engine
@@ -60,6 +61,7 @@ class Worker:
         self.error: BaseException | None = None
         self.finished = Finished()
         self.engine_stats: EngineStats | None = None
+        self.num_leaked_blocks = 0
         self._make_engine = make_engine
         self._jobs = jobs
         self._ring = ring
@@ -245,6 +247,14 @@ class Worker:
         if not self._given or now - self._counted_s >= _STATS_EVERY_S:
             self._counted_s = now
             self.engine_stats = self.engine.stats()
+            if not self.engine.has_unfinished_requests:
+                self._note_leak(self.engine_stats.kv.num_referenced)
+
+    def _note_leak(self, num_blocks: int) -> None:
+        """Note blocks that nobody will ever free; the log tells when there are more of them."""
+        if num_blocks > self.num_leaked_blocks:
+            logger.error("blocks of the KV cache are held although no request is left: %d", num_blocks)
+        self.num_leaked_blocks = num_blocks
 
     def _die(self, error: BaseException) -> None:
         """End for good. Called by this thread, or by another one if a rank of the engine is gone."""

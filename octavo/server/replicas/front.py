@@ -72,7 +72,7 @@ class Front:
         self.num_open = 0
         self.is_draining = False
         self._config = config
-        self._bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
+        self._bodies = BodyReader(config)
         self._links = {
             replica.name: Link(socket, config.write_timeout_s)
             for replica, socket in zip(self.fleet.replicas, sockets, strict=True)

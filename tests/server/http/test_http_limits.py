@@ -46,6 +46,28 @@ def test_a_body_that_is_too_large(serve_tiny: Serve) -> None:
     server.assert_drained()
 
 
+def test_a_body_of_too_many_values(serve_tiny: Serve) -> None:
+    server = serve_tiny(max_body_values=50)
+    for path, body in (
+        (TEXT, {"prompt": ["a"] * 60}),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "chat_template_kwargs": {"documents": [[]] * 60},
+            },
+        ),
+        ("/v1/responses", {"input": "a", "unknown": [1] * 60}),
+        ("/tokenize", {"prompt": "," * 60}),
+    ):
+        response = server.post(path, body)
+        assert response.status_code == 413, path
+        error = response.json()["error"]
+        assert (error["code"], "50 values" in error["message"]) == ("body_too_large", True)
+    assert server.post("/tokenize", {"prompt": "," * 40}).status_code == 200
+    server.assert_drained()
+
+
 HEAD_CHUNKED = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"

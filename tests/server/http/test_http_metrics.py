@@ -24,6 +24,7 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
             "octavo:kv_blocks_referenced",
             "octavo:kv_blocks_shared",
             "octavo:kv_blocks_cached",
+            "octavo:kv_blocks_leaked",
             "octavo:kv_saved_bytes",
             "octavo:forest_nodes",
         ),

@@ -8,6 +8,7 @@ schemathesis runs in an environment of its own (make fuzz-server).
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -64,13 +65,21 @@ def measure(server: ServerProcess, schemathesis: Path, num_cases: int, num_bodie
 
 def by_schema(server: ServerProcess, schemathesis: Path, num_cases: int) -> tuple[int, list[str]]:
     """Run schemathesis; return the cases it made, and its failures."""
-    command = [str(schemathesis), "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error"]
+    command = [
+        str(schemathesis.absolute()),
+        "run",
+        f"{server.url}/openapi.json",
+        "--checks",
+        "not_a_server_error",
+    ]
     command += ["--max-examples", str(num_cases // NUM_BODIES + 1), "--continue-on-failure", "--no-color"]
     command += ["--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--request-timeout", "30"]
     command += ["--max-time", str(MAX_SCHEMA_S)]
     before = server.metrics().get(ANSWERS, 0)
-    done = subprocess.run(command, capture_output=True, text=True)
+    # It leaves a folder where it runs.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     cases = int(server.metrics()[ANSWERS] - before)
     failures = [] if done.returncode == 0 else [f"schemathesis: {done.stdout[-3000:]} {done.stderr[-500:]}"]
     return cases, failures + ([f"only {cases} cases"] if cases < num_cases else [])

@@ -36,8 +36,7 @@ async def messages(context: Context, request: Request) -> Response:
     chat = chat_of(asked)
     params = chat_params(chat)
     context.loop.check_room(params.n)
-    toolbox = toolbox_of(chat, context.formats, None)
-    begin = partial(begin_chat, context, request, chat, toolbox, params)
+    begin = partial(begin_chat, context, request, chat, params)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
     if asked.stream:
         generation, box = await unless_gone(request.receive, begin())
@@ -64,11 +63,11 @@ async def count_tokens(context: Context, request: Request) -> Response:
     asked = decode(body, CountRequest)
     context.check_model(asked.model)
     chat = chat_of(asked)
-    toolbox = toolbox_of(chat, context.formats, None)
-    prompts = Prompts(context.engine.prompts)
+    prompts, formats = Prompts(context.engine.prompts), context.formats
 
     def count() -> int:
-        return len(prompts.encode(rendered(prompts, chat, toolbox), Reading(add_special_tokens=False)))
+        text = rendered(prompts, chat, toolbox_of(chat, formats, None))
+        return len(prompts.encode(text, Reading(add_special_tokens=False)))
 
     return Response(encode(TokenCount(await context.run(count))), media_type="application/json")
 

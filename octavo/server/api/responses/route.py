@@ -26,7 +26,7 @@ from octavo.server.api.responses.types import (
     ResponseUsage,
 )
 from octavo.server.api.sse import EventWriter, encode, named_event
-from octavo.server.api.tools.toolbox import Toolbox, toolbox_of
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.errors import ApiError, refused
@@ -44,8 +44,7 @@ async def responses(context: Context, request: Request) -> Response:
     params = _params(asked)
     context.loop.check_room(params.n)
     chat = chat_of(asked)
-    toolbox = toolbox_of(chat, context.formats, None)
-    begin = partial(begin_chat, context, request, chat, toolbox, params)
+    begin = partial(begin_chat, context, request, chat, params)
     answer = ResponseObject(
         id=new_id("resp", request, asked.request_id),
         created_at=int(time.time()),

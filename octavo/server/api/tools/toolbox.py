@@ -129,15 +129,16 @@ def toolbox_of(asked: ChatRequest, formats: ModelFormats, structured: Structured
 
 
 def read_prompt(
-    prompts: Prompts, asked: ChatRequest, toolbox: Toolbox, reading: Reading, params: SamplingParams
+    prompts: Prompts, asked: ChatRequest, formats: ModelFormats, reading: Reading, params: SamplingParams
 ) -> tuple[TokenIds, Toolbox, SamplingParams]:
-    """Render and tokenize the conversation; note what the prompt opens, and hold the answer to what is asked.
+    """Render and tokenize a conversation with its tools; hold the answer to what is asked. May take long.
 
     Raises:
         ChatTemplateError: no template, or it refuses the messages.
-        ApiError: fields contradict each other.
+        ApiError: fields contradict each other, or as `toolbox_of`.
         PromptError, RequestTooLongError: as Prompts.read_text.
     """
+    toolbox = toolbox_of(asked, formats, params.structured)
     text = rendered(prompts, asked, toolbox)
     special = bool(reading.add_special_tokens)
     token_ids = prompts.read_text(text, replace(reading, add_special_tokens=special))
