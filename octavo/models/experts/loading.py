@@ -12,15 +12,14 @@ from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
 from octavo.layers.moe.experts import Experts
 from octavo.layers.moe.mxfp4_weight import LARGEST_EXPONENT, Mxfp4ExpertWeight, pack_units
-from octavo.layers.moe.packed import PackedExperts
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.tiling import AnyExpertWeight
 from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_Weight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +72,12 @@ def read_stacked(
     if shape.has_bias:
         gate_up_bias, down_bias = _read_biases(checkpoint, names, part)
     weights = gate_up.weight(gate_up_bias), down.weight(down_bias if shape.adds_down_bias else None)
-    if isinstance(weights[0], PackedExpertWeight) and isinstance(weights[1], PackedExpertWeight):
-        return PackedExperts(weights[0], weights[1], activation)
-    if isinstance(weights[0], PackedExpertWeight) or isinstance(weights[1], PackedExpertWeight):
+    if isinstance(weights[0], PackedExpertWeight) != isinstance(weights[1], PackedExpertWeight):
         raise UnsupportedModelError(
             f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
             'quantization="none"'
         )
-    return StackedExperts(weights[0], weights[1], activation, deterministic)
+    return StackedExperts(*weights, activation, deterministic)
 
 
 def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | None) -> tuple[Tensor, Tensor]:
@@ -101,7 +98,7 @@ class _Stack(Protocol):
         """Read a matrix, or a part of it, into an expert's rows from `first` on."""
         ...
 
-    def weight(self, bias: Tensor | None) -> _Weight:
+    def weight(self, bias: Tensor | None) -> AnyExpertWeight:
         """Return what was read."""
         ...
 
