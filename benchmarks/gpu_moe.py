@@ -1,9 +1,6 @@
 """A layer of experts on one GPU, by parts, beside its bound and beside torch._grouped_mm.
 
-    python benchmarks/gpu_moe.py [--models 30b-a3b mixtral olmoe gpt-oss-20b] [--tokens 1 2 4 ... 4096]
-                                 [--save MACHINE]
-    python benchmarks/gpu_moe.py --packed [--models ...] [--tokens ...]
-    python benchmarks/gpu_moe.py --sweep [--packed] [--models ...] [--tokens ...]
+    python benchmarks/gpu_moe.py [--packed] [--sweep] [--models mixtral ...] [--tokens 1 ...] [--save MACHINE]
 
 Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the

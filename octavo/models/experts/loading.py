@@ -18,6 +18,7 @@ from octavo.layers.moe.tiling import AnyExpertWeight
 from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
+from octavo.models.weights import Part
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -42,7 +43,7 @@ class ExpertShape:
 def read_stacked(
     checkpoint: Checkpoint,
     names: Sequence[str],
-    part: slice | None,
+    part: Part,
     shape: ExpertShape,
     *,
     activation: str,
@@ -80,7 +81,7 @@ def read_stacked(
     return StackedExperts(*weights, activation, deterministic)
 
 
-def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | None) -> tuple[Tensor, Tensor]:
+def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: Part) -> tuple[Tensor, Tensor]:
     """Return the biases of [gate | up] and of down, [E, 2 size] and [E, hidden]."""
     pairs = (
         [checkpoint.read(f"{name}.{each}.bias", rows=part) for each in _PROJECTIONS[:2]] for name in names
@@ -92,9 +93,7 @@ def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | Non
 class _Stack(Protocol):
     """A projection of all experts while it is read."""
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         """Read a matrix, or a part of it, into an expert's rows from `first` on."""
         ...
 
@@ -137,9 +136,7 @@ class _Mxfp4Stack:
         )
         self._first_name = ""
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         weight = self._checkpoint.read_quantised(name, rows=rows, columns=columns)
         assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
         self._first_name = self._first_name or name
@@ -169,9 +166,7 @@ class _FloatStack:
         self._scales: Tensor | None = None
         self._width = 0
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         if not self._is_float8:
             matrix = self._checkpoint.read(name, rows=rows, columns=columns)
             self._values[expert, first : first + matrix.shape[0]] = matrix

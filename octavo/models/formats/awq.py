@@ -31,7 +31,7 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 _BITS = 4
 _PER_WORD = 8
@@ -121,7 +121,7 @@ class _Matrix:
         """See StoredMatrix."""
         return {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         columns, groups = self.groups.cut(columns)
         rows = slice(*slice_bounds(rows, self.num_rows))

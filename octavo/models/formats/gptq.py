@@ -38,7 +38,7 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 _WORD_BITS = 32
 _KEYS = frozenset(
@@ -163,7 +163,7 @@ class _Matrix:
         names = {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
         return names | ({f"{self.layer}g_idx"} & self.source.names())
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
         order = self._order(device)

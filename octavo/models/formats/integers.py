@@ -15,7 +15,7 @@ from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 WORD = "I32"
 FLOATS = frozenset({"F16", "BF16", "F32"})
@@ -49,7 +49,7 @@ class Groups:
         """Groups of a row."""
         return self.size // self.group
 
-    def cut(self, columns: slice | None) -> tuple[slice, slice]:
+    def cut(self, columns: Part) -> tuple[slice, slice]:
         """Return some columns, and their groups.
 
         Raises:

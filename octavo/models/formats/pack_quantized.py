@@ -34,7 +34,7 @@ from octavo.models.formats.integers import (
     words_of,
 )
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 _WORD_BITS = 32
 _INTEGERS = frozenset({WORD, "I64"})
@@ -114,7 +114,7 @@ class _Matrix:
             names.add(f"{self.layer}weight_g_idx")
         return names
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> BlockWeight:
         """See StoredMatrix."""
         bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
         order = self._order(device)
