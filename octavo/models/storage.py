@@ -30,10 +30,7 @@ def kept_storage(
     Args:
         names: of all tensors of the network.
         stored: how the checkpoint stores matrices; see QuantisedSource.
-        quantization: as users choose it.
-        device: of the weights.
-        dtype: of activations.
-        deterministic: see load_decoder.
+        quantization, device, dtype, deterministic: see load_decoder.
 
     Raises:
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
