@@ -14,7 +14,7 @@ from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
 from octavo.layers.moe.triton.sort import SortedPairs
-from octavo.layers.triton.activation import gate_and_up
+from octavo.layers.moe.triton.tile import rows_of_tile, store_tile
 
 
 def grouped_gemm(
@@ -104,10 +104,7 @@ def _grouped_kernel(
     first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
     end = tl.load(starts_ptr + expert + 1)
     for tile in range(first, end, num_slots * ROWS):
-        place = tile + tl.arange(0, ROWS)
-        is_row = place < end
-        pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
-        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
+        is_row, x_row, out_row = rows_of_tile(pairs_ptr, tile, end, NUM_CHOSEN, ACTIVATION, ROWS)
         x_at = x_ptr + x_row[:, None] * stride_x + first_columns(unit)[None, :]
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         up_total = total
@@ -130,13 +127,6 @@ def _grouped_kernel(
                 next_up = _load_part(up_exponents_at, block, next_block, BLOCKS)
                 up_total = _add_product(up_total, up_units, up_exponents, x0, x1, x2, x3)
                 up_exponents = next_up
-        if bias_ptr is not None:
-            total += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
-            if HALVES == 2:
-                up_total += tl.load(bias_ptr + up_row).to(tl.float32)[:, None]
-        if HALVES == 2:
-            total = gate_and_up(total, up_total, ACTIVATION)
-        out_row = pair if ACTIVATION is None else place.to(tl.int64)
-        out_at = out_ptr + out_row[:, None] * num_columns + column[None, :]
-        inside = is_row[:, None] & (column < num_columns)[None, :]
-        tl.store(out_at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(
+            total, up_total, bias_ptr, weight_row, out_ptr, out_row, is_row, column, num_columns, ACTIVATION
+        )
