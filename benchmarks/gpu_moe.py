@@ -29,9 +29,10 @@ from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts, few_kernels, grouped_kernels
+from octavo.layers.moe.stacked import StackedExperts, grouped_kernels
 from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, PackedTiling, row_slots
 from octavo.layers.moe.triton.combine import combine_rows
+from octavo.layers.moe.triton.few import few_down, few_gate_up
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gated_activation
@@ -228,10 +229,10 @@ def candidates(
         return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
 
     def few(i: int, tiling: Tiling) -> Tensor:
-        choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
+        choice, experts = choices[i], layers.experts[i]
         if is_gated:
-            return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
-        return kernels.few_down(rows, experts.down, choice, None, tiling)
+            return few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return few_down(rows, experts.down, choice, None, tiling)
 
     if num_tokens <= 4 and shape.form != "packed":
         tilings = few_candidates(is_gated=is_gated, is_mxfp4=shape.form == "mxfp4")

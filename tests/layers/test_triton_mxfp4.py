@@ -121,7 +121,7 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
         from octavo.layers.moe.tiling import MXFP4_FEW_TILING
-        from octavo.layers.moe.triton.mxfp4_few import few_down
+        from octavo.layers.moe.triton.few import few_down
 
         got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:

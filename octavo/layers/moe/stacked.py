@@ -42,10 +42,11 @@ class StackedExperts:
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
+        from octavo.layers.moe.triton.few import few_down, few_gate_up
+
         up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return down.few_down(inner, self.down, choice, residual, down_tiling)
+        inner = few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return few_down(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -63,13 +64,6 @@ class StackedExperts:
         inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
         rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
         return combine_rows(rows, choice.weights, residual)
-
-
-def few_kernels(weight: AnyExpertWeight) -> ModuleType:
-    """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
-    from octavo.layers.moe.triton import few, mxfp4_few
-
-    return mxfp4_few if isinstance(weight, Mxfp4ExpertWeight) else few
 
 
 def grouped_kernels(weight: AnyExpertWeight) -> ModuleType:
