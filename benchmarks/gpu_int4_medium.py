@@ -3,9 +3,9 @@
     python benchmarks/gpu_int4_medium.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
 
 Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
-cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see gpu_int4.
-Says how far products are from medium_linear's, as a share of the largest value. Prints a table, then one line
-of JSON with all tilings.
+cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
+gpu_int4. Says how far products are from medium_linear's, as a share of the largest value. Prints a table,
+then one line of JSON with all tilings.
 """
 
 from collections.abc import Callable
