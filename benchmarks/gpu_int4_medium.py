@@ -1,10 +1,10 @@
-"""Products of 17 to 256 rows with weights in 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
+"""GEMMs of 17 to 256 rows with weights of 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
 
     python benchmarks/gpu_int4_medium.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
 
 Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
 cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
-gpu_int4. Says how far products are from medium_linear's, as a share of the largest value. Prints a table,
+gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Prints a table,
 then one line of JSON with all tilings.
 """
 

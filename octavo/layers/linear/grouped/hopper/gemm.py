@@ -1,4 +1,4 @@
-"""The product of 17 to 256 rows and a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
+"""The GEMM of 17 to 256 rows with a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
 
 See kernel. A row's result depends on its own values, the tiling and the number of rows, never on the other
 rows. Imported only where Triton runs.
