@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.layers.linear.float8.weight import quantise
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.weights import QuantisedSource, WeightSource
+from octavo.models.weights import Part, QuantisedSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
 # queries, which are never float8.
@@ -60,10 +59,10 @@ class Checkpoint:
     def __init__(
         self,
         weights: WeightSource,
-        *,
+        quantised: Mapping[str, Storage],
         dtype: torch.dtype,
         device: torch.device,
-        quantised: Mapping[str, Storage] = MappingProxyType({}),
+        *,
         num_tensors: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -71,9 +70,9 @@ class Checkpoint:
 
         Args:
             weights: the source; closed by its owner.
+            quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             dtype: type of tensors read.
             device: where they go.
-            quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             num_tensors: how many will be read in all.
             progress: called with (tensors read, num_tensors) after each.
         """
@@ -90,8 +89,8 @@ class Checkpoint:
         self,
         name: str,
         *,
-        rows: slice | None = None,
-        columns: slice | None = None,
+        rows: Part = None,
+        columns: Part = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return a tensor, or only its rows (dimension 0) or columns (dimension 1)."""
@@ -108,9 +107,7 @@ class Checkpoint:
         storage = self._quantised.get(name)
         return None if storage is None else storage.kind
 
-    def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> QuantisedWeight:
+    def read_quantised(self, name: str, *, rows: Part = None, columns: Part = None) -> QuantisedWeight:
         """Return a matrix, or a part of it, that stays quantised; others become float8."""
         weights = self._weights
         if not isinstance(weights, QuantisedSource) or name not in self._stored:

@@ -12,7 +12,7 @@ from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.experimental.gluon import language as gl
 
 from octavo.layers.linear.grouped.hopper.gemm import MAX_REGISTERS, NUM_WARPS
-from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
 from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE, make_tiling
 from octavo.layers.linear.grouped.weight import PLANE
@@ -43,7 +43,7 @@ def compile_case(rows, tiles, group, kind, result_kind, activation, adds):
         Shape(*map(tl.constexpr, shape)),
     ]
     compiled = compiled_kernel(
-        hopper_some_kernel, arguments, num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS, launch_pdl=True
+        hopper_medium_kernel, arguments, num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS, launch_pdl=True
     )
     code = inspect_cubin(compiled, "nvdisasm", "-c")
     chains = re.findall(r"HGMMA.*", code)

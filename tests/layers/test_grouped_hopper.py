@@ -18,8 +18,8 @@ from octavo.layers.linear.grouped.hopper import tiling as hopper_tiling
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
     TILE,
-    HopperSomeTiling,
-    choose_hopper_some_tiling,
+    HopperMediumTiling,
+    choose_hopper_medium_tiling,
     make_tiling,
     unsupported_reason,
 )
@@ -35,7 +35,7 @@ NUM_MULTIPROCESSORS = 132
 @pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
 @pytest.mark.parametrize("size", [64, 1024, 4096, 12288])
 def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int) -> None:
-    tiling = choose_hopper_some_tiling(num_rows, num_weight_rows, size, NUM_MULTIPROCESSORS)
+    tiling = choose_hopper_medium_tiling(num_rows, num_weight_rows, size, NUM_MULTIPROCESSORS)
     assert tiling.rows >= min(num_rows, 128)
     assert tiling.row_stages % 2 == 0
     assert tiling.word_stages >= max(2, tiling.row_stages // 2)
@@ -45,7 +45,7 @@ def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int) -> None:
 
 def test_narrow_weights_are_split() -> None:
     """Else most SMs have nothing to do."""
-    assert choose_hopper_some_tiling(128, 4096, 12288, NUM_MULTIPROCESSORS).num_splits >= 4
+    assert choose_hopper_medium_tiling(128, 4096, 12288, NUM_MULTIPROCESSORS).num_splits >= 4
 
 
 @pytest.fixture
@@ -76,18 +76,18 @@ def test_a_cpu_does_not_use_it() -> None:
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:
-    from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+    from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 
     x, weight = torch.zeros(40, 256, dtype=torch.bfloat16), weight_of(48, 256)
     with pytest.raises(InvalidArgumentError, match="x must be float16 or bfloat16"):
-        hopper_some_linear(x.float(), weight)
+        hopper_medium_linear(x.float(), weight)
     with pytest.raises(InvalidArgumentError, match="multiple of 8 rows"):
-        hopper_some_linear(x, weight_of(40, 256), activation="silu")
+        hopper_medium_linear(x, weight_of(40, 256), activation="silu")
     with pytest.raises(InvalidArgumentError, match="bias must be"):
-        hopper_some_linear(x, weight, torch.zeros(16, dtype=torch.bfloat16))
+        hopper_medium_linear(x, weight, torch.zeros(16, dtype=torch.bfloat16))
     for stages in ((3, 8), (6, 2), (2, 1)):
         with pytest.raises(InvalidArgumentError, match="a tiling needs"):
-            hopper_some_linear(x, weight, tiling=HopperSomeTiling(64, 1, *stages))
+            hopper_medium_linear(x, weight, tiling=HopperMediumTiling(64, 1, *stages))
 
 
 def halves_of(register: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
 from octavo.gpu import launch as triton_launch
 from octavo.layers.linear.grouped.hopper import gemm
-from octavo.layers.linear.grouped.hopper.tiling import HopperSomeTiling, make_tiling
+from octavo.layers.linear.grouped.hopper.tiling import HopperMediumTiling, make_tiling
 from octavo.layers.linear.grouped.weight import GroupedWeight
 
 IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
@@ -17,11 +17,11 @@ DTYPES = [torch.bfloat16, torch.float16]
 FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "bias"]]
 
 
-def check(x: Tensor, weight: GroupedWeight, tiling: HopperSomeTiling | None = None, **options) -> None:
+def check(x: Tensor, weight: GroupedWeight, tiling: HopperMediumTiling | None = None, **options) -> None:
     """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
     plain, exact = both_ways(x, weight, **options)
     with poisoned_memory():
-        got = gemm.hopper_some_linear(x, weight, tiling=tiling, **options)
+        got = gemm.hopper_medium_linear(x, weight, tiling=tiling, **options)
     assert_as_good_as_torch(got, plain, exact)
 
 
@@ -63,7 +63,7 @@ def test_few_buffers(stages: tuple[int, int]) -> None:
     """Each is used again and again."""
     weight = packed(random_blocks(512, 4096, group=128), "cuda")
     x = random(64, 4096, device="cuda", dtype=torch.bfloat16)
-    check(x, weight, HopperSomeTiling(64, 1, *stages))
+    check(x, weight, HopperMediumTiling(64, 1, *stages))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -75,7 +75,7 @@ def test_kernels_that_follow_one_another(overlaps: bool, monkeypatch: pytest.Mon
     got = x
     for weight in weights:
         before = got
-        got = gemm.hopper_some_linear(before, weight)
+        got = gemm.hopper_medium_linear(before, weight)
     torch.cuda.synchronize()
     assert_as_good_as_torch(got, *both_ways(before, weights[-1]))
 
@@ -84,6 +84,6 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     weight = packed(random_blocks(1536, 4096, group=128), "cuda")
     x = random(128, 4096, device="cuda", dtype=torch.bfloat16)
     y = torch.cat((x[:50], 100 * x[50:]))
-    first, second = (gemm.hopper_some_linear(each, weight) for each in (x, y))
+    first, second = (gemm.hopper_medium_linear(each, weight) for each in (x, y))
     assert torch.equal(first[:50], second[:50])
-    assert torch.equal(first, gemm.hopper_some_linear(x, weight))
+    assert torch.equal(first, gemm.hopper_medium_linear(x, weight))

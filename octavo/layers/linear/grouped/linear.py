@@ -3,12 +3,12 @@
     rows of x        GEMM
     1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
                      the norm of a single row
-    17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
+    17 to 256        medium: dequantises tiles in registers; fuses activation and residual sum
                      hopper: the same by TMA and wgmma, for 4 bits on Hopper GPUs
-    more             the whole weight becomes floats, then cuBLAS
+    more             dequantises the whole weight, then cuBLAS
 
-tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)
-are multiplied one after the other.
+tiling.choose_grouped_gemm decides. Weights that cannot be joined (other bits, groups or orders of columns)
+take a GEMM each.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -97,14 +97,14 @@ def _product(
         from octavo.layers.linear.grouped.few import few_linear
 
         return few_linear(x, weight, bias, activation=activation, residual=residual)
-    if gemm == "some" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
-        from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+    if gemm == "medium" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
+        from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 
-        return hopper_some_linear(x, weight, bias, activation=activation, residual=residual)
-    if gemm == "some":
-        from octavo.layers.linear.grouped.some import some_linear
+        return hopper_medium_linear(x, weight, bias, activation=activation, residual=residual)
+    if gemm == "medium":
+        from octavo.layers.linear.grouped.medium import medium_linear
 
-        return some_linear(x, weight, bias, activation=activation, residual=residual)
+        return medium_linear(x, weight, bias, activation=activation, residual=residual)
     from octavo.layers.linear.grouped.dequantise import dequantise
 
     out = linear(x, dequantise(weight, x), bias)

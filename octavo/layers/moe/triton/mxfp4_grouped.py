@@ -12,47 +12,33 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.triton.grouped import SortedPairs
 from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
-from octavo.layers.triton.activation import gate_and_up
+from octavo.layers.moe.triton.sort import SortedPairs
+from octavo.layers.moe.triton.tile import rows_of_tile, store_tile
 
 
-def gate_up_rows(
-    x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
-) -> Tensor:
-    """Return the activation of every pair's gate and up, sorted by expert; see grouped.gate_up_rows."""
-    out = x.new_empty(by_expert.pairs.shape[0], weight.values.shape[1] // 2)
-    _launch(x, weight, out, by_expert, activation, tiling)
-    return out
-
-
-def down_rows(x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
-    """Return the products of every pair's row, in the order of tokens; see grouped.down_rows."""
-    out = x.new_empty(x.shape[0], weight.values.shape[1])
-    _launch(x, weight, out, by_expert, None, tiling)
-    return out
-
-
-def _launch(
+def grouped_gemm(
     x: Tensor,
     weight: Mxfp4ExpertWeight,
-    out: Tensor,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: GroupedTiling,
-) -> None:
-    num_columns = out.shape[1]
-    num_experts, _, num_units = weight.values.shape
+) -> Tensor:
+    """Multiply each pair's row with the weight of its expert; see grouped.grouped_gemm."""
+    num_experts, num_weight_rows, size = weight.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    out = x.new_empty(len(by_expert.pairs), num_columns)
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
         *(x, weight.values, weight.exponents, weight.bias, out),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
-        *(by_expert.num_chosen, num_units, activation, tiling.rows, tiling.columns, tiling.depth // 4),
+        *(by_expert.num_chosen, size // 4, activation, tiling.rows, tiling.columns, tiling.depth // 4),
         tiling.num_stages,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
+    return out
 
 
 @triton.jit
@@ -118,10 +104,7 @@ def _grouped_kernel(
     first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
     end = tl.load(starts_ptr + expert + 1)
     for tile in range(first, end, num_slots * ROWS):
-        place = tile + tl.arange(0, ROWS)
-        is_row = place < end
-        pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
-        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
+        is_row, x_row, out_row = rows_of_tile(pairs_ptr, tile, end, NUM_CHOSEN, ACTIVATION, ROWS)
         x_at = x_ptr + x_row[:, None] * stride_x + first_columns(unit)[None, :]
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         up_total = total
@@ -144,13 +127,6 @@ def _grouped_kernel(
                 next_up = _load_part(up_exponents_at, block, next_block, BLOCKS)
                 up_total = _add_product(up_total, up_units, up_exponents, x0, x1, x2, x3)
                 up_exponents = next_up
-        if bias_ptr is not None:
-            total += tl.load(bias_ptr + weight_row).to(tl.float32)[:, None]
-            if HALVES == 2:
-                up_total += tl.load(bias_ptr + up_row).to(tl.float32)[:, None]
-        if HALVES == 2:
-            total = gate_and_up(total, up_total, ACTIVATION)
-        out_row = pair if ACTIVATION is None else place.to(tl.int64)
-        out_at = out_ptr + out_row[:, None] * num_columns + column[None, :]
-        inside = is_row[:, None] & (column < num_columns)[None, :]
-        tl.store(out_at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(
+            total, up_total, bias_ptr, weight_row, out_ptr, out_row, is_row, column, num_columns, ACTIVATION
+        )

@@ -1,4 +1,4 @@
-"""The product of 17 to 256 rows and a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
+"""The GEMM of 17 to 256 rows with a weight of 4 bits on Hopper GPUs, y = epilogue(x W^T).
 
 See kernel. A row's result depends on its own values, the tiling and the number of rows, never on the other
 rows. Imported only where Triton runs.
@@ -12,32 +12,33 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_some_kernel
+from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
 from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
     TILE,
-    HopperSomeTiling,
-    choose_hopper_some_tiling,
+    HopperMediumTiling,
+    choose_hopper_medium_tiling,
     unsupported_reason,
 )
+from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
-from octavo.layers.linear.grouped.some import add_parts
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
+from octavo.layers.linear.hopper.descriptor import describe_matrix
 
 # Two warpgroups multiply. The TMA warp counts as a third one, and three share an SM's registers.
 NUM_WARPS = 8
 MAX_REGISTERS = 168
 
 
-def hopper_some_linear(
+def hopper_medium_linear(
     x: Tensor,
     weight: GroupedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
     residual: Tensor | None = None,
-    tiling: HopperSomeTiling | None = None,
+    tiling: HopperMediumTiling | None = None,
 ) -> Tensor:
     """Return epilogue(x W^T + bias); sums are float32, weights are rounded to the dtype of x.
 
@@ -49,7 +50,7 @@ def hopper_some_linear(
         x: [M, K] float16 or bfloat16, columns in the weight's order; see unsupported_reason.
         weight: [N, K] of 4 bits; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
-        tiling: None: choose_hopper_some_tiling's.
+        tiling: None: choose_hopper_medium_tiling's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -60,10 +61,10 @@ def hopper_some_linear(
     out = check_product(x, weight, bias, activation, residual)
     reason = unsupported_reason(x, weight, is_gated=activation is not None)
     if reason is not None:
-        raise InvalidArgumentError(f"hopper_some_linear cannot run: {reason}")
+        raise InvalidArgumentError(f"hopper_medium_linear cannot run: {reason}")
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = choose_hopper_some_tiling(num_rows, num_weight_rows, size, num_multiprocessors(x.device))
+        tiling = choose_hopper_medium_tiling(num_rows, num_weight_rows, size, num_multiprocessors(x.device))
     if tiling.row_stages % 2 or tiling.word_stages < max(2, tiling.row_stages // 2):
         raise InvalidArgumentError(
             "a tiling needs an even number of row_stages, and half as many word_stages, at least 2; "
@@ -85,7 +86,7 @@ def _multiply(
     weight: GroupedWeight,
     bias: Tensor | None,
     parts: Tensor,
-    tiling: HopperSomeTiling,
+    tiling: HopperMediumTiling,
     each: int,
     activation: str | None,
     *,
@@ -98,9 +99,9 @@ def _multiply(
         *(weight.group, tiling.rows, tiling.tiles, tiling.row_stages, tiling.word_stages, activation, adds)
     )
     launch(
-        hopper_some_kernel,
+        hopper_medium_kernel,
         (-(-num_rows // tiling.rows), -(-num_columns // height), parts.shape[0]),
-        _matrix(x, [tiling.rows, ATOM]),
+        describe_matrix(x, [tiling.rows, ATOM]),
         _words(weight.words, is_gated=activation is not None),
         weight.pairs,
         Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),
@@ -115,14 +116,6 @@ def _multiply(
 def _words(words: Tensor, *, is_gated: bool) -> TensorDescriptor:
     """Describe words to TMA: tiles of rows; of gate and up, eight rows of each by turns."""
     if not is_gated:
-        return _matrix(words, [TILE, PLANE])
+        return describe_matrix(words, [TILE, PLANE])
     by_turns = words.view(2, words.shape[0] // 16, 8, words.shape[1]).transpose(0, 1)
-    return _matrix(by_turns, [TILE // 16, 2, 8, PLANE])
-
-
-def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
-    """Describe a tensor to TMA; what lies outside of it reads as zero."""
-    layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize, rank=len(tile)
-    )
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)
+    return describe_matrix(by_turns, [TILE // 16, 2, 8, PLANE])

@@ -1,4 +1,4 @@
-"""The kernel of hopper_some_linear: weights of 4 bits become operands in registers, and meet rows of x.
+"""The kernel of hopper_medium_linear: weights of 4 bits become operands in registers, and meet rows of x.
 
     TMA warp (_fetch)                          two warpgroups (_multiply, _sum_spans)
 
@@ -87,7 +87,7 @@ class _Pipe(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_columns", "num_spans", "each"])
-def hopper_some_kernel(
+def hopper_medium_kernel(
     x_matrix, words_matrix, pairs_ptr, result, num_rows, num_columns, num_spans, each, shape
 ):  # fmt: skip
     """Grid: (ceil(M / rows), ceil(columns of the result / those of a tile), parts of K)."""

@@ -24,8 +24,8 @@ _LAUNCH_CYCLES = 3500
 
 
 @dataclass(frozen=True, slots=True)
-class HopperSomeTiling:
-    """Tile of one program of hopper_some_linear.
+class HopperMediumTiling:
+    """Tile of one program of hopper_medium_linear.
 
     Attributes:
         rows: of x: 32, 64 or 128.
@@ -67,23 +67,25 @@ def unsupported_reason(x: Tensor, weight: GroupedWeight, *, is_gated: bool) -> s
     return None
 
 
-def make_tiling(rows: int, tiles: int, num_splits: int = 1) -> HopperSomeTiling:
+def make_tiling(rows: int, tiles: int, num_splits: int = 1) -> HopperMediumTiling:
     """Return a tiling with as many buffers as fit into shared memory.
 
     Args:
-        rows: as in HopperSomeTiling.
-        tiles: as in HopperSomeTiling.
-        num_splits: as in HopperSomeTiling.
+        rows: as in HopperMediumTiling.
+        tiles: as in HopperMediumTiling.
+        num_splits: as in HopperMediumTiling.
     """
     row_stages = {32: 8, 64: 6, 128: 4}[rows]
     space = _SHARED_BYTES - 2 * TILE * rows * row_stages
-    return HopperSomeTiling(rows, tiles, row_stages, min(8, space // (4 * PLANE * TILE * tiles)), num_splits)
+    return HopperMediumTiling(
+        rows, tiles, row_stages, min(8, space // (4 * PLANE * TILE * tiles)), num_splits
+    )
 
 
 @cache
-def choose_hopper_some_tiling(
+def choose_hopper_medium_tiling(
     num_rows: int, num_weight_rows: int, size: int, num_multiprocessors: int
-) -> HopperSomeTiling:
+) -> HopperMediumTiling:
     """Return the tiling for M rows and a weight [N, K], gate and up counted.
 
     Wide tiles read x less often, and parts of K give every SM work: clock cycles are counted. With 128 rows,

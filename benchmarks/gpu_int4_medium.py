@@ -1,11 +1,11 @@
-"""Products of 17 to 256 rows with weights in 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
+"""GEMMs of 17 to 256 rows with weights of 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
 
-    python benchmarks/gpu_int4_some.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
+    python benchmarks/gpu_int4_medium.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
 
-Times hopper_some_linear by the tiling that Octavo chooses and by others, some_linear, and bfloat16 by cuBLAS
-with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see gpu_int4.
-Says how far products are from some_linear's, as a share of the largest value. Prints a table, then one line
-of JSON with all tilings.
+Times hopper_medium_linear by the tiling that Octavo chooses and by others, medium_linear, and bfloat16 by
+cuBLAS with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see
+gpu_int4. Says how far results are from medium_linear's, as a share of the largest value. Prints a table,
+then one line of JSON with all tilings.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from support.common import make_parser, publish, table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 from octavo.layers.linear.grouped.hopper.tiling import (
-    HopperSomeTiling,
-    choose_hopper_some_tiling,
+    HopperMediumTiling,
+    choose_hopper_medium_tiling,
     make_tiling,
 )
-from octavo.layers.linear.grouped.some import some_linear
-from octavo.layers.linear.grouped.tiling import choose_some_tiling
+from octavo.layers.linear.grouped.medium import medium_linear
+from octavo.layers.linear.grouped.tiling import choose_medium_tiling
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.triton.activation import gated_activation
 
@@ -45,9 +45,9 @@ _COMPILERS = 14
 Product = Callable[[GroupedWeight], Tensor]
 
 
-def tilings(shape: Shape, num_rows: int) -> list[HopperSomeTiling]:
+def tilings(shape: Shape, num_rows: int) -> list[HopperMediumTiling]:
     """Return the tiling that Octavo chooses, and others."""
-    chosen = choose_hopper_some_tiling(num_rows, shape.num_weight_rows, shape.size, _NUM_MULTIPROCESSORS)
+    chosen = choose_hopper_medium_tiling(num_rows, shape.num_weight_rows, shape.size, _NUM_MULTIPROCESSORS)
     others = [make_tiling(chosen.rows, *variant) for variant in VARIANTS]
     return [chosen, *(tiling for tiling in others if tiling != chosen)]
 
@@ -56,21 +56,21 @@ class Case:
     """A shape's operands beside the weight, for one number of rows."""
 
     def __init__(self, shape: Shape, num_rows: int, num_weight_rows: int) -> None:
-        """Make operands; num_weight_rows: for which some_linear is tiled."""
+        """Make operands; num_weight_rows: for which medium_linear is tiled."""
         self.activation = shape.activation
-        self.tiling = choose_some_tiling(num_rows, num_weight_rows)
+        self.tiling = choose_medium_tiling(num_rows, num_weight_rows)
         self.x = random_numbers(num_rows, shape.size)
         self.residual = random_numbers(num_rows, shape.num_columns) if shape.adds else None
 
-    def hopper(self, tiling: HopperSomeTiling) -> Product:
+    def hopper(self, tiling: HopperMediumTiling) -> Product:
         """Return the product by wgmma."""
-        return lambda weight: hopper_some_linear(
+        return lambda weight: hopper_medium_linear(
             self.x, weight, activation=self.activation, residual=self.residual, tiling=tiling
         )
 
     def portable(self, weight: GroupedWeight) -> Tensor:
         """Multiply by the portable kernel."""
-        return some_linear(
+        return medium_linear(
             self.x, weight, activation=self.activation, residual=self.residual, tiling=self.tiling
         )
 
@@ -135,7 +135,7 @@ def compare(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
     """Compile everything in parallel, then time it alone on the GPU; sums over a layer come last."""
     shapes = [(m, shape) for m in models for shape in MODELS[m] if shape.name != "lm_head"]
     # Kernels are the same for rows that share a tile.
-    compiled_rows = {choose_some_tiling(rows, 1).rows: rows for rows in all_rows}.values()
+    compiled_rows = {choose_medium_tiling(rows, 1).rows: rows for rows in all_rows}.values()
     with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(compile_all, shape, rows) for (_, shape), rows in product(shapes, compiled_rows)]
         for job in jobs:
@@ -177,7 +177,7 @@ def main() -> None:
     results = compare(arguments.models, arguments.rows)
     columns = [name for name in results[0] if name != "all"]
     print(table(columns, [[result[name] for name in columns] for result in results]))
-    publish("gpu_int4_some", {"results": results}, arguments)
+    publish("gpu_int4_medium", {"results": results}, arguments)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,18 @@
-"""MXFP4 experts of 1 to 4 tokens, without tensor cores; imported only where Triton runs.
+"""Kernels of few rows: weights in MXFP4; imported only where Triton runs.
 
-Every pair by itself, as in few, but a thread loads a block, 16 bytes: 32 products are added up before they
-meet their scale.
+A thread loads a block, 16 bytes, and adds up its 32 products before it applies their scale.
 """
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.linear.skinny_tiling import Tiling
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.gpu.launch import start_next, wait_for_previous
 from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
 from octavo.layers.triton.activation import gate_and_up
 
 # Half of the 2 ** 126 by which numbers are too small: x is so much larger, and scales are.
 _SHIFT = tl.constexpr(63)
 _FACTOR = tl.constexpr(2.0**63)
-
-
-def few_gate_up(
-    x: Tensor, weight: Mxfp4ExpertWeight, experts: Tensor, activation: str, tiling: Tiling
-) -> Tensor:
-    """Return the activation of every pair's gate and up; see few.few_gate_up."""
-    _, num_weight_rows, num_units = weight.values.shape
-    num_pairs = experts.numel()
-    out = x.new_empty(num_pairs, num_weight_rows // 2)
-    launch(
-        _few_gate_up_kernel,
-        (-(-num_weight_rows // tiling.columns), num_pairs),
-        *(x, weight.values, weight.exponents, weight.bias, experts, out, num_weight_rows, x.stride(0)),
-        *(experts.shape[1], num_units, activation, tiling.columns, _depth(tiling, num_units)),
-        num_warps=tiling.num_warps,
-        **overlap_options(x),
-    )
-    return out
-
-
-def few_down(
-    x: Tensor,
-    weight: Mxfp4ExpertWeight,
-    experts: Tensor,
-    weights: Tensor,
-    residual: Tensor | None,
-    tiling: Tiling,
-) -> Tensor:
-    """Return the sums of each token's products times its weights; see few.few_down."""
-    (num_tokens, num_chosen), (_, num_columns, num_units) = experts.shape, weight.values.shape
-    out = x.new_empty(num_tokens, num_columns) if residual is None else residual
-    launch(
-        _few_down_kernel,
-        (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, weight.exponents, weight.bias, experts, weights, out, num_columns),
-        *(out.stride(0), num_chosen, num_units, tiling.columns, _depth(tiling, num_units)),
-        residual is not None,
-        num_warps=tiling.num_warps,
-        **overlap_options(x),
-    )
-    return out
-
-
-def _depth(tiling: Tiling, num_units: int) -> int:
-    """Units of a row that a program loads at once; a tiling's depth counts numbers."""
-    return min(tiling.depth // 4, max(UNITS.value, power_of_two(num_units)))
 
 
 @triton.jit
@@ -81,7 +30,7 @@ def _block_sums(units, exponents, x_at, inside):
 
 
 @triton.jit
-def _few_gate_up_kernel(
+def few_gate_up_kernel(
     x_ptr, values_ptr, exponents_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
@@ -118,7 +67,7 @@ def _few_gate_up_kernel(
 
 
 @triton.jit
-def _few_down_kernel(
+def few_down_kernel(
     x_ptr, values_ptr, exponents_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ADD: tl.constexpr, OVERLAP: tl.constexpr,

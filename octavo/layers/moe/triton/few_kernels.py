@@ -1,0 +1,107 @@
+"""Kernels of few rows: weights of floats, with scales or without; imported only where Triton runs."""
+
+import triton
+import triton.language as tl
+
+from octavo.gpu.launch import start_next, wait_for_previous
+from octavo.layers.triton.activation import gate_and_up
+
+
+@triton.jit
+def _fold(values, LENGTH: tl.constexpr):
+    """Add up groups of LENGTH along the last dimension: [C, D] to [C, D / LENGTH]."""
+    return tl.sum(tl.reshape(values, [values.shape[0], values.shape[1] // LENGTH, LENGTH]), axis=2)
+
+
+@triton.jit
+def _scaled(
+    products, scales_ptr, expert, weight_row, num_rows, start,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Multiply sums of VECTOR products [C, n] of an expert's weight, from `start` on, by their scales."""
+    if WIDTH == 0:
+        return products
+    else:
+        PARTS: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
+        # Beyond K products are 0, but must not become NaN.
+        part = tl.minimum((start + VECTOR * tl.arange(0, products.shape[1])) // WIDTH, PARTS - 1)
+        at = (expert * PARTS + part[None, :]) * num_rows + weight_row[:, None]
+        return products * tl.load(scales_ptr + at)
+
+
+@triton.jit
+def few_gate_up_kernel(
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(2 n / COLUMNS), pairs). Gate and up columns alternate in a program."""
+    # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // 2
+    pair = tl.program_id(1)
+    index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)[None, :]
+    weight_row = tl.minimum(index // 2, num_columns - 1) + index % 2 * num_columns
+    x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
+    wait_for_previous(OVERLAP)
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_k = start + DEPTH + k
+        next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
+        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
+        products = _fold(weight.to(tl.float32) * x, VECTOR)
+        sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
+        weight = next_weight
+    total = tl.sum(sums, axis=1)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + expert * num_weight_rows + weight_row).to(tl.float32)
+    gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
+    out = gate_and_up(gate, up, ACTIVATION)
+    column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    out_at = out_ptr + pair.to(tl.int64) * num_columns + column
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=column < num_columns)
+
+
+@triton.jit
+def few_down_kernel(
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ADD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(H / COLUMNS), T). A program sums over its token's experts in their order."""
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    start_next(OVERLAP)
+    token = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < num_columns
+    weight_row = tl.minimum(column, num_columns - 1)
+    k = tl.arange(0, DEPTH)[None, :]
+    wait_for_previous(OVERLAP)
+    sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
+    biases = tl.zeros([COLUMNS], tl.float32)
+    for number in tl.static_range(NUM_CHOSEN):
+        pair = token * NUM_CHOSEN + number
+        expert = tl.load(experts_ptr + pair).to(tl.int64)
+        weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
+        x_at = x_ptr + pair.to(tl.int64) * SIZE + k
+        factor = tl.load(weights_ptr + pair)
+        if bias_ptr is not None:
+            biases += factor * tl.load(bias_ptr + expert * num_columns + weight_row).to(tl.float32)
+        for start in range(0, SIZE, DEPTH):
+            is_k = start + k < SIZE
+            weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
+            x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
+            products = _fold(weight * x, VECTOR) * factor
+            sums += _scaled(products, scales_ptr, expert, weight_row, num_columns, start, SIZE, WIDTH, VECTOR)
+    total = tl.sum(sums, axis=1) + biases
+    out_at = out_ptr + token.to(tl.int64) * stride_out + column
+    if ADD:
+        total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=inside)
