@@ -1,36 +1,37 @@
 """A layer of experts on one GPU, by parts, beside its bound and beside torch._grouped_mm.
 
-    python benchmarks/gpu_moe.py [--models 30b-a3b mixtral olmoe gpt-oss-20b] [--tokens 1 2 4 ... 4096]
-                                 [--save MACHINE]
-    python benchmarks/gpu_moe.py --sweep [--models ...] [--tokens ...]
+    python benchmarks/gpu_moe.py [--packed] [--sweep] [--models mixtral ...] [--tokens 1 ...] [--save MACHINE]
 
 Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
 bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
-table, then one line of JSON. --sweep times tilings of both products. gpt-oss's experts are MXFP4 with biases,
-which torch._grouped_mm has not.
+table, then one line of JSON. --sweep times tilings of both GEMMs. gpt-oss's experts are MXFP4 with biases,
+which torch._grouped_mm has not. --packed packs the others in 4 bits, in groups of 128; beside them runs the
+same layer in bfloat16.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts, expert_kernels
-from octavo.layers.moe.tiling import GroupedTiling, row_slots
+from octavo.layers.moe.stacked import StackedExperts, few_kernels, grouped_kernels
+from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, PackedTiling, row_slots
 from octavo.layers.moe.triton.combine import combine_rows
-from octavo.layers.moe.triton.grouped import SortedPairs
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gated_activation
@@ -38,6 +39,7 @@ from octavo.parallel import TensorParallel
 
 # PyTorch has no public name for it yet.
 _grouped_mm: Callable[..., Tensor] = vars(torch)["_grouped_mm"]
+_GROUP = 128
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
 
 
@@ -49,20 +51,23 @@ class Shape:
     num_chosen: int
     hidden: int
     inner: int
-    is_mxfp4: bool = False
+    form: Literal["bfloat16", "mxfp4", "packed"] = "bfloat16"
 
     @property
     def expert_bytes(self) -> float:
-        return (17 / 32 if self.is_mxfp4 else 2) * 3 * self.hidden * self.inner
+        # 4 bits, and a byte for each 32 or a word for each 128.
+        return (2 if self.form == "bfloat16" else 17 / 32) * 3 * self.hidden * self.inner
 
     @property
     def activation(self) -> str:
-        return "clamped_swiglu" if self.is_mxfp4 else "silu"
+        return "clamped_swiglu" if self.form == "mxfp4" else "silu"
 
-    def weight(self, rows: int, size: int) -> ExpertWeight | Mxfp4ExpertWeight:
-        """Return a random projection of all experts."""
-        if not self.is_mxfp4:
+    def weight(self, rows: int, size: int, num_parts: int) -> AnyExpertWeight:
+        """Return a random projection of all experts, of so many parts of rows."""
+        if self.form == "bfloat16":
             return ExpertWeight(random(self.num_experts, rows, size))
+        if self.form == "packed":
+            return random_packed(self.num_experts, rows, size, num_parts)
         units = torch.randint(
             -(2**15), 2**15, (self.num_experts, rows, size // 4), dtype=torch.int16, device="cuda"
         )
@@ -74,8 +79,8 @@ MODELS = {
     "30b-a3b": Shape(128, 8, 2048, 768),
     "mixtral": Shape(8, 2, 4096, 14336),
     "olmoe": Shape(64, 8, 2048, 1024),
-    "gpt-oss-20b": Shape(32, 4, 2880, 2880, is_mxfp4=True),
-    "gpt-oss-120b": Shape(128, 4, 2880, 2880, is_mxfp4=True),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, "mxfp4"),
+    "gpt-oss-120b": Shape(128, 4, 2880, 2880, "mxfp4"),
 }
 
 
@@ -84,14 +89,9 @@ class Layers:
 
     def __init__(self, shape: Shape, num_copies: int = 3) -> None:
         self.shape = shape
-        self.experts = [
-            StackedExperts(
-                shape.weight(2 * shape.inner, shape.hidden),
-                shape.weight(shape.hidden, shape.inner),
-                shape.activation,
-            )
-            for _ in range(num_copies)
-        ]
+        self.experts = [random_experts(shape) for _ in range(num_copies)]
+        plain = replace(shape, form="bfloat16")
+        self.plain = [random_experts(plain) for _ in range(num_copies if shape.form == "packed" else 0)]
         self.routers = [
             Router(random(shape.num_experts, shape.hidden), shape.num_chosen, renormalises=True)
             for _ in range(num_copies)
@@ -113,10 +113,30 @@ def random(*sizes: int) -> Tensor:
     return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda") * 0.02
 
 
+def random_packed(num_experts: int, num_rows: int, size: int, num_parts: int) -> PackedExpertWeight:
+    """Experts [E, N, K] of random integers, with scales and minimums that make values of about 0.02."""
+    num_words = -(-size // 256) * 32
+    words = torch.randint(-(2**31), 2**31 - 1, (num_experts, num_rows, num_words), device="cuda")
+    halves = torch.tensor([0.004, -0.03], dtype=torch.float16, device="cuda")
+    pairs = halves.view(torch.int32).expand(num_experts, num_words * 8 // _GROUP, num_rows).contiguous()
+    factors = torch.ones(num_experts, num_parts, device="cuda")
+    return PackedExpertWeight(4, size, _GROUP, words.int(), pairs, factors)
+
+
+def random_experts(shape: Shape) -> StackedExperts:
+    """The experts of one layer."""
+    return StackedExperts(
+        shape.weight(2 * shape.inner, shape.hidden, 2),
+        shape.weight(shape.hidden, shape.inner, 1),
+        shape.activation,
+    )
+
+
 def by_grouped_mm(experts: StackedExperts, x: Tensor, choice: Choice) -> Tensor:
     """The peer: torch._grouped_mm on gathered rows, with our sort, activation and sum."""
-    num_chosen = choice.experts.shape[1]
-    pairs, starts = sort_pairs(choice.experts, experts.down.values.shape[0])
+    assert isinstance(experts.gate_up, ExpertWeight)
+    assert isinstance(experts.down, ExpertWeight)
+    pairs, starts, num_chosen, _ = sort_pairs(choice.experts, experts.down.shape[0], 1)
     gate_up = _grouped_mm(x[pairs // num_chosen], experts.gate_up.values.transpose(1, 2), offs=starts[1:])
     inner = gated_activation(gate_up, experts.activation)
     sorted_rows = _grouped_mm(inner, experts.down.values.transpose(1, 2), offs=starts[1:])
@@ -143,9 +163,11 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
         "router": layers.microseconds(lambda i: layers.routers[i](x)),
         "grouped": layers.microseconds(lambda i: layers.experts[i].grouped(x, choices[i])),
     }
-    if num_tokens <= 16:
+    if num_tokens <= 16 and shape.form != "packed":
         times["few"] = layers.microseconds(lambda i: layers.experts[i].few(x, choices[i]))
-    if not shape.is_mxfp4:
+    if shape.form == "packed":
+        times["bfloat16"] = layers.microseconds(lambda i: layers.plain[i](x, choices[i]))
+    if shape.form == "bfloat16":
         times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
     best = min(times["grouped"], times.get("few", times["grouped"]))
     return {
@@ -158,28 +180,28 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
 
 
 def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> list[Tiling]:
-    """Tilings of one row's products."""
+    """Tilings for 1 to 4 tokens."""
     if is_mxfp4:
         sizes = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 4), (16, 4)]
         return [Tiling(rows, depth, warps) for rows, warps in sizes for depth in (1024, 2048)]
     sizes = [(4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (2, 1024, 2), (2, 1024, 1), (4, 512, 2)]
-    more = (
-        [(4, 2048, 4), (8, 512, 2), (2, 2048, 4)] if is_gated else [(1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
-    )
-    return [Tiling(*size) for size in sizes + more]
+    sizes += [(4, 2048, 4), (8, 512, 2), (2, 2048, 4), (1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
+    # Gate and up of a column are neighbours in a program.
+    return [Tiling(*size) for size in sizes if size[0] > 1 or not is_gated]
 
 
-def grouped_candidates(per_expert: float, *, is_gated: bool, is_mxfp4: bool) -> list[GroupedTiling]:
-    """Tilings for about so many rows per expert: rows, columns, warps and stages, all of depth 64.
-
-    Those of MXFP4 have other depths.
-    """
-    if is_mxfp4:
-        few = per_expert <= 48
-        sizes = itertools.product(
-            (16, 32, 64) if few else (64, 128, 256), (64, 128), (64, 128, 256), (4, 8), (3, 5)
-        )
+def grouped_candidates(
+    per_expert: float, form: str, *, is_gated: bool
+) -> Sequence[GroupedTiling | PackedTiling]:
+    """Tilings for about so many rows per expert."""
+    if form == "packed":
+        sizes = itertools.product((16, 32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+        return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 64]
+    if form == "mxfp4":
+        rows = (16, 32, 64) if per_expert <= 48 else (64, 128, 256)
+        sizes = itertools.product(rows, (64, 128), (64, 128, 256), (4, 8), (3, 5))
         return [GroupedTiling(*size, tma=False) for size in sizes]
+    # Rows, columns, warps and stages.
     if per_expert <= 48:
         sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
     elif is_gated:
@@ -191,6 +213,34 @@ def grouped_candidates(per_expert: float, *, is_gated: bool, is_mxfp4: bool) -> 
     return [GroupedTiling(r, c, 64, warps, stages, tma=True) for r, c, warps, stages in sizes]
 
 
+def candidates(
+    layers: Layers, x: Tensor, choices: Sequence[Choice], *, is_gated: bool
+) -> dict[object, Callable[[int], Tensor]]:
+    """Return calls of one of the two GEMMs, given the index of a copy, by tiling."""
+    shape, num_tokens = layers.shape, len(x)
+    rows = x if is_gated else random(num_tokens * shape.num_chosen, shape.inner)
+    per_expert = num_tokens * shape.num_chosen / shape.num_experts
+
+    def grouped(i: int, tiling: GroupedTiling | PackedTiling) -> Tensor:
+        experts = layers.experts[i]
+        weight, activation = (experts.gate_up, experts.activation) if is_gated else (experts.down, None)
+        by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
+        return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
+
+    def few(i: int, tiling: Tiling) -> Tensor:
+        choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
+        if is_gated:
+            return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return kernels.few_down(rows, experts.down, choice, None, tiling)
+
+    if num_tokens <= 4 and shape.form != "packed":
+        tilings = few_candidates(is_gated=is_gated, is_mxfp4=shape.form == "mxfp4")
+        return {tiling: partial(few, tiling=tiling) for tiling in tilings}
+    sorts = [sort_pairs(choice.experts, shape.num_experts, 1) for choice in choices]
+    tilings = grouped_candidates(per_expert, shape.form, is_gated=is_gated)
+    return {tiling: partial(grouped, tiling=tiling) for tiling in tilings}
+
+
 def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
     """Call each with the first copy."""
     for run in runs:
@@ -198,41 +248,22 @@ def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
 
 
 def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
-    """Time tilings of both products and print the best ones."""
-    shape, x = layers.shape, layers.rows(num_tokens)
+    """Time tilings of both GEMMs and print the best ones."""
+    x = layers.rows(num_tokens)
     choices = [router(x) for router in layers.routers]
-    inner = random(num_tokens * shape.num_chosen, shape.inner)
-    per_expert = num_tokens * shape.num_chosen / shape.num_experts
-    sorts = [sort_pairs(choice.experts, shape.num_experts) for choice in choices]
-
-    products = expert_kernels(layers.experts[0].down, "grouped")
-    few_products = expert_kernels(layers.experts[0].down, "few")
-
-    def grouped(i: int, tiling: GroupedTiling, is_gated: bool) -> Tensor:
-        slots = row_slots(num_tokens, per_expert, tiling.rows)
-        by, experts = SortedPairs(*sorts[i], shape.num_chosen, slots), layers.experts[i]
-        if is_gated:
-            return products.gate_up_rows(x, experts.gate_up, by, experts.activation, tiling)
-        return products.down_rows(inner, experts.down, by, tiling)
-
-    def few(i: int, tiling: Tiling, is_gated: bool) -> Tensor:
-        choice, experts = choices[i], layers.experts[i]
-        if is_gated:
-            return few_products.few_gate_up(x, experts.gate_up, choice.experts, experts.activation, tiling)
-        return few_products.few_down(inner, experts.down, *choice, None, tiling)
-
     best: dict[str, object] = {"tokens": num_tokens}
-    for is_gated in (True, False):
-        runs: dict[object, Callable[[int], Tensor]] = {}
-        if num_tokens <= 4:
-            for tiling in few_candidates(is_gated=is_gated, is_mxfp4=shape.is_mxfp4):
-                runs[tiling] = partial(few, tiling=tiling, is_gated=is_gated)
-        else:
-            for tiling in grouped_candidates(per_expert, is_gated=is_gated, is_mxfp4=shape.is_mxfp4):
-                runs[tiling] = partial(grouped, tiling=tiling, is_gated=is_gated)
-        compile_kernels(lambda runs=runs: run_once(runs.values()), lambda done, number: None)
-        ranked = sorted((round(layers.microseconds(run), 1), str(tiling)) for tiling, run in runs.items())
-        name = "gate_up" if is_gated else "down"
+    for name in ("gate_up", "down"):
+        runs = candidates(layers, x, choices, is_gated=name == "gate_up")
+        # Some tilings of packed experts do not fit into an SM.
+        if layers.shape.form != "packed":
+            compile_kernels(partial(run_once, runs.values()), lambda done, number: None)
+        ranked: list[tuple[float, str]] = []
+        for tiling, run in runs.items():
+            try:
+                ranked.append((round(layers.microseconds(run), 1), str(tiling)))
+            except OutOfResources as error:
+                print(f"    {tiling}: {error}", flush=True)
+        ranked.sort()
         print(f"{num_tokens} tokens, {name}:", flush=True)
         for us, tiling in ranked[:7]:
             print(f"    {us:8.1f}  {tiling}", flush=True)
@@ -244,13 +275,15 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["30b-a3b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=_TOKENS)
+    parser.add_argument("--packed", action="store_true")
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     bandwidth, flops = copy_rate(), matrix_rate()
     results: dict[str, object] = {"copy_bytes_per_s": bandwidth, "matrix_flops": flops}
     for model in arguments.models:
         torch.manual_seed(0)
-        layers = Layers(MODELS[model])
+        shape = MODELS[model]
+        layers = Layers(replace(shape, form="packed") if arguments.packed else shape)
         if arguments.sweep:
             results[model] = [sweep(layers, num_tokens) for num_tokens in arguments.tokens]
             continue
@@ -259,7 +292,7 @@ def main() -> None:
         print(model)
         print(table(header, [[row.get(name, "") for name in header] for row in rows]))
         results[model] = rows
-    publish("gpu_moe", {"results": results}, arguments)
+    publish("gpu_moe_packed" if arguments.packed else "gpu_moe", {"results": results}, arguments)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
 from octavo.models.experts.config import expert_part
 from octavo.models.experts.loading import ExpertShape, read_stacked
+from octavo.models.weights import Part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 
 
@@ -293,6 +294,6 @@ class Builder:
     def _head_rows(self, heads: range) -> slice:
         return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)
 
-    def _part(self, part: slice) -> slice | None:
+    def _part(self, part: slice) -> Part:
         """The slice to read; a single rank reads whole tensors."""
         return None if self._parallel.size == 1 else part

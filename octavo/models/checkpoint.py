@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.errors import WeightsError, suggest
 from octavo.layers.linear.float8.weight import quantise
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.weights import QuantisedSource, WeightSource
+from octavo.models.weights import Part, QuantisedSource, WeightSource
 
 # Tensors of some checkpoints that are not needed: rotary tables, which follow from the config, and scales of
 # queries, which are never float8.
@@ -90,8 +90,8 @@ class Checkpoint:
         self,
         name: str,
         *,
-        rows: slice | None = None,
-        columns: slice | None = None,
+        rows: Part = None,
+        columns: Part = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return a tensor, or only its rows (dimension 0) or columns (dimension 1)."""
@@ -108,9 +108,7 @@ class Checkpoint:
         storage = self._quantised.get(name)
         return None if storage is None else storage.kind
 
-    def read_quantised(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> QuantisedWeight:
+    def read_quantised(self, name: str, *, rows: Part = None, columns: Part = None) -> QuantisedWeight:
         """Return a matrix, or a part of it, that stays quantised; others become float8."""
         weights = self._weights
         if not isinstance(weights, QuantisedSource) or name not in self._stored:

@@ -10,6 +10,8 @@ from octavo.errors import WeightsError, suggest
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
 
 CPU = torch.device("cpu")
+# Rows or columns of a tensor, without a step; None: all of them.
+Part = slice | None
 
 
 class WeightSource(Protocol):
@@ -27,9 +29,7 @@ class WeightSource(Protocol):
         """
         ...
 
-    def read(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
-    ) -> Tensor:
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """Read a tensor, or only its rows (dimension 0) and columns (dimension 1).
 
         Args:
@@ -61,12 +61,7 @@ class QuantisedSource(Protocol):
         ...
 
     def read_quantised(
-        self,
-        name: str,
-        *,
-        rows: slice | None = None,
-        columns: slice | None = None,
-        device: torch.device = CPU,
+        self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
     ) -> QuantisedWeight:
         """Read one of these matrices, or a part of it; arguments and errors as of `read`.
 
@@ -87,7 +82,7 @@ def missing_tensor(where: str, name: str, names: Collection[str]) -> WeightsErro
     return WeightsError(f"{where}: no tensor {name!r} among {len(names)}{suggest(name, names)}")
 
 
-def slice_bounds(part: slice | None, size: int) -> tuple[int, int]:
+def slice_bounds(part: Part, size: int) -> tuple[int, int]:
     """Return (start, stop) of a slice of a dimension of `size`, which must lie within it."""
     if part is None:
         return 0, size

@@ -128,9 +128,10 @@ def test_int8_experts() -> None:
 
 
 def test_products_by_the_number_of_tokens() -> None:
-    assert choose_product(1, deterministic=False) == "few"
-    assert {choose_product(number, deterministic=True) for number in range(1, 100)} == {"grouped"}
-    assert choose_product(128, deterministic=False) == "grouped"
+    assert choose_product(1, is_packed=False, deterministic=False) == "few"
+    for options in ({"is_packed": False, "deterministic": True}, {"is_packed": True, "deterministic": False}):
+        assert {choose_product(number, **options) for number in range(1, 100)} == {"grouped"}
+    assert choose_product(128, is_packed=False, deterministic=False) == "grouped"
 
 
 def test_slots_cover_what_an_expert_can_have() -> None:

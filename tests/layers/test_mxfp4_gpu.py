@@ -70,16 +70,15 @@ def test_experts_of_gpt_oss(experts: StackedExperts, num_tokens: int) -> None:
 @pytest.mark.parametrize("tile_rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("depth", [64, 128])
 def test_tilings_agree(experts: StackedExperts, tile_rows: int, depth: int) -> None:
-    from octavo.layers.moe.triton.grouped import SortedPairs
-    from octavo.layers.moe.triton.mxfp4_grouped import down_rows, gate_up_rows
+    from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     choice, x = make_choice(200), rows(200)
-    by_expert = SortedPairs(*sort_pairs(choice.experts, NUMBER), CHOSEN, 2)
+    by_expert = sort_pairs(choice.experts, NUMBER, 2)
     results = []
     for tiling in (GroupedTiling(64, 64, 128, 4, 3, False), GroupedTiling(tile_rows, 64, depth, 4, 4, False)):
-        inner = gate_up_rows(x, experts.gate_up, by_expert, experts.activation, tiling)
-        results.append(down_rows(inner, experts.down, by_expert, tiling))
+        inner = grouped_gemm(x, experts.gate_up, by_expert, experts.activation, tiling)
+        results.append(grouped_gemm(inner, experts.down, by_expert, None, tiling))
     torch.testing.assert_close(results[1], results[0], atol=0.3, rtol=2e-2)
 
 

@@ -90,17 +90,16 @@ def test_experts_with_biases(device: str, dtype: torch.dtype, product: str, num_
 @everywhere
 @pytest.mark.parametrize("depth", [64, 128])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, depth: int) -> None:
-    from octavo.layers.moe.triton.grouped import SortedPairs
-    from octavo.layers.moe.triton.mxfp4_grouped import down_rows, gate_up_rows
+    from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     gate_up, down = (make_mxfp4(3, rows, 64, device, 1, bias=False) for rows in (128, 64))
     tiling = GroupedTiling(depth // 4, 64, depth, 4, 2, tma=False)
     choice, x = make_choice(50, 3, 2, device), random(50, 64, device=device, dtype=dtype, seed=3)
-    by_expert = SortedPairs(*sort_pairs(choice.experts, 3), 2, 2)
+    by_expert = sort_pairs(choice.experts, 3, 2)
     with poisoned_memory():
-        inner = gate_up_rows(x, gate_up, by_expert, ACTIVATION, tiling)
-        rows = down_rows(inner, down, by_expert, tiling)
+        inner = grouped_gemm(x, gate_up, by_expert, ACTIVATION, tiling)
+        rows = grouped_gemm(inner, down, by_expert, None, tiling)
     weights = gate_up.dequantise(), down.dequantise()
     exact = listed(*(w.double() for w in weights), (None, None))(x.double(), choice)
     plain = listed(*(w.to(dtype) for w in weights), (None, None))(x, choice)
@@ -124,14 +123,13 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
         from octavo.layers.moe.tiling import MXFP4_FEW_TILING
         from octavo.layers.moe.triton.mxfp4_few import few_down
 
-        got = few_down(x, down, *choice, None, MXFP4_FEW_TILING)
+        got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:
-        from octavo.layers.moe.triton.grouped import SortedPairs
-        from octavo.layers.moe.triton.mxfp4_grouped import down_rows
+        from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
         from octavo.layers.moe.triton.sort import sort_pairs
 
-        by_expert = SortedPairs(*sort_pairs(choice.experts, 1), 1, 1)
-        got = down_rows(x, down, by_expert, GroupedTiling(16, 64, 64, 4, 2, False))
+        by_expert = sort_pairs(choice.experts, 1, 1)
+        got = grouped_gemm(x, down, by_expert, None, GroupedTiling(16, 64, 64, 4, 2, False))
     exact = x.double() @ weight.double().T
     error = (got.double() - exact).abs().amax(1) / exact.abs().amax(1)
     assert bool((error < 1e-6).all()), error

@@ -14,9 +14,9 @@ from triton_layer_cases import (
 )
 
 from octavo.layers.moe.experts import combine
-from octavo.layers.moe.packed import PackedExperts
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import PackedTiling, choose_packed_tiling
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.tiling import PackedTiling, choose_grouped_tiling
 
 pytestmark = ignores_overflow
 # Activations are of 16 bits.
@@ -44,7 +44,7 @@ def test_experts(
     residual = random(num_tokens, hidden, device=device, dtype=dtype, seed=4)
     exact = listed(gate_up, down, torch.float64)(x.double(), choice, residual.double())
     plain = listed(gate_up, down, dtype)(x, choice, residual.clone())
-    experts = PackedExperts(gate_up, down, "silu")
+    experts = StackedExperts(gate_up, down, "silu")
     with poisoned_memory():
         got = experts(x, choice, residual)
     assert got is residual
@@ -55,19 +55,18 @@ def test_experts(
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, num_slots: int) -> None:
     """Several tiles of rows for a program, and columns that no tile divides."""
-    from octavo.layers.moe.triton.grouped import SortedPairs
-    from octavo.layers.moe.triton.packed import packed_down_rows, packed_gate_up_rows
+    from octavo.layers.moe.triton.packed_grouped import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     options = {"bits": 4, "group": 32, "ordered": False}
     gate_up = packed_experts(3, 2 * 96, 72 * 4, device, **options, parts=2)
     down = packed_experts(3, 72 * 4, 96, device, **options, parts=1)
     choice, x = make_choice(40, 3, 2, device), random(40, 288, device=device, dtype=dtype, seed=3)
-    by_expert = SortedPairs(*sort_pairs(choice.experts, 3), 2, num_slots)
+    by_expert = sort_pairs(choice.experts, 3, num_slots)
     tiling = PackedTiling(16, 128, 4, 2)
     with poisoned_memory():
-        inner = packed_gate_up_rows(x, gate_up, by_expert, "silu", tiling)
-        rows = packed_down_rows(inner, down, by_expert, tiling)
+        inner = grouped_gemm(x, gate_up, by_expert, "silu", tiling)
+        rows = grouped_gemm(inner, down, by_expert, None, tiling)
     exact = listed(gate_up, down, torch.float64)(x.double(), choice)
     got = combine(rows.view(40, 2, -1), choice.weights)
     assert_as_good_as_torch(got, listed(gate_up, down, dtype)(x, choice), exact)
@@ -85,11 +84,14 @@ def test_weights_of_experts_that_nobody_chose_are_never_read(device: str, dtype:
     plain = listed(gate_up, down, dtype)(x, choice)
     for weight in (gate_up, down):
         weight.factors[[1, 3]] = torch.nan
-    assert_as_good_as_torch(PackedExperts(gate_up, down, "silu")(x, choice), plain, exact)
+    assert_as_good_as_torch(StackedExperts(gate_up, down, "silu")(x, choice), plain, exact)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:
-    assert [choose_packed_tiling(rows).rows for rows in (0.1, 12, 13, 48, 49, 10_000)] == [
-        16, 16, 32, 64, 128, 128
-    ]  # fmt: skip
+    weight = packed_experts(1, 64, 64, "cpu", bits=4, group=32, parts=1, ordered=False)
+    tilings = [
+        choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
+        for rows in (0.1, 12, 13, 48, 49, 10_000)
+    ]
+    assert [tiling.rows for tiling in tilings] == [16, 16, 32, 64, 128, 128]

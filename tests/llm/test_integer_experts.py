@@ -15,8 +15,8 @@ from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.layers.linear.quantised import Storage
-from octavo.layers.moe.packed import PackedExperts
 from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.stacked import StackedExperts
 from octavo.models import builder
 from octavo.models.storage import kept_storage
 
@@ -96,7 +96,9 @@ def test_stacks_for_a_gpu_are_the_files_numbers(
     monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
     llm = LLM(model, device="cpu", num_blocks=8, block_size=4)
     experts = llm.engine.runner.decoder.layers[1].feed_forward.experts  # type: ignore[attr-defined]
-    assert isinstance(experts, PackedExperts)
+    assert isinstance(experts, StackedExperts)
+    assert isinstance(experts.gate_up, PackedExpertWeight)
+    assert isinstance(experts.down, PackedExpertWeight)
     assert (experts.down.order is not None) == (name == "gptq-ordered")
     gate, up, down = (meant[f"{EXPERT}.{part}_proj.weight"] for part in ("gate", "up", "down"))
     for weight, exact in ((experts.gate_up, torch.cat((gate, up))), (experts.down, down)):

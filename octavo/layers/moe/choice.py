@@ -1,11 +1,11 @@
 """The one place that chooses how a layer's experts are multiplied.
 
-a layer, when it is made      on a GPU with Triton    stacked, or packed in groups of 4 or 8 bits
+a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 to 4 tokens           few
                               others                  grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
-each step of a packed one     any tokens              packed, tiled by rows per expert
+                              packed weights          grouped, tiled by rows per expert
 """
 
 from collections.abc import Callable, Mapping
@@ -61,6 +61,6 @@ def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str
     return describe_layers(kind, device, dtype)
 
 
-def choose_product(num_tokens: int, *, deterministic: bool) -> Product:
+def choose_product(num_tokens: int, *, is_packed: bool, deterministic: bool) -> Product:
     """Return how the experts of a step's tokens are multiplied. Called per layer and step."""
-    return "few" if num_tokens <= _MAX_FEW and not deterministic else "grouped"
+    return "grouped" if num_tokens > _MAX_FEW or is_packed or deterministic else "few"

@@ -30,6 +30,12 @@ class Mxfp4ExpertWeight:
     bias: Tensor | None = None
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        number, rows, num_units = self.values.shape
+        return number, rows, 4 * num_units
+
+    @property
     def form(self) -> Hashable:
         """See ExpertWeight."""
         return "mxfp4", self.bias is not None

@@ -32,6 +32,12 @@ class PackedExpertWeight:
     order: Tensor | None = None
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        number, rows, _ = self.words.shape
+        return number, rows, self.size
+
+    @property
     def form(self) -> Hashable:
         """What decides, beside sizes, which kernels multiply it."""
         return self.bits, self.group, self.order is not None

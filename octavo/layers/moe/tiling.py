@@ -1,4 +1,4 @@
-"""How the products of experts are tiled. Importing this imports no Triton."""
+"""How the GEMMs of experts are tiled. Importing this imports no Triton."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,14 @@ import torch
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.weight import ExpertWeight
 
-# Of products of 1 to 4 tokens, each pair by itself.
+AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
+
+# Of 1 to 4 tokens, each pair by itself.
 FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
-# The same of MXFP4: a warp loads 512 bytes, 1024 numbers of a row.
+# The same for MXFP4: a warp loads 512 bytes, 1024 values of a row.
 MXFP4_FEW_TILING = Tiling(columns=4, depth=1024, num_warps=1)
 
 # Rows of a tile that never change, for deterministic steps.
@@ -41,49 +44,6 @@ class GroupedTiling:
     tma: bool
 
 
-def choose_few_tiling(weight: ExpertWeight | Mxfp4ExpertWeight) -> Tiling:
-    """Return the tiling of a product of 1 to 4 tokens."""
-    return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
-
-
-def choose_grouped_tiling(
-    rows_per_expert: float, weight: ExpertWeight | Mxfp4ExpertWeight, *, is_gated: bool, deterministic: bool
-) -> GroupedTiling:
-    """Return the tiling of a product.
-
-    Args:
-        rows_per_expert: on average, with all experts in use.
-        weight: [E, N, K] of the experts.
-        is_gated: an activation halves the columns.
-        deterministic: one tiling for any number of rows, so that no row's bits depend on it.
-    """
-    if isinstance(weight, Mxfp4ExpertWeight):
-        return _mxfp4_tiling(rows_per_expert, deterministic=deterministic)
-    values = weight.values
-    if values.dtype == torch.float32:
-        return GroupedTiling(16, 32, 16, 4, 2, tma=False)
-    # TMA reads rows that begin at multiples of 16 bytes.
-    tma = nvidia_generation(values.device) >= 9 and values.shape[2] * values.itemsize % 16 == 0
-    columns = 64 if is_gated or not tma else 128
-    # TMA's tiles are best 128 bytes wide, and no tile has more than one scale for a row.
-    depth = 128 if values.itemsize == 1 else 64
-    if deterministic:
-        return GroupedTiling(_ONE_FOR_ALL, 64, depth, 4, 4, tma)
-    for rows in (16, 32, 64):
-        if rows_per_expert <= 0.75 * rows:
-            return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
-    # Three stages leave room for two programs on an SM.
-    return GroupedTiling(128, columns, depth, 8, 3, tma)
-
-
-def _mxfp4_tiling(rows_per_expert: float, *, deterministic: bool) -> GroupedTiling:
-    """The weight's tile takes few bytes, but registers: tiles of 64 columns, gate and up each."""
-    rows = _ONE_FOR_ALL
-    if not deterministic:
-        rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
-    return GroupedTiling(rows, 64, 128, 4, 4 if rows <= 32 else 3, tma=False)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
     """Tile of one program over packed experts; powers of two.
@@ -101,15 +61,45 @@ class PackedTiling:
     num_stages: int
 
 
-def choose_packed_tiling(rows_per_expert: float) -> PackedTiling:
-    """Return the tiling of a product with packed experts, not yet measured.
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling:
+    """Return the tiling for 1 to 4 tokens."""
+    return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
+
+
+def choose_grouped_tiling(
+    rows_per_expert: float, weight: AnyExpertWeight, *, is_gated: bool, deterministic: bool
+) -> GroupedTiling | PackedTiling:
+    """Return the tiling of a grouped GEMM.
 
     Args:
         rows_per_expert: on average, with all experts in use.
+        weight: [E, N, K] of the experts.
+        is_gated: an activation halves the columns.
+        deterministic: one tiling for any number of rows, so that no row's bits depend on it.
     """
-    # A tile's words are unpacked once for all of its rows.
-    rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
-    return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
+    rows = _ONE_FOR_ALL
+    if not deterministic:
+        rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
+    if isinstance(weight, PackedExpertWeight):
+        # Not measured yet. The program unpacks a tile's words once for all of its rows.
+        return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
+    if isinstance(weight, Mxfp4ExpertWeight):
+        # The weight's tile takes few bytes, but registers: tiles of 64 columns, gate and up each.
+        return GroupedTiling(rows, 64, 128, 4, 4 if rows <= 32 else 3, tma=False)
+    values = weight.values
+    if values.dtype == torch.float32:
+        return GroupedTiling(16, 32, 16, 4, 2, tma=False)
+    # TMA reads rows that begin at multiples of 16 bytes.
+    tma = nvidia_generation(values.device) >= 9 and values.shape[2] * values.itemsize % 16 == 0
+    columns = 64 if is_gated or not tma else 128
+    # TMA's tiles are best 128 bytes wide, and no tile has more than one scale for a row.
+    depth = 128 if values.itemsize == 1 else 64
+    if deterministic:
+        return GroupedTiling(rows, 64, depth, 4, 4, tma)
+    if rows < 128:
+        return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
+    # Three stages leave room for two programs on an SM.
+    return GroupedTiling(rows, columns, depth, 8, 3, tma)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:

@@ -29,6 +29,12 @@ class ExpertWeight:
     bias: Tensor | None = None
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        number, rows, columns = self.values.shape
+        return number, rows, columns
+
+    @property
     def form(self) -> Hashable:
         """What decides, beside sizes, which kernels multiply it."""
         return self.values.dtype, self.width, self.bias is not None

@@ -12,15 +12,15 @@ from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
 from octavo.layers.moe.experts import Experts
 from octavo.layers.moe.mxfp4_weight import LARGEST_EXPONENT, Mxfp4ExpertWeight, pack_units
-from octavo.layers.moe.packed import PackedExperts
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.stacked import StackedExperts
+from octavo.layers.moe.tiling import AnyExpertWeight
 from octavo.layers.moe.weight import SCALED_COLUMNS, ExpertWeight
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.experts.packing import PackedStack
+from octavo.models.weights import Part
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_Weight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ExpertShape:
 def read_stacked(
     checkpoint: Checkpoint,
     names: Sequence[str],
-    part: slice | None,
+    part: Part,
     shape: ExpertShape,
     *,
     activation: str,
@@ -73,17 +73,15 @@ def read_stacked(
     if shape.has_bias:
         gate_up_bias, down_bias = _read_biases(checkpoint, names, part)
     weights = gate_up.weight(gate_up_bias), down.weight(down_bias if shape.adds_down_bias else None)
-    if isinstance(weights[0], PackedExpertWeight) and isinstance(weights[1], PackedExpertWeight):
-        return PackedExperts(weights[0], weights[1], activation)
-    if isinstance(weights[0], PackedExpertWeight) or isinstance(weights[1], PackedExpertWeight):
+    if isinstance(weights[0], PackedExpertWeight) != isinstance(weights[1], PackedExpertWeight):
         raise UnsupportedModelError(
             f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
             'quantization="none"'
         )
-    return StackedExperts(weights[0], weights[1], activation, deterministic)
+    return StackedExperts(*weights, activation, deterministic)
 
 
-def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | None) -> tuple[Tensor, Tensor]:
+def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: Part) -> tuple[Tensor, Tensor]:
     """Return the biases of [gate | up] and of down, [E, 2 size] and [E, hidden]."""
     pairs = (
         [checkpoint.read(f"{name}.{each}.bias", rows=part) for each in _PROJECTIONS[:2]] for name in names
@@ -95,13 +93,11 @@ def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: slice | Non
 class _Stack(Protocol):
     """A projection of all experts while it is read."""
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         """Read a matrix, or a part of it, into an expert's rows from `first` on."""
         ...
 
-    def weight(self, bias: Tensor | None) -> _Weight:
+    def weight(self, bias: Tensor | None) -> AnyExpertWeight:
         """Return what was read."""
         ...
 
@@ -140,9 +136,7 @@ class _Mxfp4Stack:
         )
         self._first_name = ""
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         weight = self._checkpoint.read_quantised(name, rows=rows, columns=columns)
         assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
         self._first_name = self._first_name or name
@@ -172,9 +166,7 @@ class _FloatStack:
         self._scales: Tensor | None = None
         self._width = 0
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         if not self._is_float8:
             matrix = self._checkpoint.read(name, rows=rows, columns=columns)
             self._values[expert, first : first + matrix.shape[0]] = matrix

@@ -10,6 +10,7 @@ from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.models.checkpoint import Checkpoint
+from octavo.models.weights import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,7 @@ class PackedStack:
         self._tensors: _Tensors | None = None
         self._order: Tensor | None = None
 
-    def read(
-        self, expert: int, first: int, name: str, *, rows: slice | None = None, columns: slice | None = None
-    ) -> None:
+    def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
         """Read a matrix, or a part of it, into an expert's rows from `first` on.
 
         Raises:

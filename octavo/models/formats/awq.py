@@ -7,31 +7,27 @@ X.scales     [K / group, N]        weight = scale * (q - zero)
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, refuse_unknown
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8_config import check_patterns, refuse_other_values
 from octavo.models.formats.integers import (
     FLOATS,
     WORD,
-    Groups,
     check_tensor,
     check_words,
     groups_of,
-    make_blocks,
     open_matrices,
     refuse_both,
-    storage_of,
     unpack_rows,
     words_of,
 )
+from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
 
 _BITS = 4
 _PER_WORD = 8
@@ -94,51 +90,36 @@ class AWQScheme:
         check_tensor(tensors, f"{layer}qzeros", name, (groups.number, num_words), {WORD})
         check_tensor(tensors, f"{layer}scales", name, (groups.number, num_words * _PER_WORD), FLOATS)
         refuse_both(tensors, name, layer)
-        return _Matrix(tensors, layer, groups, num_words * _PER_WORD)
+        return _Matrix(tensors, layer, groups, num_words * _PER_WORD, _BITS, is_symmetric=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A StoredMatrix."""
+class _Matrix(PackedMatrix):
+    """See above; all tensors have rows of the weight as columns."""
 
-    source: StoredTensors
-    layer: str
-    groups: Groups
-    num_rows: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See StoredMatrix."""
-        return self.num_rows, self.groups.size
-
-    @property
-    def storage(self) -> Storage:
-        """See StoredMatrix."""
-        return storage_of(_BITS, self.groups, self.num_rows, is_symmetric=False, scale_type="F16")
+    scales_name: ClassVar[str] = "scales"
 
     @property
     def tensors(self) -> Set[str]:
         """See StoredMatrix."""
         return {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
-        """See StoredMatrix."""
-        columns, groups = self.groups.cut(columns)
-        rows = slice(*slice_bounds(rows, self.num_rows))
-        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows).to(device)
-        return make_blocks(
-            self._unpacked("qweight", columns, rows, device),
-            scales.T,
-            self._unpacked("qzeros", groups, rows, device),
-            _BITS,
-            None,
-            f"{self.layer}scales",
-        )
+    def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        return self._unpacked("qweight", columns, rows, device)
 
-    def _unpacked(self, part: str, columns: slice, rows: slice, device: torch.device) -> Tensor:
+    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        return self.stored("scales", groups, rows, device).T
+
+    def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        return self._unpacked("qzeros", groups, rows, device)
+
+    def _unpacked(self, name: str, columns: slice, rows: slice, device: torch.device) -> Tensor:
         """Read what is stored by columns, [rows, columns] uint8."""
         words, places = words_of(rows, _PER_WORD)
-        stored = self.source.read_stored(f"{self.layer}{part}", rows=columns, columns=words).to(device)
+        stored = self.stored(name, columns, words, device)
 
         def unpacked(part: slice) -> Tensor:
             own, inner = words_of(slice(places.start + part.start, places.start + part.stop), _PER_WORD)

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
 from octavo.layers.linear.quantised import Storage
-from octavo.models.weights import CPU, missing_tensor, slice_bounds
+from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 _STANDARD_DEVIATION = 0.02
 # A prime, so that rows of a tensor start at different numbers.
@@ -62,9 +62,7 @@ class DummyWeights:
             raise missing_tensor("dummy weights", name, self._shapes)
         return self._shapes[name]
 
-    def read(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
-    ) -> Tensor:
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """Return a tensor or a part of it, equal to that part of the whole; see WeightSource."""
         first, *rest = self.shape(name)
         start, stop = slice_bounds(rows, first)
@@ -113,12 +111,7 @@ class DummyMxfp4(DummyWeights):
         return self._storage
 
     def read_quantised(
-        self,
-        name: str,
-        *,
-        rows: slice | None = None,
-        columns: slice | None = None,
-        device: torch.device = CPU,
+        self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
     ) -> Mxfp4Weight:
         """See QuantisedSource."""
         num_rows, num_columns = self.shape(name)

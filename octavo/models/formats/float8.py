@@ -21,7 +21,7 @@ from octavo.layers.linear.float8.weight import FLOAT8_ROWS, Float8Weight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 _TYPE = "F8_E4M3"
 _PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
@@ -119,7 +119,7 @@ class _Matrix:
         form = f"float8, a scale for each {height} x {width}"
         return Storage("float8", 1 + 4 / (height * width), form=form)
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Float8Weight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> Float8Weight:
         """See StoredMatrix; columns can be cut between tiles, rows anywhere."""
         (start, stop), (first, last) = (
             slice_bounds(part, size) for part, size in zip((rows, columns), self.shape, strict=True)

@@ -11,64 +11,47 @@ With 8 bits a word holds 4 numbers.
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.awq import read_group_size
 from octavo.models.formats.float8_config import check_patterns, refuse_other_values
 from octavo.models.formats.integers import (
     FLOATS,
     WORD,
-    Groups,
     check_tensor,
     check_words,
     groups_of,
-    make_blocks,
     open_matrices,
     order_of,
     refuse_both,
-    storage_of,
     unpack,
-    unpack_rows,
+    unpack_columns,
     words_of,
 )
+from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
 
-_WORD_BITS = 32
 _KEYS = frozenset(
     {
+        *("backend", "batch_size", "bits", "block_name_to_quantize", "cache_block_outputs", "dataset"),
         *(
-            "backend",
-            "batch_size",
-            "bits",
-            "block_name_to_quantize",
-            "cache_block_outputs",
             "checkpoint_format",
-        ),
-        *(
             "damp_auto_increment",
             "damp_percent",
-            "dataset",
             "desc_act",
             "dynamic",
             "exllama_config",
-            "format",
         ),
-        *("group_size", "is_marlin_format", "lm_head", "max_input_length", "meta", "model_file_base_name"),
-        *(
-            "model_name_or_path",
-            "model_seqlen",
-            "module_name_preceding_first_block",
-            "modules_to_not_convert",
-        ),
-        *("modules_in_block_to_quantize", "mse", "pack_dtype", "pad_token_id", "quant_method", "quantizer"),
-        *("static_groups", "sym", "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "version"),
+        *("format", "group_size", "is_marlin_format", "lm_head", "max_input_length", "meta", "mse"),
+        *("model_file_base_name", "model_name_or_path", "model_seqlen", "modules_to_not_convert"),
+        *("module_name_preceding_first_block", "modules_in_block_to_quantize", "pack_dtype", "pad_token_id"),
+        *("quant_method", "quantizer", "static_groups", "sym", "tokenizer", "true_sequential"),
+        *("use_cuda_fp16", "use_exllama", "version"),
     }
 )
 
@@ -118,7 +101,7 @@ class GPTQScheme:
         return open_matrices(tensors, "qweight", self._matrix)
 
     def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
-        name, per_word = f"{layer}qweight", _WORD_BITS // self.bits
+        name, per_word = f"{layer}qweight", 32 // self.bits
         num_words, num_rows = check_words(tensors, name)
         groups = groups_of(name, num_words * per_word, self.group_size, is_ordered=self.is_ordered)
         if num_rows % per_word:
@@ -128,34 +111,15 @@ class GPTQScheme:
         if self.is_ordered or f"{layer}g_idx" in tensors.names():
             check_tensor(tensors, f"{layer}g_idx", name, (groups.size,), {WORD, "I64"})
         refuse_both(tensors, name, layer)
-        return _Matrix(tensors, layer, groups, num_rows, self)
+        return _Matrix(tensors, layer, groups, num_rows, self.bits, self.is_symmetric, self.zero_offset)
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A StoredMatrix."""
+class _Matrix(PackedMatrix):
+    """See above; all tensors but the indices have rows of the weight as columns."""
 
-    source: StoredTensors
-    layer: str
-    groups: Groups
-    num_rows: int
-    scheme: GPTQScheme
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See StoredMatrix."""
-        return self.num_rows, self.groups.size
-
-    @property
-    def storage(self) -> Storage:
-        """See StoredMatrix."""
-        return storage_of(
-            self.scheme.bits,
-            self.groups,
-            self.num_rows,
-            is_symmetric=self.scheme.is_symmetric,
-            scale_type=self.source.type_name(f"{self.layer}scales"),
-        )
+    zero_offset: int
+    scales_name: ClassVar[str] = "scales"
 
     @property
     def tensors(self) -> Set[str]:
@@ -163,30 +127,24 @@ class _Matrix:
         names = {f"{self.layer}{part}" for part in ("qweight", "qzeros", "scales")}
         return names | ({f"{self.layer}g_idx"} & self.source.names())
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
-        """See StoredMatrix."""
-        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        order = self._order(device)
-        columns, groups = self.groups.cut(columns)
-        rows = slice(*slice_bounds(rows, self.num_rows))
-        words, places = words_of(columns, per_word)
-        stored = self.source.read_stored(f"{self.layer}qweight", rows=words, columns=rows).to(device)
+    def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        words, places = words_of(columns, self.per_word)
+        return unpack_columns(self.stored("qweight", words, rows, device).T, places, self.bits, order)
 
-        def unpacked(part: slice) -> Tensor:
-            numbers = unpack(stored[:, part].T, bits)
-            return numbers[:, places] if order is None else numbers.index_select(1, order)
+    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        return self.stored("scales", groups, rows, device).T
 
-        scales = self.source.read_stored(f"{self.layer}scales", rows=groups, columns=rows).to(device)
-        return make_blocks(
-            unpack_rows(rows.stop - rows.start, columns.stop - columns.start, device, unpacked),
-            scales.T,
-            self._zeros(groups, rows, device).T,
-            bits,
-            order,
-            f"{self.layer}scales",
-        )
+    def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        words, places = words_of(rows, self.per_word)
+        zeros = unpack(self.stored("qzeros", groups, words, device), self.bits)[:, places]
+        # What was below 0 is the largest number.
+        return (zeros + self.zero_offset & (1 << self.bits) - 1).T
 
-    def _order(self, device: torch.device) -> Tensor | None:
+    def order(self, device: torch.device) -> Tensor | None:
+        """See PackedMatrix."""
         name = f"{self.layer}g_idx"
         if name not in self.source.names():
             return None
@@ -194,12 +152,3 @@ class _Matrix:
         if order is not None and not self.groups.is_ordered:
             raise WeightsError(f"{name} reorders columns, but config.json says desc_act = false")
         return order
-
-    def _zeros(self, groups: slice, rows: slice, device: torch.device) -> Tensor:
-        """Read zeros, [groups, rows] uint8."""
-        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        words, places = words_of(rows, per_word)
-        stored = self.source.read_stored(f"{self.layer}qzeros", rows=groups, columns=words).to(device)
-        zeros = unpack(stored, bits)[:, places]
-        # What was below 0 is the largest number.
-        return zeros + self.scheme.zero_offset & (1 << bits) - 1

@@ -1,7 +1,4 @@
-"""What formats of packed integers share: unpacking them, and making weights in blocks of them.
-
-weight = scale * (q - zero)        q: 4 or 8 bits unsigned; a group of columns shares scale and zero
-"""
+"""What formats of packed integers share: checks of their tensors, groups of columns, unpacking."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -10,16 +7,12 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.layers.linear.grouped.weight import group_of
-from octavo.layers.linear.quantised import Storage
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 WORD = "I32"
 FLOATS = frozenset({"F16", "BF16", "F32"})
-_BYTES_OF_AN_INDEX = 8
 # Numbers that are unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
 _CHUNK = 2**21
 _FEWEST_ROWS = 64
@@ -49,7 +42,7 @@ class Groups:
         """Groups of a row."""
         return self.size // self.group
 
-    def cut(self, columns: slice | None) -> tuple[slice, slice]:
+    def cut(self, columns: Part) -> tuple[slice, slice]:
         """Return some columns, and their groups.
 
         Raises:
@@ -82,31 +75,6 @@ def groups_of(name: str, size: int, group_size: int, *, is_ordered: bool = False
     if size < 1 or size % group:
         raise WeightsError(f"{name} has {size} columns, which groups of {group} do not divide")
     return Groups(name, size, group, is_ordered)
-
-
-def storage_of(bits: int, groups: Groups, num_rows: int, *, is_symmetric: bool, scale_type: str) -> Storage:
-    """Return what a matrix takes in memory.
-
-    Args:
-        bits: of an integer.
-        groups: of its columns.
-        num_rows: N.
-        is_symmetric: all zeros are in the middle, so that float16 holds minimums if it holds scales.
-        scale_type: of scales, such as "F16".
-    """
-    form = f"{bits} bits in groups of {groups.group}" + (" (act-order)" if groups.is_ordered else "")
-    on_gpu = group_of(bits, groups.group)
-    if groups.group % BLOCK or on_gpu is None:
-        return Storage("odd blocks", 4, form=form)
-    order = _BYTES_OF_AN_INDEX / num_rows if groups.is_ordered else 0.0
-    scale_bytes = 2 if is_symmetric and scale_type == "F16" else 4
-    num_scales = 1 if is_symmetric and bits == 8 else 2
-    return Storage(
-        "blocks",
-        bits / 8 + num_scales * scale_bytes / BLOCK + order,
-        bytes_on_gpu=bits / 8 + 4 / on_gpu + order,
-        form=form,
-    )
 
 
 def words_of(part: slice, per_word: int) -> tuple[slice, slice]:
@@ -151,33 +119,24 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return spread.bitwise_or_(spread << 4).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
-def make_blocks(
-    quants: Tensor, scales: Tensor, zeros: Tensor | int, bits: int, order: Tensor | None, name: str
-) -> BlockWeight:
-    """Return a weight in blocks.
+def unpack_columns(words: Tensor, places: slice, bits: int, order: Tensor | None) -> Tensor:
+    """Unpack rows of words, some rows at a time.
 
     Args:
-        quants: [N, K] uint8, contiguous, perhaps overwritten.
-        scales: [N, G] of any float dtype.
-        zeros: [N, G] uint8, or one for all.
+        words: [N, C] int32, any strides.
+        places: of the columns among all that the words hold.
         bits: of an integer.
-        order: see BlockWeight.
-        name: of the scales, for messages.
+        order: of all columns; None: as they are.
 
-    Raises:
-        WeightsError: scales are not finite.
+    Returns:
+        [N, K] uint8.
     """
-    if not bool(scales.isfinite().all()):
-        raise WeightsError(f"{name} must hold finite numbers")
-    scales = scales.float().contiguous()
-    zeros = zeros.float() if isinstance(zeros, Tensor) else scales.new_tensor(float(zeros))
-    if bits == 8:
-        # q - 128 has a sign.
-        quants, zeros = quants.bitwise_xor_(128).view(torch.int8), zeros - 128
-    mins = scales * -zeros
-    if torch.equal(scales.half().float(), scales) and torch.equal(mins.half().float(), mins):
-        scales, mins = scales.half(), mins.half()
-    return BlockWeight(bits, quants, scales, mins if bool(mins.any()) else None, order)
+
+    def unpacked(rows: slice) -> Tensor:
+        numbers = unpack(words[rows], bits)
+        return numbers[:, places] if order is None else numbers.index_select(1, order)
+
+    return unpack_rows(len(words), places.stop - places.start, words.device, unpacked)
 
 
 def order_of(indices: Tensor, groups: Groups, name: str) -> Tensor | None:

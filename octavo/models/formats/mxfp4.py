@@ -21,7 +21,7 @@ from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8_config import check_patterns, refuse_other_values
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
+from octavo.models.weights import Part, slice_bounds
 
 _KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 _TYPE = "U8"
@@ -108,7 +108,7 @@ class _Matrix:
         """See StoredMatrix."""
         return set(self.stacks)
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> Mxfp4Weight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> Mxfp4Weight:
         """See StoredMatrix.
 
         Raises:
@@ -123,7 +123,7 @@ class _Matrix:
             raise WeightsError(f"{self.stacks[1]} has exponents of {_NAN}, which stand for no number")
         return Mxfp4Weight(values.flatten(1), exponents).to(device)
 
-    def _read(self, stack: str, rows: slice | None, groups: slice) -> Tensor:
+    def _read(self, stack: str, rows: Part, groups: slice) -> Tensor:
         """Read this matrix's rows of a stack: [n, groups, ...]."""
         start, stop = slice_bounds(rows, self.shape[0])
         turns = slice(self.step * start, self.step * stop)

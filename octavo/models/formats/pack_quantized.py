@@ -11,32 +11,27 @@ With 8 bits a word holds 4 numbers, and 128 takes the place of 8.
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.integers import (
     FLOATS,
     WORD,
-    Groups,
     check_tensor,
     check_words,
     groups_of,
-    make_blocks,
     open_matrices,
     order_of,
-    storage_of,
     unpack,
-    unpack_rows,
+    unpack_columns,
     words_of,
 )
+from octavo.models.formats.packed_matrix import PackedMatrix
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTensors
-from octavo.models.weights import slice_bounds
 
-_WORD_BITS = 32
 _INTEGERS = frozenset({WORD, "I64"})
 _SUFFIX = "weight_packed"
 
@@ -62,7 +57,7 @@ class PackQuantizedScheme:
         return open_matrices(tensors, _SUFFIX, self._matrix)
 
     def _matrix(self, tensors: StoredTensors, layer: str) -> "_Matrix":
-        name, per_word = layer + _SUFFIX, _WORD_BITS // self.bits
+        name, per_word = layer + _SUFFIX, 32 // self.bits
         num_rows, num_words = check_words(tensors, name)
         check_tensor(tensors, f"{layer}weight_shape", name, (2,), _INTEGERS)
         shape = tensors.read_stored(f"{layer}weight_shape").tolist()
@@ -75,77 +70,42 @@ class PackQuantizedScheme:
             check_tensor(tensors, f"{layer}weight_zero_point", name, (words, groups.number), {WORD})
         if self.is_ordered:
             check_tensor(tensors, f"{layer}weight_g_idx", name, (groups.size,), _INTEGERS)
-        return _Matrix(tensors, layer, groups, num_rows, self)
+        return _Matrix(tensors, layer, groups, num_rows, self.bits, self.is_symmetric)
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A StoredMatrix."""
+class _Matrix(PackedMatrix):
+    """See above."""
 
-    source: StoredTensors
-    layer: str
-    groups: Groups
-    num_rows: int
-    scheme: PackQuantizedScheme
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See StoredMatrix."""
-        return self.num_rows, self.groups.size
-
-    @property
-    def storage(self) -> Storage:
-        """See StoredMatrix."""
-        return storage_of(
-            self.scheme.bits,
-            self.groups,
-            self.num_rows,
-            is_symmetric=self.scheme.is_symmetric,
-            scale_type=self.source.type_name(f"{self.layer}weight_scale"),
-        )
+    scales_name: ClassVar[str] = "weight_scale"
 
     @property
     def tensors(self) -> Set[str]:
         """See StoredMatrix."""
-        names = {f"{self.layer}{part}" for part in (_SUFFIX, "weight_scale", "weight_shape")}
-        if not self.scheme.is_symmetric:
-            names.add(f"{self.layer}weight_zero_point")
-        if self.scheme.is_ordered:
-            names.add(f"{self.layer}weight_g_idx")
-        return names
+        parts = [_SUFFIX, "weight_scale", "weight_shape"]
+        parts += [] if self.is_symmetric else ["weight_zero_point"]
+        parts += ["weight_g_idx"] if self.groups.is_ordered else []
+        return {self.layer + part for part in parts}
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> BlockWeight:
-        """See StoredMatrix."""
-        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        order = self._order(device)
-        columns, groups = self.groups.cut(columns)
-        rows = slice(*slice_bounds(rows, self.num_rows))
-        words, places = words_of(columns, per_word)
-        stored = self.source.read_stored(self.layer + _SUFFIX, rows=rows, columns=words).to(device)
+    def quants(self, rows: slice, columns: slice, order: Tensor | None, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        words, places = words_of(columns, self.per_word)
+        return unpack_columns(self.stored(_SUFFIX, rows, words, device), places, self.bits, order)
 
-        def unpacked(part: slice) -> Tensor:
-            numbers = unpack(stored[part], bits)
-            return numbers[:, places] if order is None else numbers.index_select(1, order)
+    def scales(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
+        """See PackedMatrix."""
+        return self.stored("weight_scale", rows, groups, device)
 
-        scales = self.source.read_stored(f"{self.layer}weight_scale", rows=rows, columns=groups).to(device)
-        return make_blocks(
-            unpack_rows(rows.stop - rows.start, columns.stop - columns.start, device, unpacked),
-            scales,
-            1 << bits - 1 if self.scheme.is_symmetric else self._zeros(rows, groups, device),
-            bits,
-            order,
-            f"{self.layer}weight_scale",
-        )
+    def zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor | int:
+        """See PackedMatrix."""
+        if self.is_symmetric:
+            return 1 << self.bits - 1
+        words, places = words_of(rows, self.per_word)
+        return unpack(self.stored("weight_zero_point", words, groups, device).T, self.bits)[:, places].T
 
-    def _order(self, device: torch.device) -> Tensor | None:
-        if not self.scheme.is_ordered:
+    def order(self, device: torch.device) -> Tensor | None:
+        """See PackedMatrix."""
+        if not self.groups.is_ordered:
             return None
         name = f"{self.layer}weight_g_idx"
         return order_of(self.source.read_stored(name).to(device), self.groups, name)
-
-    def _zeros(self, rows: slice, groups: slice, device: torch.device) -> Tensor:
-        """Read zeros, [rows, groups] uint8."""
-        bits, per_word = self.scheme.bits, _WORD_BITS // self.scheme.bits
-        words, places = words_of(rows, per_word)
-        stored = self.source.read_stored(f"{self.layer}weight_zero_point", rows=words, columns=groups)
-        return unpack(stored.to(device).T, bits)[:, places].T

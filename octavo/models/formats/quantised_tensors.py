@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.quantised import QuantisedWeight, Storage
-from octavo.models.weights import CPU, WeightSource
+from octavo.models.weights import CPU, Part, WeightSource
 
 
 class StoredTensors(WeightSource, Protocol):
@@ -17,7 +17,7 @@ class StoredTensors(WeightSource, Protocol):
         """Return a tensor's type as safetensors calls it: "F8_E4M3", "BF16", "I32"."""
         ...
 
-    def read_stored(self, name: str, *, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+    def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
         """Read a tensor, or a part of it, in its own type; see WeightSource.read. A single number is [1]."""
         ...
 
@@ -40,7 +40,7 @@ class StoredMatrix(Protocol):
         """Names of the tensors that it is stored in."""
         ...
 
-    def read(self, rows: slice | None, columns: slice | None, device: torch.device) -> QuantisedWeight:
+    def read(self, rows: Part, columns: Part, device: torch.device) -> QuantisedWeight:
         """Read it, or a part of it, to a device; see QuantisedSource.read_quantised."""
         ...
 
@@ -76,9 +76,7 @@ class QuantisedTensors:
         matrix = self._matrices.get(name)
         return self._tensors.shape(self._renamed.get(name, name)) if matrix is None else matrix.shape
 
-    def read(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
-    ) -> Tensor:
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """See WeightSource; a quantised matrix is dequantised."""
         matrix = self._matrices.get(name)
         if matrix is None:
@@ -91,12 +89,7 @@ class QuantisedTensors:
         return {name: matrix.storage for name, matrix in self._matrices.items()}
 
     def read_quantised(
-        self,
-        name: str,
-        *,
-        rows: slice | None = None,
-        columns: slice | None = None,
-        device: torch.device = CPU,
+        self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
     ) -> QuantisedWeight:
         """See QuantisedSource."""
         return self._matrices[name].read(rows, columns, device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError, suggest
 from octavo.json_file import is_present, read_json_object
-from octavo.models.weights import missing_tensor, slice_bounds
+from octavo.models.weights import Part, missing_tensor, slice_bounds
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -58,19 +58,17 @@ class SafetensorsWeights:
         """See StoredTensors."""
         return self._slice(name).get_dtype()
 
-    def read(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
-    ) -> Tensor:
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """Read a tensor or a part of it; see WeightSource."""
         # Always a copy: truncating the file later would crash the process at a mapped tensor.
         mapped = self._mapped(name, rows, columns)
         return mapped.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def read_stored(self, name: str, *, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+    def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
         """See StoredTensors."""
         return self._mapped(name, rows, columns).clone(memory_format=torch.contiguous_format)
 
-    def _mapped(self, name: str, rows: slice | None, columns: slice | None) -> Tensor:
+    def _mapped(self, name: str, rows: Part, columns: Part) -> Tensor:
         """Return a part of a tensor as a view of the file; a single number as [1]."""
         if not self._slice(name).get_shape():
             return self._slice(name)[...].reshape(1)

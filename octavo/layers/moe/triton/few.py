@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.router import Choice
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
 
@@ -28,15 +29,14 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
     Returns:
         A new [T k, n], dtype of x.
     """
-    _, num_weight_rows, size = weight.values.shape
+    _, num_weight_rows, size = weight.shape
     num_pairs = experts.numel()
     out = x.new_empty(num_pairs, num_weight_rows // 2)
     launch(
         _few_gate_up_kernel,
         (-(-num_weight_rows // tiling.columns), num_pairs),
         *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
-        weight.width,
-        *(experts.shape[1], size, activation, tiling.columns, min(tiling.depth, max(16, power_of_two(size)))),
+        *(weight.width, experts.shape[1], size, activation, tiling.columns, _depth(tiling, size)),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -44,44 +44,36 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
 
 
 def few_down(
-    x: Tensor,
-    weight: ExpertWeight,
-    experts: Tensor,
-    weights: Tensor,
-    residual: Tensor | None,
-    tiling: Tiling,
+    x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None, tiling: Tiling
 ) -> Tensor:
     """Return the sums of each token's products times its weights; sums are float32.
 
     Args:
         x: [T k, n] of few_gate_up.
         weight: [E, H, n].
-        experts: [T, k] int32, contiguous.
-        weights: [T, k] float32, contiguous.
+        choice: each token's experts and their weights, contiguous.
         residual: [T, H], rows any stride apart: the sums are added to it in place; or None.
         tiling: of a program; depth is at most that of a row.
 
     Returns:
         residual, or a new [T, H], dtype of x.
     """
-    (num_tokens, num_chosen), (_, num_columns, size) = experts.shape, weight.values.shape
+    (num_tokens, num_chosen), (_, num_columns, size) = choice.experts.shape, weight.shape
     out = x.new_empty(num_tokens, num_columns) if residual is None else residual
     launch(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, _scales_of(weight), weight.bias, experts, weights, out, num_columns),
-        *(out.stride(0), weight.width),
-        *(
-            num_chosen,
-            size,
-            tiling.columns,
-            min(tiling.depth, max(16, power_of_two(size))),
-            residual is not None,
-        ),
+        *(x, weight.values, _scales_of(weight), weight.bias, *choice, out, num_columns, out.stride(0)),
+        *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size), residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
     return out
+
+
+def _depth(tiling: Tiling, size: int) -> int:
+    """Return the values of K that a program loads at once."""
+    return min(tiling.depth, max(16, power_of_two(size)))
 
 
 def _scales_of(weight: ExpertWeight) -> Tensor:

@@ -8,8 +8,6 @@ others not at all. The number of programs does not depend on which experts those
 host. Tensor cores take the weight as their left operand, whose tiles are tall, so that 16 rows are no waste.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,74 +15,33 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
 
 
-class SortedPairs(NamedTuple):
-    """Pairs by expert, as sort_pairs returns them.
-
-    Attributes:
-        pairs: [T k] int32.
-        starts: [E + 1] int32.
-        num_chosen: k.
-        num_slots: see tiling.row_slots.
-    """
-
-    pairs: Tensor
-    starts: Tensor
-    num_chosen: int
-    num_slots: int
-
-
-def gate_up_rows(
-    x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
+def grouped_gemm(
+    x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, activation: str | None, tiling: GroupedTiling
 ) -> Tensor:
-    """Return activation(gate) * up of every pair, sorted by expert; sums are float32.
+    """Multiply each pair's row with the weight of its expert; sums are float32.
 
     Args:
-        x: [T, K] bfloat16, float16 or float32; rows any stride apart, last dimension contiguous.
-        weight: [E, 2 n, K] = [gate | up].
+        x: [T, K], a row for each token, or [T k, K], a row for each pair as by_expert sorts them; bfloat16,
+            float16 or float32; rows any stride apart, last dimension contiguous.
+        weight: [E, 2 n, K] = [gate | up] for rows of tokens, [E, H, K] for rows of pairs.
         by_expert: the pairs.
-        activation: its name; see layers.triton.activation.
+        activation: name of the gated activation for rows of tokens, see layers.triton.activation; None for
+            rows of pairs.
         tiling: of a program.
 
     Returns:
-        A new [T k, n], dtype of x: row i is that of by_expert.pairs[i].
+        For rows of tokens, a new [T k, n]: activation(gate) * up of each pair as by_expert sorts them. For
+        rows of pairs, a new [T k, H]: row p is that of pair p. The dtype is that of x.
     """
-    out = x.new_empty(by_expert.pairs.shape[0], weight.values.shape[1] // 2)
-    _launch(x, weight, out, by_expert, activation, tiling)
-    return out
-
-
-def down_rows(x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
-    """Return the products of every pair's row, in the order of tokens; sums are float32.
-
-    Args:
-        x: [T k, n] of gate_up_rows.
-        weight: [E, H, n].
-        by_expert: the pairs.
-        tiling: of a program.
-
-    Returns:
-        A new [T k, H], dtype of x: row p is that of pair p.
-    """
-    out = x.new_empty(x.shape[0], weight.values.shape[1])
-    _launch(x, weight, out, by_expert, None, tiling)
-    return out
-
-
-def _launch(
-    x: Tensor,
-    weight: ExpertWeight,
-    out: Tensor,
-    by_expert: SortedPairs,
-    activation: str | None,
-    tiling: GroupedTiling,
-) -> None:
-    num_columns = out.shape[1]
+    num_experts, num_weight_rows, size = weight.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    out = x.new_empty(len(by_expert.pairs), num_columns)
     values, scales = weight.values, weight.scales
-    num_experts, _, size = values.shape
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
@@ -95,6 +52,7 @@ def _launch(
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
+    return out
 
 
 def _tiles_of(weight: Tensor, tiling: GroupedTiling) -> TensorDescriptor | None:

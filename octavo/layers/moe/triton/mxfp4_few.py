@@ -12,6 +12,7 @@ from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.router import Choice
 from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
 from octavo.layers.triton.activation import gate_and_up
 
@@ -39,20 +40,15 @@ def few_gate_up(
 
 
 def few_down(
-    x: Tensor,
-    weight: Mxfp4ExpertWeight,
-    experts: Tensor,
-    weights: Tensor,
-    residual: Tensor | None,
-    tiling: Tiling,
+    x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, residual: Tensor | None, tiling: Tiling
 ) -> Tensor:
     """Return the sums of each token's products times its weights; see few.few_down."""
-    (num_tokens, num_chosen), (_, num_columns, num_units) = experts.shape, weight.values.shape
+    (num_tokens, num_chosen), (_, num_columns, num_units) = choice.experts.shape, weight.values.shape
     out = x.new_empty(num_tokens, num_columns) if residual is None else residual
     launch(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, weight.exponents, weight.bias, experts, weights, out, num_columns),
+        *(x, weight.values, weight.exponents, weight.bias, *choice, out, num_columns),
         *(out.stride(0), num_chosen, num_units, tiling.columns, _depth(tiling, num_units)),
         residual is not None,
         num_warps=tiling.num_warps,

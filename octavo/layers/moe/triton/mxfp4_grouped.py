@@ -12,47 +12,33 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.tiling import GroupedTiling
-from octavo.layers.moe.triton.grouped import SortedPairs
 from octavo.layers.moe.triton.mxfp4 import UNITS, first_columns, numbers, powers
+from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.triton.activation import gate_and_up
 
 
-def gate_up_rows(
-    x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, activation: str, tiling: GroupedTiling
-) -> Tensor:
-    """Return the activation of every pair's gate and up, sorted by expert; see grouped.gate_up_rows."""
-    out = x.new_empty(by_expert.pairs.shape[0], weight.values.shape[1] // 2)
-    _launch(x, weight, out, by_expert, activation, tiling)
-    return out
-
-
-def down_rows(x: Tensor, weight: Mxfp4ExpertWeight, by_expert: SortedPairs, tiling: GroupedTiling) -> Tensor:
-    """Return the products of every pair's row, in the order of tokens; see grouped.down_rows."""
-    out = x.new_empty(x.shape[0], weight.values.shape[1])
-    _launch(x, weight, out, by_expert, None, tiling)
-    return out
-
-
-def _launch(
+def grouped_gemm(
     x: Tensor,
     weight: Mxfp4ExpertWeight,
-    out: Tensor,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: GroupedTiling,
-) -> None:
-    num_columns = out.shape[1]
-    num_experts, _, num_units = weight.values.shape
+) -> Tensor:
+    """Multiply each pair's row with the weight of its expert; see grouped.grouped_gemm."""
+    num_experts, num_weight_rows, size = weight.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    out = x.new_empty(len(by_expert.pairs), num_columns)
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
         *(x, weight.values, weight.exponents, weight.bias, out),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
-        *(by_expert.num_chosen, num_units, activation, tiling.rows, tiling.columns, tiling.depth // 4),
+        *(by_expert.num_chosen, size // 4, activation, tiling.rows, tiling.columns, tiling.depth // 4),
         tiling.num_stages,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
+    return out
 
 
 @triton.jit

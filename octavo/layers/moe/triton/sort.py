@@ -4,6 +4,8 @@ The host never learns how many rows an expert has: the list has room for all pai
 expert's begin.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,15 +16,29 @@ from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_prev
 _FEW, _MANY = 1024, 4096
 
 
-def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+class SortedPairs(NamedTuple):
+    """Pairs by expert: expert e has pairs[starts[e] : starts[e + 1]].
+
+    Attributes:
+        pairs: [T k] int32; pair p is token p // k with its expert p % k.
+        starts: [E + 1] int32.
+        num_chosen: k.
+        num_slots: programs that share an expert's tiles of rows; see tiling.row_slots.
+    """
+
+    pairs: Tensor
+    starts: Tensor
+    num_chosen: int
+    num_slots: int
+
+
+def sort_pairs(experts: Tensor, num_experts: int, num_slots: int) -> SortedPairs:
     """Sort pairs by expert; those of one expert stay in their order.
 
     Args:
-        experts: [T, k] int32, contiguous; pair p is token p // k with its expert p % k.
+        experts: [T, k] int32, contiguous.
         num_experts: E.
-
-    Returns:
-        pairs [T k] int32, sorted, and starts [E + 1] int32: expert e has pairs[starts[e] : starts[e + 1]].
+        num_slots: of the result.
     """
     num_pairs = experts.numel()
     pairs = experts.new_empty(num_pairs)
@@ -35,7 +51,7 @@ def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         num_warps=4 if block == _FEW else 8,
         **overlap_options(experts),
     )
-    return pairs, starts
+    return SortedPairs(pairs, starts, experts.shape[1], num_slots)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

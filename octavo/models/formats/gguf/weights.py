@@ -20,7 +20,7 @@ from octavo.models.formats.gguf.blocks import blocks_of, storage_of
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
-from octavo.models.weights import CPU, missing_tensor, slice_bounds
+from octavo.models.weights import CPU, Part, missing_tensor, slice_bounds
 
 # Numbers decoded at once: 1 MiB of float32 stays in a core's cache.
 _CHUNK_ELEMENTS = 2**18
@@ -62,9 +62,7 @@ class GGUFWeights:
         """Return the shape of a tensor; see WeightSource."""
         return self._info(name).shape
 
-    def read(
-        self, name: str, *, rows: slice | None = None, columns: slice | None = None, dtype: torch.dtype
-    ) -> Tensor:
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
         """Read and dequantise a tensor or a part of it; see WeightSource.
 
         Rows of queries and keys are decoded in whole heads, columns in whole blocks, then trimmed.
@@ -87,12 +85,7 @@ class GGUFWeights:
         }
 
     def read_quantised(
-        self,
-        name: str,
-        *,
-        rows: slice | None = None,
-        columns: slice | None = None,
-        device: torch.device = CPU,
+        self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
     ) -> BlockWeight:
         """Read a matrix in its blocks; see QuantisedSource."""
         info = self._info(name)
@@ -160,8 +153,8 @@ class GGUFWeights:
         self,
         info: GGUFTensorInfo,
         num_heads: int,
-        rows: slice | None,
-        columns: slice | None,
+        rows: Part,
+        columns: Part,
         dtype: torch.dtype,
     ) -> Tensor:
         """Read rows of heads and undo the converter's order."""
@@ -204,9 +197,7 @@ def _read_blocks(
     return blocks_of(kind.name, torch.from_numpy(stored)[:, part].to(device))
 
 
-def _read_part(
-    file: GGUFFile, info: GGUFTensorInfo, rows: slice | None, columns: slice | None, dtype: torch.dtype
-) -> Tensor:
+def _read_part(file: GGUFFile, info: GGUFTensorInfo, rows: Part, columns: Part, dtype: torch.dtype) -> Tensor:
     """Decode a part of a tensor, rows in the file's order."""
     if len(info.shape) == 1:
         assert columns is None, f"{info.name} has no columns"

@@ -13,71 +13,39 @@ from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_prev
 from octavo.layers.linear.grouped.dequantise import read_pair, scaled
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.tiling import PackedTiling
-from octavo.layers.moe.triton.grouped import SortedPairs
+from octavo.layers.moe.triton.sort import SortedPairs
 from octavo.layers.triton.activation import activate
 
 
-def packed_gate_up_rows(
-    x: Tensor, weight: PackedExpertWeight, by_expert: SortedPairs, activation: str, tiling: PackedTiling
-) -> Tensor:
-    """Return activation(gate) * up of every pair, sorted by expert; sums are float32.
-
-    Args:
-        x: [T, K] bfloat16 or float16; rows any stride apart, last dimension contiguous.
-        weight: [E, 2 n, K] = [gate | up], a factor for each of the two.
-        by_expert: the pairs.
-        activation: "silu", "gelu" or "gelu_tanh".
-        tiling: of a program.
-
-    Returns:
-        A new [T k, n], dtype of x: row i is that of by_expert.pairs[i].
-    """
-    out = x.new_empty(by_expert.pairs.shape[0], weight.words.shape[1] // 2)
-    _launch(x, weight, out, by_expert, activation, tiling)
-    return out
-
-
-def packed_down_rows(
-    x: Tensor, weight: PackedExpertWeight, by_expert: SortedPairs, tiling: PackedTiling
-) -> Tensor:
-    """Return the products of every pair's row, in the order of tokens; sums are float32.
-
-    Args:
-        x: [T k, n] of packed_gate_up_rows.
-        weight: [E, H, n], one factor for an expert.
-        by_expert: the pairs.
-        tiling: of a program.
-
-    Returns:
-        A new [T k, H], dtype of x: row p is that of pair p.
-    """
-    out = x.new_empty(x.shape[0], weight.words.shape[1])
-    _launch(x, weight, out, by_expert, None, tiling)
-    return out
-
-
-def _launch(
+def grouped_gemm(
     x: Tensor,
     weight: PackedExpertWeight,
-    out: Tensor,
     by_expert: SortedPairs,
     activation: str | None,
     tiling: PackedTiling,
-) -> None:
-    num_columns = out.shape[1]
-    own = tiling.columns // (1 if activation is None else 2)
+) -> Tensor:
+    """Multiply each pair's row with the weight of its expert; see grouped.grouped_gemm.
+
+    x is bfloat16 or float16, and the activation is "silu", "gelu" or "gelu_tanh". A weight [gate | up] has a
+    factor for each of the two.
+    """
+    num_experts, num_weight_rows, size = weight.shape
+    halves = 1 if activation is None else 2
+    num_columns = num_weight_rows // halves
+    out = x.new_empty(len(by_expert.pairs), num_columns)
     order = weight.order
     launch(
         _packed_kernel,
-        (-(-num_columns // own), by_expert.num_slots, weight.words.shape[0]),
+        (-(-num_columns // (tiling.columns // halves)), by_expert.num_slots, num_experts),
         *(x, weight.words, weight.pairs, weight.factors, by_expert.pairs if order is None else order, out),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
-        *(by_expert.num_chosen, weight.size, weight.bits, weight.group, order is not None, activation),
+        *(by_expert.num_chosen, size, weight.bits, weight.group, order is not None, activation),
         *(tiling.rows, tiling.columns),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **overlap_options(x),
     )
+    return out
 
 
 @triton.jit

@@ -1,0 +1,121 @@
+"""A checkpoint whose tensors have other names here, or are parts of stored ones."""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo.layers.linear.quantised import QuantisedWeight, Storage
+from octavo.models.formats.quantised_tensors import StoredTensors
+from octavo.models.weights import CPU, Part, QuantisedSource, WeightSource, missing_tensor, slice_bounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a tensor is stored: by itself, or as rows of a stored one.
+
+    Attributes:
+        name: of the stored tensor.
+        shape: of the tensor.
+        first: its first row in the stored one; None: it has all rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: int | None = None
+
+    def rows(self, part: Part) -> Part:
+        """Return the stored rows that hold a part of the tensor's."""
+        if self.first is None:
+            return part
+        start, stop = slice_bounds(part, self.shape[0])
+        return slice(self.first + start, self.first + stop)
+
+    def read(self, read: Callable[..., Tensor], rows: Part, columns: Part) -> Tensor:
+        """Read the tensor or a part of it, given a method that reads stored ones; see WeightSource.read."""
+        return read(self.name, rows=self.rows(rows), columns=columns)
+
+
+def renamed(weights: WeightSource, places: Mapping[str, Place]) -> WeightSource:
+    """Return a source that hands out tensors by the names of their places."""
+    if _are_own(places):
+        return weights
+    return (_Matrices if isinstance(weights, QuantisedSource) else _Weights)(weights, places)
+
+
+def renamed_tensors(tensors: StoredTensors, places: Mapping[str, Place]) -> StoredTensors:
+    """Return the tensors of a checkpoint by the names of their places."""
+    return tensors if _are_own(places) else _Tensors(tensors, places)
+
+
+def _are_own(places: Mapping[str, Place]) -> bool:
+    return all(here == place.name for here, place in places.items())
+
+
+class _Weights:
+    """A WeightSource over another one."""
+
+    def __init__(self, weights: WeightSource, places: Mapping[str, Place]) -> None:
+        self._weights = weights
+        self._places = places
+
+    def names(self) -> Set[str]:
+        """See WeightSource."""
+        return self._places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See WeightSource."""
+        return self._place(name).shape
+
+    def read(self, name: str, *, rows: Part = None, columns: Part = None, dtype: torch.dtype) -> Tensor:
+        """See WeightSource."""
+        return self._place(name).read(partial(self._weights.read, dtype=dtype), rows, columns)
+
+    def close(self) -> None:
+        """See WeightSource."""
+        self._weights.close()
+
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
+            raise missing_tensor("the checkpoint", name, self._places)
+        return self._places[name]
+
+
+class _Tensors(_Weights):
+    """A StoredTensors over another one."""
+
+    def __init__(self, tensors: StoredTensors, places: Mapping[str, Place]) -> None:
+        super().__init__(tensors, places)
+        self._tensors = tensors
+
+    def type_name(self, name: str) -> str:
+        """See StoredTensors."""
+        return self._tensors.type_name(self._place(name).name)
+
+    def read_stored(self, name: str, *, rows: Part = None, columns: Part = None) -> Tensor:
+        """See StoredTensors."""
+        return self._place(name).read(self._tensors.read_stored, rows, columns)
+
+
+class _Matrices(_Weights):
+    """A QuantisedSource over another one: quantised matrices are whole, or rows of a stored one."""
+
+    def __init__(self, weights: WeightSource, places: Mapping[str, Place]) -> None:
+        super().__init__(weights, places)
+        assert isinstance(weights, QuantisedSource), "a source without quantised matrices"
+        self._quantised = weights
+
+    def storage(self) -> Mapping[str, Storage]:
+        """See QuantisedSource."""
+        stored = self._quantised.storage()
+        return {here: stored[place.name] for here, place in self._places.items() if place.name in stored}
+
+    def read_quantised(
+        self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
+    ) -> QuantisedWeight:
+        """See QuantisedSource."""
+        place = self._place(name)
+        rows = place.rows(rows)
+        return self._quantised.read_quantised(place.name, rows=rows, columns=columns, device=device)
