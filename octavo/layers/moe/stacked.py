@@ -67,15 +67,15 @@ class StackedExperts:
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:
     """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
-    from octavo.layers.moe.triton import few, mxfp4_few
+    from octavo.layers.moe.triton import few, mxfp4_gemm
 
-    return mxfp4_few if isinstance(weight, Mxfp4ExpertWeight) else few
+    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else few
 
 
 def grouped_kernels(weight: AnyExpertWeight) -> ModuleType:
     """Return the module with the grouped GEMM for a form of weights."""
-    from octavo.layers.moe.triton import grouped, mxfp4_grouped, packed_grouped
+    from octavo.layers.moe.triton import grouped, mxfp4_gemm, packed_grouped
 
     if isinstance(weight, PackedExpertWeight):
         return packed_grouped
-    return mxfp4_grouped if isinstance(weight, Mxfp4ExpertWeight) else grouped
+    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else grouped

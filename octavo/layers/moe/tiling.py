@@ -14,9 +14,6 @@ AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
 # Of 1 to 4 tokens, each pair by itself.
 FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
-# The same for MXFP4: a warp loads 512 bytes, 1024 values of a row.
-MXFP4_FEW_TILING = Tiling(columns=4, depth=1024, num_warps=1)
-
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
 
@@ -46,7 +43,7 @@ class GroupedTiling:
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
-    """Tile of one program over packed experts; powers of two.
+    """Tile of one program over experts that are packed, or in MXFP4; powers of two.
 
     Attributes:
         rows: of x, 16 or more.
@@ -61,7 +58,11 @@ class PackedTiling:
     num_stages: int
 
 
-def choose_few_tiling(weight: AnyExpertWeight) -> Tiling:
+# The same for MXFP4, one row a tile.
+MXFP4_FEW_TILING = PackedTiling(16, 64, 4, 6)
+
+
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | PackedTiling:
     """Return the tiling for 1 to 4 tokens."""
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
@@ -84,8 +85,7 @@ def choose_grouped_tiling(
         # Not measured yet. The program unpacks a tile's words once for all of its rows.
         return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
-        # The weight's tile takes few bytes, but registers: tiles of 64 columns, gate and up each.
-        return GroupedTiling(rows, 64, 128, 4, 4 if rows <= 32 else 3, tma=False)
+        return PackedTiling(rows, 128, 4 if rows <= 64 else 8, 5 if rows <= 32 else 3)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
