@@ -26,7 +26,7 @@ from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_exponents
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router
 from octavo.layers.moe.stacked import StackedExperts, few_kernels, grouped_kernels
@@ -68,11 +68,10 @@ class Shape:
             return ExpertWeight(random(self.num_experts, rows, size))
         if self.form == "packed":
             return random_packed(self.num_experts, rows, size, num_parts)
-        units = torch.randint(
-            -(2**15), 2**15, (self.num_experts, rows, size // 4), dtype=torch.int16, device="cuda"
-        )
-        exponents = units.new_full((self.num_experts, rows, size // 32), 120, dtype=torch.uint8)
-        return Mxfp4ExpertWeight(units, exponents, random(self.num_experts, rows))
+        sizes = self.num_experts, num_spans(size), rows
+        words = torch.randint(-(2**31), 2**31, (*sizes, 16), device="cuda").int()
+        exponents = pack_exponents(words.new_full((1, 128), 120))[:1, :1].expand(sizes).contiguous()
+        return Mxfp4ExpertWeight(size, words, exponents, random(self.num_experts, rows))
 
 
 MODELS = {
@@ -179,11 +178,11 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> list[Tiling]:
+def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> Sequence[Tiling | PackedTiling]:
     """Tilings for 1 to 4 tokens."""
     if is_mxfp4:
-        sizes = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 4), (16, 4)]
-        return [Tiling(rows, depth, warps) for rows, warps in sizes for depth in (1024, 2048)]
+        sizes = [(8, 64, 4), (8, 128, 4), (8, 128, 8), (8, 32, 2), (8, 32, 1), (16, 64, 4), (16, 128, 4)]
+        return [PackedTiling(*size, stages) for size in sizes for stages in (4, 6, 8)]
     sizes = [(4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (2, 1024, 2), (2, 1024, 1), (4, 512, 2)]
     sizes += [(4, 2048, 4), (8, 512, 2), (2, 2048, 4), (1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
     # Gate and up of a column are neighbours in a program.
@@ -198,9 +197,9 @@ def grouped_candidates(
         sizes = itertools.product((16, 32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
         return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 64]
     if form == "mxfp4":
-        rows = (16, 32, 64) if per_expert <= 48 else (64, 128, 256)
-        sizes = itertools.product(rows, (64, 128), (64, 128, 256), (4, 8), (3, 5))
-        return [GroupedTiling(*size, tma=False) for size in sizes]
+        rows = (8, 16, 32, 64) if per_expert <= 48 else (64, 128, 256)
+        sizes = itertools.product(rows, (64, 128, 256), (4, 8), (3, 4, 6))
+        return [PackedTiling(*size) for size in sizes if 32 <= size[0] * size[1] // size[2] // 32 <= 128]
     # Rows, columns, warps and stages.
     if per_expert <= 48:
         sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
@@ -227,7 +226,7 @@ def candidates(
         by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
         return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
 
-    def few(i: int, tiling: Tiling) -> Tensor:
+    def few(i: int, tiling: Tiling | PackedTiling) -> Tensor:
         choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
         if is_gated:
             return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)

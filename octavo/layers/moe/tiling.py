@@ -43,7 +43,7 @@ class GroupedTiling:
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
-    """Tile of one program over experts that are packed, or in MXFP4; powers of two.
+    """Tile of one program over packed experts; powers of two.
 
     Attributes:
         rows: of x, 16 or more.
@@ -58,18 +58,37 @@ class PackedTiling:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class Mxfp4Tiling:
+    """Tile of one program over experts in MXFP4; powers of two.
+
+    Attributes:
+        rows: of x, 8 or more.
+        columns: rows of the weight, gate and up counted, 32 or more.
+        parts: of K that are multiplied at a time, by a warp each; or 1, then warps divide the columns.
+        num_warps: warps per program.
+        num_stages: spans that are fetched ahead, and the one that is multiplied.
+    """
+
+    rows: int
+    columns: int
+    parts: int
+    num_warps: int
+    num_stages: int
+
+
 # The same for MXFP4, one row a tile.
-MXFP4_FEW_TILING = PackedTiling(16, 64, 4, 6)
+MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 4, 4, 3)
 
 
-def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | PackedTiling:
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling:
     """Return the tiling for 1 to 4 tokens."""
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 
 def choose_grouped_tiling(
     rows_per_expert: float, weight: AnyExpertWeight, *, is_gated: bool, deterministic: bool
-) -> GroupedTiling | PackedTiling:
+) -> GroupedTiling | Mxfp4Tiling | PackedTiling:
     """Return the tiling of a grouped GEMM.
 
     Args:
@@ -85,7 +104,7 @@ def choose_grouped_tiling(
         # Not measured yet. The program unpacks a tile's words once for all of its rows.
         return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
-        return PackedTiling(rows, 128, 4 if rows <= 64 else 8, 5 if rows <= 32 else 3)
+        return Mxfp4Tiling(rows, 128, 1, 4 if rows <= 64 else 8, 4 if rows <= 32 else 3)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
