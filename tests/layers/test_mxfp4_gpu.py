@@ -16,7 +16,7 @@ from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import PackedTiling
+from octavo.layers.moe.tiling import Mxfp4Tiling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 # gpt-oss: experts (fewer than it has), chosen experts, hidden size, size of an expert.
@@ -72,19 +72,26 @@ def test_experts_of_gpt_oss(experts: StackedExperts, num_tokens: int) -> None:
             assert_as_good_as_torch(run(x, choice, residual.clone()), expected, exact.double())
 
 
-@pytest.mark.parametrize("rows_and_warps", [(16, 4), (32, 4), (64, 8), (128, 8)])
-@pytest.mark.parametrize("columns", [64, 128])
-def test_tilings_agree(experts: StackedExperts, rows_and_warps: tuple[int, int], columns: int) -> None:
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Mxfp4Tiling(8, 32, 4, 4, 3),
+        Mxfp4Tiling(8, 128, 1, 4, 4),
+        Mxfp4Tiling(16, 64, 1, 4, 3),
+        Mxfp4Tiling(32, 256, 1, 8, 3),
+        Mxfp4Tiling(128, 128, 1, 8, 3),
+    ],
+)
+def test_tilings_agree(experts: StackedExperts, tiling: Mxfp4Tiling) -> None:
     from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     choice, x = make_choice(200), rows(200)
     by_expert = sort_pairs(choice.experts, NUMBER, 2)
     results = []
-    tile_rows, num_warps = rows_and_warps
-    for tiling in (PackedTiling(64, 128, 4, 3), PackedTiling(tile_rows, columns, num_warps, 3)):
-        inner = grouped_gemm(x, experts.gate_up, by_expert, experts.activation, tiling)
-        results.append(grouped_gemm(inner, experts.down, by_expert, None, tiling))
+    for each in (Mxfp4Tiling(64, 128, 1, 4, 3), tiling):
+        inner = grouped_gemm(x, experts.gate_up, by_expert, experts.activation, each)
+        results.append(grouped_gemm(inner, experts.down, by_expert, None, each))
     torch.testing.assert_close(results[1], results[0], atol=0.3, rtol=2e-2)
 
 

@@ -11,7 +11,7 @@ from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.mxfp4.weight import BLOCK, Mxfp4Weight
 
 LARGEST_EXPONENT = 128
-"""Of MXFP4 experts on a GPU, 127 too large: kernels read numbers 2 ** 126 too small, scales so much larger."""
+"""Of MXFP4 experts on a GPU, 127 too large: kernels read scales 2 ** 126 times as large."""
 # Columns of a span: a word holds eight of them, and four exponents are a word.
 _SPAN = 4 * BLOCK
 # Exponents are stored so much larger.

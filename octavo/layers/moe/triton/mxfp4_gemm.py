@@ -78,6 +78,26 @@ def _launch(
 
 
 @triton.jit
+def _weight_rows(index, num_columns, COLUMNS: tl.constexpr, HALVES: tl.constexpr):
+    """Return the rows of a weight that a program has: of gate, then of up; or plain ones.
+
+    Those past the end repeat the last one and are not stored.
+    """
+    OWN: tl.constexpr = COLUMNS // HALVES
+    column = tl.program_id(0) * OWN + index % OWN
+    return tl.minimum(column, num_columns - 1) + index // OWN * num_columns
+
+
+@triton.jit
+def _load_span(at, first, part, SPANS: tl.constexpr, PARTS: tl.constexpr):
+    """Load what parts of K have from a span on; beyond the last one it is 0."""
+    if SPANS % PARTS == 0:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=first + part < SPANS, other=0)
+
+
+@triton.jit
 def _add_product(total, weight, x, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
     """Add the products of parts of K, weight [P C, SPAN] and x [P R, SPAN], to [C, R], or to [P, C, R]."""
     if PARTS == 1:
@@ -88,30 +108,44 @@ def _add_product(total, weight, x, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
         return tl.dot(weight, x, total, input_precision="ieee")
 
 
+@triton.jit
+def _sum_spans(
+    x_at, is_row, words_at, exponents_at, num_weight_rows, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Return the products of an expert's tile and a tile of rows, [COLUMNS, ROWS] float32."""
+    SPANS: tl.constexpr = (SIZE + SPAN - 1) // SPAN
+    part = tl.arange(0, PARTS * COLUMNS) // COLUMNS
+    k = (tl.arange(0, PARTS * ROWS) // ROWS * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    words_at += (part * num_weight_rows * 16)[:, None] + tl.arange(0, 16)[None, :]
+    exponents_at += part * num_weight_rows
+    total = tl.zeros([COLUMNS, ROWS] if PARTS == 1 else [PARTS, COLUMNS, ROWS], tl.float32)
+    for span in tl.range(0, SPANS, PARTS, num_stages=STAGES):
+        words = _load_span(words_at + span * num_weight_rows * 16, span, part[:, None], SPANS, PARTS)
+        exponents = _load_span(exponents_at + span * num_weight_rows, span, part, SPANS, PARTS)
+        x = tl.load(x_at + k + span * SPAN, mask=is_row & (span * SPAN + k < SIZE), other=0.0)
+        total = _add_product(total, unpacked(words, exponents, x.dtype), x, PARTS, COLUMNS)
+    return total if PARTS == 1 else tl.sum(total, axis=0)
+
+
 @triton.jit(do_not_specialize=["num_slots"])
 def _mxfp4_kernel(
     x_ptr, words_ptr, exponents_ptr, bias_ptr, out_ptr, pairs_ptr, starts_ptr,
-    num_columns, stride_x, num_slots, NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    num_columns, stride_x, num_slots,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of columns, slots, E), or (tiles of columns, 1, pairs) without pairs_ptr.
 
     With an activation x has tokens' rows, else pairs' rows; the first half of a program's rows of the weight
-    is gate then, the other one up. PARTS spans are multiplied at a time: by a warp each, unless there is one.
+    is gate then, the other one up.
     """
-    SPANS: tl.constexpr = (SIZE + SPAN - 1) // SPAN
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     OWN: tl.constexpr = COLUMNS // HALVES
     start_next(OVERLAP)
     num_weight_rows = num_columns * HALVES
-    index = tl.arange(0, PARTS * COLUMNS)
-    own = index % COLUMNS
-    # Columns past the end repeat the last one and are not stored.
-    weight_row = tl.minimum(tl.program_id(0) * OWN + own % OWN, num_columns - 1) + own // OWN * num_columns
-    row_in_spans = index // COLUMNS * num_weight_rows + weight_row
-    word = tl.arange(0, 16)
-    row = tl.arange(0, PARTS * ROWS)
-    k = row[:, None] // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
+    weight_row = _weight_rows(tl.arange(0, PARTS * COLUMNS) % COLUMNS, num_columns, COLUMNS, HALVES)
     wait_for_previous(OVERLAP)
     if pairs_ptr is None:
         first = tl.program_id(2)
@@ -121,41 +155,34 @@ def _mxfp4_kernel(
         expert = tl.program_id(2).to(tl.int64)
         first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
         end = tl.load(starts_ptr + expert + 1)
-    exponents_at = exponents_ptr + expert * SPANS * num_weight_rows + row_in_spans
-    words_at = words_ptr + expert * SPANS * num_weight_rows * 16 + row_in_spans[:, None] * 16 + word[None, :]
+    first_row = expert * ((SIZE + SPAN - 1) // SPAN) * num_weight_rows
+    words_at = words_ptr + first_row * 16 + weight_row[:, None] * 16
     for tile in range(first, end, num_slots * ROWS):
-        x_row = tile + row % ROWS
+        x_row = tile + tl.arange(0, PARTS * ROWS) % ROWS
         is_row = (x_row < end)[:, None]
         if ACTIVATION is not None:
             if pairs_ptr is not None:
                 x_row = tl.load(pairs_ptr + x_row, mask=x_row < end, other=0)
             x_row //= NUM_CHOSEN
-        x_at = x_ptr + x_row.to(tl.int64)[:, None] * stride_x + k
-        total = tl.zeros([COLUMNS, ROWS] if PARTS == 1 else [PARTS, COLUMNS, ROWS], tl.float32)
-        for span in tl.range(0, SPANS, PARTS, num_stages=STAGES):
-            if SPANS % PARTS == 0:
-                words = tl.load(words_at + span * num_weight_rows * 16)
-                exponents = tl.load(exponents_at + span * num_weight_rows)
-            else:
-                is_span = span + index // COLUMNS < SPANS
-                words = tl.load(words_at + span * num_weight_rows * 16, mask=is_span[:, None], other=0)
-                exponents = tl.load(exponents_at + span * num_weight_rows, mask=is_span, other=0)
-            x = tl.load(x_at + span * SPAN, mask=is_row & (span * SPAN + k < SIZE), other=0.0)
-            total = _add_product(total, unpacked(words, exponents, x.dtype), x, PARTS, COLUMNS)
-        if PARTS > 1:
-            total = tl.sum(total, axis=0)
+        total = _sum_spans(
+            x_ptr + x_row.to(tl.int64)[:, None] * stride_x, is_row,
+            words_at, exponents_ptr + first_row + weight_row, num_weight_rows,
+            SIZE, ROWS, COLUMNS, PARTS, STAGES,
+        )  # fmt: skip
         if bias_ptr is not None:
-            own_row = tl.arange(0, COLUMNS)
-            own_row = tl.minimum(tl.program_id(0) * OWN + own_row % OWN, num_columns - 1) + own_row // OWN * num_columns
+            own_row = _weight_rows(tl.arange(0, COLUMNS), num_columns, COLUMNS, HALVES)
             total += tl.load(bias_ptr + expert * num_weight_rows + own_row).to(tl.float32)[:, None]
         if HALVES == 2:
             gate, up = tl.split(tl.permute(tl.reshape(total, [2, OWN, ROWS]), (1, 2, 0)))
             total = gate_and_up(gate, up, ACTIVATION)
         out_row = tile + tl.arange(0, ROWS)
-        is_out = out_row < end
+        is_out = (out_row < end)[:, None]
         if ACTIVATION is None and pairs_ptr is not None:
-            out_row = tl.load(pairs_ptr + out_row, mask=is_out, other=0)
+            out_row = tl.load(pairs_ptr + out_row, mask=out_row < end, other=0)
         column = tl.program_id(0) * OWN + tl.arange(0, OWN)
         out_at = out_ptr + out_row.to(tl.int64)[:, None] * num_columns + column[None, :]
-        inside = is_out[:, None] & (column < num_columns)[None, :]
-        tl.store(out_at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            out_at,
+            tl.trans(total).to(out_ptr.dtype.element_ty),
+            mask=is_out & (column < num_columns)[None, :],
+        )
