@@ -50,7 +50,7 @@ def grouped_gemm(
 
 @triton.constexpr_function
 def _scale_asm(shift):
-    """PTX for two numbers of 4 bits in a register of bfloat16: q + 128, q - 8, and that times scale plus low."""
+    """Return PTX for two numbers of 4 bits as bfloat16: q + 128, then q - 8, then that times $2 plus $3."""
     # 0xEA: (a and b) or c.
     return (
         f"{{ .reg .b32 bits, one, offset; shr.u32 bits, $1, {shift};"
@@ -64,16 +64,17 @@ def _scale_asm(shift):
 def _values(words, PLANE: tl.constexpr, scale, low, BITS: tl.constexpr, DTYPE: tl.constexpr):
     """Return a plane of words [C, n] in a dtype, with what read_pair returned.
 
-    4 bits become bfloat16 two at a time; scales and minimums are rounded then.
+    4 bits become bfloat16 two at a time: then scales and minimums are rounded, too.
     """
     if BITS == 4 and DTYPE.is_bf16():
         half = (words if PLANE < 4 else words >> 16).to(tl.int16)
         step = scale / 16
-        least = (low + scale + 8 * step).to(DTYPE)
+        # The weight of q = 8: bfloat16 holds small steps from there well.
+        middle = (low + scale + 8 * step).to(DTYPE)
         return tl.inline_asm_elementwise(
             _scale_asm(PLANE % 4 * 4),
             "=r,r,r,r",
-            [half, tl.broadcast_to(step.to(DTYPE), half.shape), tl.broadcast_to(least, half.shape)],
+            [half, tl.broadcast_to(step.to(DTYPE), half.shape), tl.broadcast_to(middle, half.shape)],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=2,
