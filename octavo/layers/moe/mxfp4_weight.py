@@ -101,7 +101,8 @@ def pack_exponents(exponents: Tensor) -> Tensor:
     A byte for each block of a span, the first one in the lowest bits: 126 more than the exponent.
     """
     moved = pad(exponents.int() + _OFFSET, (0, -exponents.shape[1] % 4)).unflatten(1, (-1, 4))
-    return sum(moved[..., block] << 8 * block for block in range(4)).T
+    shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=moved.device)
+    return (moved << shifts).sum(2, dtype=torch.int32).T
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
