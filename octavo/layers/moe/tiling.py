@@ -77,8 +77,8 @@ class Mxfp4Tiling:
     num_stages: int
 
 
-# The same for MXFP4, one row a tile.
-MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 4, 4, 3)
+# For 1 to 4 tokens and MXFP4: two warps of a program share K.
+MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
 
 
 def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling:
@@ -104,7 +104,7 @@ def choose_grouped_tiling(
         # Not measured yet. The program unpacks a tile's words once for all of its rows.
         return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
-        return Mxfp4Tiling(rows, 128, 1, 4 if rows <= 64 else 8, 4 if rows <= 32 else 3)
+        return _mxfp4_tiling(8 if rows_per_expert <= 4 and not deterministic else rows, weight)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
@@ -119,6 +119,14 @@ def choose_grouped_tiling(
         return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
     # Three stages leave room for two programs on an SM.
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
+
+
+def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
+    """Return the tiling for tiles of so many rows."""
+    if rows < 128 or nvidia_generation(weight.words.device) < 9:
+        # Other GPUs have less memory in an SM.
+        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3)
+    return Mxfp4Tiling(rows, 128, 1, 8, 3)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:
