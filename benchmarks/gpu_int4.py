@@ -30,7 +30,7 @@ from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, SomeTiling
+from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, MediumTiling
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import QuantisedWeight
@@ -143,7 +143,7 @@ def entry(model: str, shape: str, num_rows: int, kind: str, bound: float, us: fl
     }
 
 
-def tilings(num_rows: int) -> list[FewTiling | SomeTiling]:
+def tilings(num_rows: int) -> list[FewTiling | MediumTiling]:
     """Return tilings to be compared."""
     if num_rows <= FEW_MAX_ROWS:
         sizes = [
@@ -160,11 +160,11 @@ def tilings(num_rows: int) -> list[FewTiling | SomeTiling]:
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     forms = [(64, 4, 2, 1), (64, 4, 2, 2), (64, 4, 2, 4), (64, 4, 2, 8), (64, 4, 3, 2)]
     forms += [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 2, 4), (128, 4, 2, 2)]
-    return [SomeTiling(rows, *form) for form in forms]
+    return [MediumTiling(rows, *form) for form in forms]
 
 
 def call(
-    x: Tensor, residual: Tensor | None, norm: Tensor | None, shape: Shape, tiling: FewTiling | SomeTiling
+    x: Tensor, residual: Tensor | None, norm: Tensor | None, shape: Shape, tiling: FewTiling | MediumTiling
 ) -> Callable[[GroupedWeight], Tensor]:
     """Return the product of x by a tiling, with what is fused."""
     if isinstance(tiling, FewTiling):
@@ -173,9 +173,9 @@ def call(
         return lambda weight: few_linear(
             x, weight, norm_weight=norm, activation=shape.activation, residual=residual, tiling=tiling
         )
-    from octavo.layers.linear.grouped.some import some_linear
+    from octavo.layers.linear.grouped.medium import medium_linear
 
-    return lambda weight: some_linear(
+    return lambda weight: medium_linear(
         x, weight, activation=shape.activation, residual=residual, tiling=tiling
     )
 

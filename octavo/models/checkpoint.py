@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -60,10 +59,10 @@ class Checkpoint:
     def __init__(
         self,
         weights: WeightSource,
-        *,
+        quantised: Mapping[str, Storage],
         dtype: torch.dtype,
         device: torch.device,
-        quantised: Mapping[str, Storage] = MappingProxyType({}),
+        *,
         num_tensors: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -71,9 +70,9 @@ class Checkpoint:
 
         Args:
             weights: the source; closed by its owner.
+            quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             dtype: type of tensors read.
             device: where they go.
-            quantised: the matrices that stay quantised, by name; see storage.kept_storage.
             num_tensors: how many will be read in all.
             progress: called with (tensors read, num_tensors) after each.
         """

@@ -9,10 +9,11 @@ from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
 from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, check_scheme, read_experts
+from octavo.models.families.family import Family
+from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
+from octavo.models.families.registry import find_family
+from octavo.models.families.ropes import read_ropes
 from octavo.models.formats.schemes import read_scheme
-from octavo.models.layer_fields import read_layer_ropes, read_layer_types, read_windows
-from octavo.models.registry import Family, find_family
-from octavo.models.rope_fields import read_ropes
 
 _ACTIVATIONS = {
     "silu": "silu",

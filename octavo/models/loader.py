@@ -8,14 +8,13 @@
 A tensor that only a new family has needs its shape in `parameters` and its layer in `builder`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
-from octavo.layers.linear.quantised import Storage
 from octavo.layers.stack import make_stack
 from octavo.models.builder import Builder, return_freed_memory
 from octavo.models.checkpoint import Checkpoint, check_tensors
@@ -65,28 +64,18 @@ def load_decoder(
         WeightsError: tensors are missing, unexpected or of the wrong shape.
         ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
     """
-    if deterministic and quantization in ("int8", "fp8"):
-        raise ConfigError(
-            f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
-        )
-    if deterministic and parallel.size > 1 and config.has_wide_qk_norm:
-        raise ConfigError(
-            f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
-            "queries spans the heads of all ranks; use deterministic=False"
-        )
+    if deterministic:
+        _check_deterministic(config, quantization, parallel)
+    device = torch.device(device)
     has_biases = config.experts is not None and config.experts.has_bias
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
-    kept = _check(weights, config, quantization, torch.device(device), dtype, deterministic)
-    checkpoint = Checkpoint(
-        weights,
-        dtype=dtype,
-        device=torch.device(device),
-        quantised=kept,
-        num_tensors=len(parameter_shapes(config)),
-        progress=progress,
-    )
+    shapes = parameter_shapes(config)
+    check_tensors(weights, shapes, optional=kv_scale_names(config))
+    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
+    kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
+    checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=len(shapes), progress=progress)
     builder = Builder(config, checkpoint, parallel, quantization, deterministic)
-    with _one_thread() if kept and torch.device(device).type == "cpu" else nullcontext():
+    with _one_thread() if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
         stack = make_stack([(layer.attention, layer.feed_forward) for layer in layers])
@@ -104,24 +93,21 @@ def load_decoder(
         stack=stack,
         parallel=parallel,
     )
-    if torch.device(device).type == "cpu":
+    if device.type == "cpu":
         return_freed_memory()
     return decoder
 
 
-def _check(
-    weights: WeightSource,
-    config: ModelConfig,
-    quantization: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    deterministic: bool,
-) -> Mapping[str, Storage]:
-    """Check that a checkpoint is the network's, and return the matrices that stay quantised."""
-    shapes = parameter_shapes(config)
-    check_tensors(weights, shapes, optional=kv_scale_names(config))
-    stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
-    return kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
+def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
+    if quantization in ("int8", "fp8"):
+        raise ConfigError(
+            f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
+        )
+    if parallel.size > 1 and config.has_wide_qk_norm:
+        raise ConfigError(
+            f"deterministic=True runs {config.architecture} on one rank, got {parallel.size}: its norm of "
+            "queries spans the heads of all ranks; use deterministic=False"
+        )
 
 
 @contextmanager
@@ -139,6 +125,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _ropes(config: ModelConfig, max_model_len: int, device: torch.device | str) -> tuple[Rotary, ...]:
+def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:
     tables = (inverse_frequencies(rope, config.head_dim, max_model_len) for rope in config.ropes)
     return tuple(Rotary(frequencies.to(device), factor) for frequencies, factor in tables)

@@ -25,15 +25,12 @@ def kept_storage(
     dtype: torch.dtype,
     deterministic: bool = False,
 ) -> Mapping[str, Storage]:
-    """Return the matrices that stay quantised, by name; the others become numbers of dtype.
+    """Return the matrices that stay quantised, by name; the others are dequantised.
 
     Args:
         names: of all tensors of the network.
         stored: how the checkpoint stores matrices; see QuantisedSource.
-        quantization: as users choose it.
-        device: of the weights.
-        dtype: of activations.
-        deterministic: see load_decoder.
+        quantization, device, dtype, deterministic: see load_decoder.
 
     Raises:
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
@@ -67,14 +64,14 @@ def _is_expert(name: str) -> bool:
 def _check_experts(stored: Mapping[str, Storage], device: torch.device, dtype: torch.dtype) -> None:
     """Refuse experts that a GPU's kernels, which stack them, cannot multiply as they are stored.
 
-    As numbers of dtype, a model whose size is mostly that of its experts would take a multiple of its bytes.
+    Dequantised, a model whose size is mostly that of its experts would take a multiple of its bytes.
     """
     for name, storage in stored.items():
         reason = unstackable_reason(storage.kind, device, dtype) if _is_expert(name) else None
         if reason is not None:
             raise ConfigError(
                 f'{name} cannot be multiplied as {storage.kind}: {reason}; use quantization="none", which '
-                "makes numbers of dtype of all weights"
+                "dequantises all weights"
             )
 
 

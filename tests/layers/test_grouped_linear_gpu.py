@@ -9,7 +9,7 @@ from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
 from octavo.layers.linear.choice import make_quantised_linear
-from octavo.layers.linear.grouped.tiling import FewTiling, SomeTiling
+from octavo.layers.linear.grouped.tiling import FewTiling, MediumTiling
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
@@ -71,27 +71,27 @@ def test_few_rows_in_any_tiling(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("num_rows", [1, 17, 64, 100, 256, 300])
-def test_some_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
-    from octavo.layers.linear.grouped.some import some_linear
+def test_medium_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
+    from octavo.layers.linear.grouped.medium import medium_linear
 
     weight = packed(random_blocks(1536, 4096, bits=bits, group=group), "cuda")
     x = random(num_rows, 4096, device="cuda", dtype=dtype)
     with poisoned_memory():
-        got = some_linear(x, weight)
+        got = medium_linear(x, weight)
     assert_as_good_as_torch(got, *both_ways(x, weight))
 
 
 @pytest.mark.parametrize("names", FUSED)
-@pytest.mark.parametrize("tiling", [None, SomeTiling(16, 64, 4, 4), SomeTiling(64, 128, 8, 3)])
-def test_what_some_rows_fuse(names: list[str], tiling: SomeTiling | None) -> None:
-    from octavo.layers.linear.grouped.some import some_linear
+@pytest.mark.parametrize("tiling", [None, MediumTiling(16, 64, 4, 4), MediumTiling(64, 128, 8, 3)])
+def test_what_medium_rows_fuse(names: list[str], tiling: MediumTiling | None) -> None:
+    from octavo.layers.linear.grouped.medium import medium_linear
 
     weight = packed(random_blocks(1030, 320, group=64), "cuda")
     x = random(37, 320, device="cuda", dtype=torch.bfloat16)
     options = options_of(names, 37, 1030, 320, "cuda", torch.bfloat16)
     plain, exact = both_ways(x, weight, **options)
     with poisoned_memory():
-        got = some_linear(x, weight, **options, tiling=tiling)
+        got = medium_linear(x, weight, **options, tiling=tiling)
     assert_as_good_as_torch(got, plain, exact)
 
 

@@ -2,10 +2,17 @@
 
 import pytest
 import torch
+from overlap_cases import check_overlap, random
 from torch import Tensor
-from triton_layer_cases import ACTIVATIONS, EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory
+from triton_layer_cases import (
+    ACTIVATIONS,
+    EPS,
+    HAS_GPU,
+    assert_as_good_as_torch,
+    plain_linear,
+    poisoned_memory,
+)
 
-from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
 from octavo.layers.linear.choice import choose_gemm
@@ -18,10 +25,6 @@ IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
 
 
-def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
-    return (torch.randn(*sizes, device="cuda") * scale).to(dtype)
-
-
 def check(x: Tensor, weight: Tensor, tiling: HopperTiling | None = None, **options) -> None:
     """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
     residual = options.get("residual")
@@ -29,29 +32,9 @@ def check(x: Tensor, weight: Tensor, tiling: HopperTiling | None = None, **optio
     with poisoned_memory():
         got = hopper_linear.hopper_linear(x, weight, tiling=tiling, **given)
     assert (got is given.get("residual")) == (residual is not None)
-    assert_as_good_as_torch(got, plain(x, weight, **options), plain(x, weight, double=True, **options))
-
-
-def plain(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    double: bool = False,
-) -> Tensor:
-    """The specification, each step in the dtype of x or in float64."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.double() if double else tensor
-
-    out = cast(x) @ cast(weight).T
-    if bias is not None:
-        out = out + cast(bias)
-    if activation is not None:
-        gate, up = out.chunk(2, -1)
-        out = ACTIVATIONS[activation](gate) * up
-    return out if residual is None else cast(residual) + out
+    assert_as_good_as_torch(
+        got, plain_linear(x, weight, **options), plain_linear(x.double(), weight, **options)
+    )
 
 
 @pytest.mark.parametrize("num_rows", [5, 8, 16, 31, 37, 64, 100, 129, 192, 255, 256])
@@ -160,19 +143,4 @@ class Layers:
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layers = Layers(num_rows)
-    monkeypatch.setattr(triton_launch, "OVERLAP", False)
-    layers.run()
-    expected = layers.hidden.clone()
-    assert expected.isfinite().all()
-    monkeypatch.setattr(triton_launch, "OVERLAP", True)
-    layers.run()
-    assert torch.equal(layers.hidden, expected)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        layers.run()
-    for _ in range(50):
-        layers.hidden.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(layers.hidden, expected)
+    check_overlap(Layers(num_rows), monkeypatch)

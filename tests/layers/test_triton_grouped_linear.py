@@ -13,7 +13,7 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.grouped.tiling import SomeTiling, choose_grouped_gemm, choose_some_tiling
+from octavo.layers.linear.grouped.tiling import MediumTiling, choose_grouped_gemm, choose_medium_tiling
 from octavo.layers.linear.grouped.weight import GroupedWeight, group_of
 
 pytestmark = ignores_overflow
@@ -22,7 +22,7 @@ FORMS = [(4, 32), (4, 64), (4, 128), (4, 96), (8, 16), (8, 32), (8, 384)]
 places = pytest.mark.parametrize(
     ("device", "dtype"), [place for place in PLACES if place.values[1] != torch.float32]
 )
-TILING = SomeTiling(16, 16, 1, 2)
+TILING = MediumTiling(16, 16, 1, 2)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
@@ -58,10 +58,10 @@ def test_groups_that_cannot_be_packed() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
 def test_numbers_of_rows_choose_the_product() -> None:
     assert [choose_grouped_gemm(rows) for rows in (1, 16)] == ["few", "few"]
-    assert choose_grouped_gemm(17) == "some"
+    assert choose_grouped_gemm(17) == "medium"
     assert choose_grouped_gemm(8192) == "plain"
     for rows, weight_rows in ((1, 64), (17, 4096), (300, 24576)):
-        tiling = choose_some_tiling(rows, weight_rows)
+        tiling = choose_medium_tiling(rows, weight_rows)
         assert all(value & value - 1 == 0 for value in (tiling.rows, tiling.columns, tiling.num_splits))
 
 
@@ -71,10 +71,10 @@ def test_product(device: str, dtype: torch.dtype, bits: int, group: int) -> None
     weight = packed(random_blocks(37, 384, bits=bits, group=group), device)
     # Rows of a wider tensor.
     x = random(5, 387, device=device, dtype=dtype)[:, :384]
-    from octavo.layers.linear.grouped.some import some_linear
+    from octavo.layers.linear.grouped.medium import medium_linear
 
     with poisoned_memory():
-        got = some_linear(x, weight, tiling=TILING)
+        got = medium_linear(x, weight, tiling=TILING)
     assert_as_good_as_torch(got, *both_ways(x, weight))
 
 
@@ -82,14 +82,14 @@ def test_product(device: str, dtype: torch.dtype, bits: int, group: int) -> None
 @pytest.mark.parametrize("num_splits", [1, 2])
 @pytest.mark.parametrize("names", [["gelu", "bias"], ["residual", "bias"]])
 def test_what_is_fused(device: str, dtype: torch.dtype, names: list[str], num_splits: int) -> None:
-    from octavo.layers.linear.grouped.some import some_linear
+    from octavo.layers.linear.grouped.medium import medium_linear
 
     weight = packed(random_blocks(42, 576, group=64), device)
     x = random(18, 576, device=device, dtype=dtype)
     options = options_of(names, 18, 42, 576, device, dtype)
     plain, exact = both_ways(x, weight, **options)
     with poisoned_memory():
-        got = some_linear(x, weight, **options, tiling=SomeTiling(16, 32, 1, 2, num_splits))
+        got = medium_linear(x, weight, **options, tiling=MediumTiling(16, 32, 1, 2, num_splits))
     assert_as_good_as_torch(got, plain, exact)
 
 
@@ -106,16 +106,16 @@ def test_dequantised(device: str, dtype: torch.dtype, bits: int, group: int) -> 
 
 @places
 def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
-    from octavo.layers.linear.grouped.some import some_linear
+    from octavo.layers.linear.grouped.medium import medium_linear
 
     weight = packed(random_blocks(32, 64), device)
     x = random(3, 64, device=device, dtype=dtype)
     with pytest.raises(InvalidArgumentError, match=r"x must be \[M, 64\]"):
-        some_linear(x[:, :32], weight)
+        medium_linear(x[:, :32], weight)
     with pytest.raises(InvalidArgumentError, match="x must be float16 or bfloat16"):
-        some_linear(x.float(), weight)
+        medium_linear(x.float(), weight)
     with pytest.raises(InvalidArgumentError, match=r"bias must be contiguous \[32\]"):
-        some_linear(x, weight, x[0])
+        medium_linear(x, weight, x[0])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it compiles")

@@ -2,17 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
-from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, plain_norm
-
-from octavo.gpu import launch as triton_launch
+from overlap_cases import check_overlap, random
+from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, plain_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
-EPS = 1e-6
-
-
-def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
-    return (torch.randn(*sizes, device="cuda") * scale).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -61,19 +54,4 @@ class FeedForwards:
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chain = FeedForwards(num_rows)
-    monkeypatch.setattr(triton_launch, "OVERLAP", False)
-    chain.run()
-    expected = chain.hidden.clone()
-    assert expected.isfinite().all()
-    monkeypatch.setattr(triton_launch, "OVERLAP", True)
-    chain.run()
-    assert torch.equal(chain.hidden, expected)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain.run()
-    for _ in range(50):
-        chain.hidden.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(chain.hidden, expected)
+    check_overlap(FeedForwards(num_rows), monkeypatch)

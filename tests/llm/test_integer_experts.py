@@ -172,7 +172,8 @@ def test_a_model_on_a_gpu(tmp_path: Path, name: str) -> None:
         found = [llm.score(each, continuations) for each in (prefix, list(range(90)) * 4)]
         assert llm.stats.late_work == LateWork(0, 0, 0)
         experts = llm.engine.runner.decoder.layers[1].feed_forward.experts  # type: ignore[attr-defined]
-        assert isinstance(experts, PackedExperts) == (not options)
+        assert isinstance(experts, StackedExperts)
+        assert isinstance(experts.gate_up, PackedExpertWeight) == (not options)
         return torch.tensor([part.token_logprobs for parts in found for part in parts])
 
     exact = logprobs(write(tmp_path / "meant", meant, QWEN))

@@ -5,7 +5,7 @@
     packed      MKL            packed
     int8        oneDNN         int8
     blocks      C              blocks, block_weight, layers/cpu/{blocks,dots}.c
-    grouped     Gluon, Triton  grouped/
+    grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
     skinny      Triton         skinny, skinny_tiling
     hopper      Gluon          hopper/

@@ -8,7 +8,7 @@
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
-    each product of a plain layer on a GPU with Triton, by the rows M of x
+    each GEMM of a plain layer on a GPU with Triton, by the rows M of x
       1 to 4                      skinny: fuses norm, activation and residual sum
       5 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
       others                      plain
@@ -177,7 +177,7 @@ def has_fused_gemms(linear: Linear) -> TypeGuard[PlainLinear]:
 
 
 def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
-    """Return the GEMM for one product x W^T. Called per layer and step: costs about a microsecond.
+    """Return the GEMM for x W^T. Called per layer and step: costs about a microsecond.
 
     Args:
         x: [M, K], or a tensor of the same shape and layout.

@@ -1,8 +1,8 @@
-"""Linear layers that make numbers of a quantised weight in each product, in PyTorch on any device.
+"""Linear layers that dequantise their weight in each GEMM, in PyTorch on any device.
 
     y = x W^T + b, W in the dtype of x
 
-Activations are not quantised. Each call makes some rows at a time: it saves memory, not time.
+Activations are not quantised. Each call dequantises some rows at a time, which saves memory, not time.
 """
 
 from typing import Protocol
@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from octavo.layers.linear.quantised import QuantisedWeight
 
-# Numbers of a weight that are made at a time: 4 MiB in float32.
+# Values dequantised at a time: 4 MiB in float32.
 _CHUNK = 2**20
 
 

@@ -44,7 +44,7 @@ FLOAT32_TILING = InvariantTiling(64, 32, 16, 4, 2)
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
-    """Return why a weight's products cannot be row-invariant here, or None if they can."""
+    """Return why the GEMM with a weight cannot be row-invariant here, or None if they can."""
     if has_triton(weight):
         return None
     return (

@@ -44,7 +44,7 @@ def check_vector(name: str, vector: Tensor, size: int) -> None:
 
 
 def make_result(x: Tensor, num_weight_rows: int, activation: str | None, residual: Tensor | None) -> Tensor:
-    """Return the tensor that the product of x [M, K] and a weight of N rows is written to.
+    """Return the tensor that the GEMM of x [M, K] and a weight of N rows writes.
 
     Returns:
         residual, or a new contiguous [M, N], with an activation [M, N / 2], dtype of x.

@@ -43,7 +43,7 @@ class Tiling:
 
 @cache
 def choose_tiling(num_rows: int, num_weight_rows: int, size: int, dtype: torch.dtype) -> Tiling:
-    """Return the tiling for a product of M rows and a weight [num_weight_rows, size].
+    """Return the tiling for the GEMM of M rows and a weight [num_weight_rows, size].
 
     Args:
         num_rows: M, 1 to MAX_ROWS.

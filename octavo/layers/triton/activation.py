@@ -44,16 +44,10 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
     num_rows, size = shape[0], shape[1] // 2
     out = gate_up.new_empty(num_rows, size)
     if num_rows and size:
-        grid = (num_rows, -(-size // _BLOCK))
         launch(
             _gated_activation_kernel,
-            grid,
-            gate_up,
-            out,
-            gate_up.stride(0),
-            size,
-            NAME=name,
-            BLOCK=_BLOCK,
+            (num_rows, -(-size // _BLOCK)),
+            *(gate_up, out, gate_up.stride(0), size, name, _BLOCK),
             **overlap_options(gate_up),
         )
     return out

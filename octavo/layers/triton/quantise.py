@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
-from octavo.layers.triton.stream import add_to_stream, inverse_rms
+from octavo.layers.triton.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
 _VALUES_PER_WARP = 512
@@ -91,9 +91,7 @@ def _quantise_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < size
     wait_for_previous(OVERLAP)
-    x = tl.load(x_ptr + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x = add_to_stream(x, residual_ptr + row * stride_residual + column, inside)
+    x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD)
     if NORM:
         normed = x * inverse_rms(x, size, eps)
         x = normed * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)

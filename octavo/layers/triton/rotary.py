@@ -160,6 +160,18 @@ def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: t
 
 
 @triton.jit
+def _store_heads(
+    cache_ptr, slot, block_size, stride_block, stride_token, stride_head, head, is_own,
+    first, second, scale_ptr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Divide a token's own heads by their scales, if there are any, and store them in a slot of a cache."""
+    row_at = cache_ptr + slot // block_size * stride_block + slot % block_size * stride_token
+    first = scale_down(first, scale_ptr, head, is_own)
+    second = scale_down(second, scale_ptr, head, is_own)
+    _store_pairs(row_at + head * stride_head, is_own, first, second, HEAD_DIM, PAIRS)
+
+
+@triton.jit
 def _rotate_and_store_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
     norm_weight_ptr, k_scale_ptr, v_scale_ptr, eps, block_size, stride_qkv,
@@ -197,25 +209,13 @@ def _rotate_and_store_kernel(
     _store_pairs(row_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
-        block = slot // block_size
-        offset = slot % block_size
-        is_k = is_rotated & (head >= NUM_HEADS)
-        k_at = (
-            k_cache_ptr
-            + block * stride_k_block
-            + offset * stride_k_token
-            + (head - NUM_HEADS) * stride_k_head
-        )
-        k_first = scale_down(rotated_first, k_scale_ptr, head - NUM_HEADS, is_k)
-        k_second = scale_down(rotated_second, k_scale_ptr, head - NUM_HEADS, is_k)
-        _store_pairs(k_at, is_k, k_first, k_second, HEAD_DIM, PAIRS)
-        is_v = (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS)
-        v_at = (
-            v_cache_ptr
-            + block * stride_v_block
-            + offset * stride_v_token
-            + (head - NUM_ROTATED) * stride_v_head
-        )
-        v_first = scale_down(rotated_first, v_scale_ptr, head - NUM_ROTATED, is_v)
-        v_second = scale_down(rotated_second, v_scale_ptr, head - NUM_ROTATED, is_v)
-        _store_pairs(v_at, is_v, v_first, v_second, HEAD_DIM, PAIRS)
+        _store_heads(
+            k_cache_ptr, slot, block_size, stride_k_block, stride_k_token, stride_k_head,
+            head - NUM_HEADS, is_rotated & (head >= NUM_HEADS),
+            rotated_first, rotated_second, k_scale_ptr, HEAD_DIM, PAIRS,
+        )  # fmt: skip
+        _store_heads(
+            v_cache_ptr, slot, block_size, stride_v_block, stride_v_token, stride_v_head,
+            head - NUM_ROTATED, (head >= NUM_ROTATED) & (head < NUM_ROTATED + NUM_KV_HEADS),
+            rotated_first, rotated_second, v_scale_ptr, HEAD_DIM, PAIRS,
+        )  # fmt: skip

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from octavo.errors import FileFormatError, UnsupportedModelError
 from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
+from octavo.models.families.family import ExpertFamily, Family
 from octavo.models.formats.mxfp4 import Mxfp4Scheme
 from octavo.models.formats.schemes import Scheme
-from octavo.models.registry import ExpertFamily, Family
 from octavo.parallel import TensorParallel, shard_blocks, shard_range
 
 # transformers 5 writes the second where some families' models on the hub have the first.

@@ -13,7 +13,7 @@ from octavo.models.weights import Part, slice_bounds
 
 WORD = "I32"
 FLOATS = frozenset({"F16", "BF16", "F32"})
-# Numbers that are unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
+# Values unpacked at a time. Rows of a chunk are neighbours in a word, or read by whole lines.
 _CHUNK = 2**21
 _FEWEST_ROWS = 64
 

@@ -9,7 +9,7 @@ from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
-DESCRIPTION = "dequantised in each product, by PyTorch"
+DESCRIPTION = "dequantised in each GEMM, by PyTorch"
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -108,7 +108,7 @@ def _has_blockwise(device: torch.device) -> bool:
 
 @cache
 def choose_tiling(num_rows: int, num_weight_rows: int, size: int) -> Float8Tiling:
-    """Return the tiling for a product of M float8 rows and a weight [num_weight_rows, size].
+    """Return the tiling for the GEMM of M float8 rows and a weight [num_weight_rows, size].
 
     Args:
         num_rows: M.

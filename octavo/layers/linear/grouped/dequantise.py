@@ -1,4 +1,4 @@
-"""A packed weight as a matrix of floats, for products of many rows; imported only where Triton runs."""
+"""Dequantises a packed weight, for GEMMs with many rows; imported only where Triton runs."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
-"""The product of up to 16 rows and a packed weight, y = epilogue(prologue(x) W^T), where Triton runs.
+"""The skinny GEMM with a packed weight, 1 to 16 rows: y = epilogue(prologue(x) W^T); only where Triton runs.
 
-See few_kernel, which is for NVIDIA GPUs only. Integers are multiplied as they are, and groups scaled in
-float32. A row's result depends on its own values, the tiling and the number of rows, never on the other rows.
+few_kernel, for NVIDIA GPUs only, multiplies integers as they are and scales the sum of each group in float32.
+A row's result depends on its own values, the tiling and the number of rows, never on the other rows.
 """
 
 from torch import Tensor

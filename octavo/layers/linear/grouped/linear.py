@@ -3,11 +3,12 @@
     rows of x        GEMM
     1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
                      the norm of a single row
-    17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
-    more             the whole weight becomes floats, then cuBLAS
+    17 to 256        medium: dequantises tiles in registers; fuses activation and residual sum
+                     hopper: the same by TMA and wgmma, for 4 bits on Hopper GPUs
+    more             dequantises the whole weight, then cuBLAS
 
-tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)
-are multiplied one after the other.
+tiling.choose_grouped_gemm decides. Weights that cannot be joined (other bits, groups or orders of columns)
+take a GEMM each.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,6 +20,7 @@ from torch.nn.functional import linear
 from octavo.gpu.device import triton_unsupported_reason
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.quantised import join_rows
@@ -95,10 +97,14 @@ def _product(
         from octavo.layers.linear.grouped.few import few_linear
 
         return few_linear(x, weight, bias, activation=activation, residual=residual)
-    if gemm == "some":
-        from octavo.layers.linear.grouped.some import some_linear
+    if gemm == "medium" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
+        from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 
-        return some_linear(x, weight, bias, activation=activation, residual=residual)
+        return hopper_medium_linear(x, weight, bias, activation=activation, residual=residual)
+    if gemm == "medium":
+        from octavo.layers.linear.grouped.medium import medium_linear
+
+        return medium_linear(x, weight, bias, activation=activation, residual=residual)
     from octavo.layers.linear.grouped.dequantise import dequantise
 
     out = linear(x, dequantise(weight, x), bias)

@@ -1,4 +1,4 @@
-"""Checks of what products with packed weights read and write; imported only where Triton runs."""
+"""Checks of what GEMMs with packed weights read and write; imported only where Triton runs."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from octavo.layers.linear.operands import check_vector, make_result
 def check_product(
     x: Tensor, weight: GroupedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
-    """Return the tensor that a product is written to; see linear.operands.make_result.
+    """Return the tensor that a GEMM writes; see linear.operands.make_result.
 
     Args:
         x: [M, K] float16 or bfloat16, last dimension contiguous.

@@ -1,4 +1,4 @@
-"""How products with packed weights are tiled. Importing this imports no Triton."""
+"""How GEMMs with packed weights are tiled. Importing this imports no Triton."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,17 +6,17 @@ from typing import Literal
 
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
-# For more rows, it pays off to make floats of the whole weight.
-_SOME_MAX_ROWS = 256
+# With more rows, it is faster to dequantise the whole weight first.
+_MEDIUM_MAX_ROWS = 256
 _SHORT = 4096
 _NARROW = 8192
 
 
-def choose_grouped_gemm(num_rows: int) -> Literal["few", "some", "plain"]:
+def choose_grouped_gemm(num_rows: int) -> Literal["few", "medium", "plain"]:
     """Return the GEMM for M rows. Called per layer and step."""
     if num_rows <= FEW_MAX_ROWS:
         return "few"
-    return "some" if num_rows <= _SOME_MAX_ROWS else "plain"
+    return "medium" if num_rows <= _MEDIUM_MAX_ROWS else "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int) -> FewTili
 
 
 @dataclass(frozen=True, slots=True)
-class SomeTiling:
-    """Tile of one program of some_linear; powers of two.
+class MediumTiling:
+    """Tile of one program of medium_linear; powers of two.
 
     Attributes:
         rows: of x, 16 or more.
@@ -64,9 +64,9 @@ class SomeTiling:
 
 
 @cache
-def choose_some_tiling(num_rows: int, num_weight_rows: int) -> SomeTiling:
+def choose_medium_tiling(num_rows: int, num_weight_rows: int) -> MediumTiling:
     """Return the tiling for M rows and a weight of N rows, gate and up counted: by measurement on an H200."""
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     if num_weight_rows <= _NARROW:
-        return SomeTiling(rows, 64, 4, 3, 2)
-    return SomeTiling(rows, 64, 4, 2) if rows <= 64 else SomeTiling(rows, 128, 8, 2, 2)
+        return MediumTiling(rows, 64, 4, 3, 2)
+    return MediumTiling(rows, 64, 4, 2) if rows <= 64 else MediumTiling(rows, 128, 8, 2, 2)

@@ -28,7 +28,7 @@ _WORD_BITS = 32
 _HALF_PLANE = 16
 # Weights without the factor are below 2^15, half of what float16 holds.
 _EXPONENT = 15
-# Numbers that are packed at a time.
+# Values packed at a time.
 _CHUNK = 2**21
 
 

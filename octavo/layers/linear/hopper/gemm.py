@@ -16,11 +16,11 @@ other rows hold.
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options
 from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.linear.hopper.kernel import Result, Scales, Shape, linear_kernel
 from octavo.layers.linear.hopper.tiling import (
     ATOM,
@@ -92,8 +92,8 @@ def hopper_linear(
     launch(
         linear_kernel,
         (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
-        _matrix(x, [shape.rows, atom]),
-        _matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
+        describe_matrix(x, [shape.rows, atom]),
+        describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
         Result(out, out.stride(0), num_columns, bias),
         scales or _NO_SCALES,
         num_rows,
@@ -116,11 +116,3 @@ def _check_stages(tiling: HopperTiling, num_tiles: int) -> None:
 
 def _scales(weight: Float8Weight, row_scales: Tensor | None) -> Scales:
     return Scales(row_scales, weight.scales, weight.height, weight.scales.shape[1])
-
-
-def _matrix(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
-    """Describe a tensor to TMA; what lies outside of it reads as zero."""
-    layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=8 * tensor.itemsize, rank=len(tile)
-    )
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile, layout)

@@ -11,8 +11,7 @@
                                                      the tile before is done: arrive free[its row stage]
                                                    epilogue, store
 
-Shared memory; a stage holds one tile of K as `atoms` side by side, each 128 bytes wide: ATOM = 64 values, or
-128 of float8:
+Shared memory; a stage holds one tile of K as `atoms` side by side, each 128 bytes wide, 64 or 128 values:
 
     rows            | stage 0: atoms x [rows, 64] | stage 1 | ... | spare: 64 / rows - 1 atoms
     weights         | stage 0: atoms x [halves, columns, 64] | stage 1 | ...
@@ -20,9 +19,8 @@ Shared memory; a stage holds one tile of K as `atoms` side by side, each 128 byt
     weights_filled  | one mbarrier per weight stage   TMA has written the weights
     free            | one mbarrier per row stage      the warpgroup has read rows and weights of a tile
 
-There are at least as many weight stages as row stages. When tile t's rows may be written, tile
-t - row stages has been multiplied; its weights' buffer is free as well, and gets tile
-t - row stages + weight stages.
+Weights have at least as many stages as rows. When TMA may write tile t's rows, tile t - row stages has been
+multiplied; the buffer of its weights is free as well, and gets tile t - row stages + weight stages.
 
 Float8 tensor cores do not add in full float32: the products of each atom are summed by themselves, scaled if
 the weight's tiles are as narrow as atoms, and then added up (_sum_float8_tiles).
@@ -112,14 +110,12 @@ class Scales(NamedTuple):
 
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles"])
 def linear_kernel(x_matrix, weight_matrix, result, scales, num_rows, num_tiles, shape):
-    """Grid: (ceil(columns of the result / columns of a tile), ceil(M / rows of a tile))."""
-    # The next kernel's programs start once all of this kernel's are on an SM, and wait for their end.
+    """Grid: (tiles of columns, tiles of rows). The next kernel starts once all programs are on an SM."""
     gdc_launch_dependents()
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ATOMS: gl.constexpr = shape.atoms
     ATOM: gl.constexpr = _ATOM_BITS // x_matrix.dtype.primitive_bitwidth
-    # A wgmma reads 64 rows from where an atom begins: beyond the atom's own lie those of the next atoms, or
-    # these spare ones. They make rows of the result that are not stored.
+    # A wgmma reads 64 rows: beyond an atom's own those of the next atoms, or spare ones. They are not stored.
     ROW_TILES: gl.constexpr = shape.row_stages * ATOMS + _GROUP // shape.rows - 1
     pipe = _Pipe(
         gl.allocate_shared_memory(x_matrix.dtype, [ROW_TILES, shape.rows, ATOM], x_matrix.layout),
@@ -163,8 +159,7 @@ def _fetch(x_matrix, weight_matrix, pipe, num_tiles, shape):
         mbarrier.expect(filled, x_matrix.block_type.nbytes * shape.atoms)
         for atom in gl.static_range(shape.atoms):
             at = [row, (tile * shape.atoms + atom) * ATOM]
-            buffer = pipe.rows.index(stage * shape.atoms + atom)
-            tma.async_copy_global_to_shared(x_matrix, at, filled, buffer)
+            tma.async_copy_global_to_shared(x_matrix, at, filled, pipe.rows.index(stage * shape.atoms + atom))
         # The tile that freed its rows has freed its weights too.
         ahead = tile - shape.row_stages + shape.weight_stages
         if (tile >= shape.row_stages) & (ahead < num_tiles):
@@ -235,6 +230,15 @@ def _multiply(pipe, result, scales, num_rows, num_tiles, shape):
 
 
 @gluon.jit
+def _wait_for_tile(pipe, tile, shape):
+    """Wait until TMA has written a tile; return the stages of its rows and weights."""
+    row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
+    mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
+    mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
+    return row_stage, weight_stage
+
+
+@gluon.jit
 def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
     """Return rows x weights over all of K: [64, WIDTH] float32."""
     WIDTH: gl.constexpr = shape.halves * shape.columns
@@ -243,9 +247,7 @@ def _sum_tiles(pipe, num_tiles, shape, LAYOUT: gl.constexpr):
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
     sums = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
     for tile in range(0, num_tiles):
-        row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
-        mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
-        mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
+        row_stage, weight_stage = _wait_for_tile(pipe, tile, shape)
         for atom in gl.static_range(shape.atoms):
             x = pipe.rows.index(row_stage * shape.atoms + atom)
             weight = pipe.weights.index(weight_stage * shape.atoms + atom)
@@ -274,9 +276,7 @@ def _sum_float8_tiles(pipe, result, scales, num_tiles, shape, LAYOUT: gl.constex
     zeros = gl.zeros([_GROUP, WIDTH], gl.float32, layout=LAYOUT)
     sums = zeros
     for tile in range(0, num_tiles):
-        row_stage, weight_stage = tile % shape.row_stages, tile % shape.weight_stages
-        mbarrier.wait(pipe.weights_filled.index(weight_stage), (tile // shape.weight_stages) & 1)
-        mbarrier.wait(pipe.rows_filled.index(row_stage), (tile // shape.row_stages) & 1)
+        row_stage, weight_stage = _wait_for_tile(pipe, tile, shape)
         for atom in gl.static_range(shape.atoms):
             x = pipe.rows.index(row_stage * shape.atoms + atom)
             weight = pipe.weights.index(weight_stage * shape.atoms + atom)
@@ -285,8 +285,9 @@ def _sum_float8_tiles(pipe, result, scales, num_tiles, shape, LAYOUT: gl.constex
             products = warpgroup_mma(x, weight.permute((1, 0)), zeros, use_acc=False, is_async=True)
             if shape.tiled:
                 # The next atom's, while this one is multiplied; the last stage may hold atoms beyond K.
-                ahead = gl.minimum(tile * shape.atoms + atom + 1, scales.num_side - 1)
-                next_scale = gl.load(scale_at + ahead)
+                next_scale = gl.load(
+                    scale_at + gl.minimum(tile * shape.atoms + atom + 1, scales.num_side - 1)
+                )
             products = warpgroup_mma_wait(0, deps=(products,))
             if shape.tiled:
                 sums += products * scale[None, :]

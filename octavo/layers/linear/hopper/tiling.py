@@ -99,7 +99,7 @@ def _float8_operands_reason(x: Tensor, weight: Float8Weight) -> str | None:
 
 
 def choose_hopper_tiling(num_rows: int, num_weight_rows: int, size: int, *, is_gated: bool) -> HopperTiling:
-    """Return the tiling for a product of M rows and a weight [num_weight_rows, size].
+    """Return the tiling for the GEMM of M rows and a weight [num_weight_rows, size].
 
     Args:
         num_rows: M.

@@ -19,7 +19,7 @@ from octavo.errors import ConfigError
 from octavo.layers.linear.quantised import Storage
 
 BLOCK = 32
-"""Numbers that share an exponent; they take 16 bytes."""
+"""Values that share an exponent; they take 16 bytes."""
 MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4")
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

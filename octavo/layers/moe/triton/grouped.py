@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.tiling import GroupedTiling
 from octavo.layers.moe.triton.sort import SortedPairs
+from octavo.layers.moe.triton.tile import rows_of_tile, store_tile
 from octavo.layers.moe.weight import ExpertWeight
-from octavo.layers.triton.activation import gate_and_up
 
 
 def grouped_gemm(
@@ -126,10 +126,7 @@ def _grouped_kernel(
     first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS
     end = tl.load(starts_ptr + expert + 1)
     for tile in range(first, end, num_slots * ROWS):
-        place = tile + tl.arange(0, ROWS)
-        is_row = place < end
-        pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
-        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
+        is_row, x_row, out_row = rows_of_tile(pairs_ptr, tile, end, NUM_CHOSEN, ACTIVATION, ROWS)
         x_at = x_ptr + x_row[:, None] * stride_x + k[None, :]
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         up_total = total
@@ -145,14 +142,6 @@ def _grouped_kernel(
             total *= tl.load(scales_at)[:, None]
             if HALVES == 2:
                 up_total *= tl.load(scales_at + num_columns)[:, None]
-        if bias_ptr is not None:
-            bias_at = bias_ptr + weight_row
-            total += tl.load(bias_at).to(tl.float32)[:, None]
-            if HALVES == 2:
-                up_total += tl.load(bias_at + num_columns).to(tl.float32)[:, None]
-        if HALVES == 2:
-            total = gate_and_up(total, up_total, ACTIVATION)
-        out_row = pair if ACTIVATION is None else place.to(tl.int64)
-        out_at = out_ptr + out_row[:, None] * num_columns + column[None, :]
-        inside = is_row[:, None] & (column < num_columns)[None, :]
-        tl.store(out_at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(
+            total, up_total, bias_ptr, weight_row, out_ptr, out_row, is_row, column, num_columns, ACTIVATION
+        )

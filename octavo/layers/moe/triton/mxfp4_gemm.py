@@ -18,7 +18,7 @@ from octavo.layers.moe.tiling import Mxfp4Tiling
 from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.mxfp4 import SPAN, unpacked
 from octavo.layers.moe.triton.sort import SortedPairs
-from octavo.layers.triton.activation import gate_and_up
+from octavo.layers.moe.triton.tile import store_tile
 
 
 def grouped_gemm(
@@ -169,20 +169,15 @@ def _mxfp4_kernel(
             words_at, exponents_ptr + first_row + weight_row, num_weight_rows,
             SIZE, ROWS, COLUMNS, PARTS, STAGES,
         )  # fmt: skip
-        if bias_ptr is not None:
-            own_row = _weight_rows(tl.arange(0, COLUMNS), num_columns, COLUMNS, HALVES)
-            total += tl.load(bias_ptr + expert * num_weight_rows + own_row).to(tl.float32)[:, None]
-        if HALVES == 2:
-            gate, up = tl.split(tl.permute(tl.reshape(total, [2, OWN, ROWS]), (1, 2, 0)))
-            total = gate_and_up(gate, up, ACTIVATION)
-        out_row = tile + tl.arange(0, ROWS)
-        is_out = (out_row < end)[:, None]
-        if ACTIVATION is None and pairs_ptr is not None:
-            out_row = tl.load(pairs_ptr + out_row, mask=out_row < end, other=0)
         column = tl.program_id(0) * OWN + tl.arange(0, OWN)
-        out_at = out_ptr + out_row.to(tl.int64)[:, None] * num_columns + column[None, :]
-        tl.store(
-            out_at,
-            tl.trans(total).to(out_ptr.dtype.element_ty),
-            mask=is_out & (column < num_columns)[None, :],
+        bias_row = expert * num_weight_rows + tl.minimum(column, num_columns - 1)
+        up_total = total
+        if HALVES == 2:
+            total, up_total = tl.split(tl.permute(tl.reshape(total, [2, OWN, ROWS]), (1, 2, 0)))
+        out_row = tile + tl.arange(0, ROWS)
+        is_out = out_row < end
+        if ACTIVATION is None and pairs_ptr is not None:
+            out_row = tl.load(pairs_ptr + out_row, mask=is_out, other=0)
+        store_tile(
+            total, up_total, bias_ptr, bias_row, out_ptr, out_row, is_out, column, num_columns, ACTIVATION
         )

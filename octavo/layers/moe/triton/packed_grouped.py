@@ -14,6 +14,7 @@ from octavo.layers.linear.grouped.dequantise import read_pair, scaled
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.tiling import PackedTiling
 from octavo.layers.moe.triton.sort import SortedPairs
+from octavo.layers.moe.triton.tile import rows_of_tile
 from octavo.layers.triton.activation import activate
 
 
@@ -127,10 +128,7 @@ def _packed_kernel(
     first = tl.load(starts_ptr + tl.program_id(2)) + tl.program_id(1) * ROWS
     end = tl.load(starts_ptr + tl.program_id(2) + 1)
     for tile in range(first, end, num_slots * ROWS):
-        place = tile + tl.arange(0, ROWS)
-        is_row = place < end
-        pair = tl.load(rows_ptr + place, mask=is_row, other=0).to(tl.int64)
-        x_row = place.to(tl.int64) if ACTIVATION is None else pair // NUM_CHOSEN
+        is_row, x_row, out_row = rows_of_tile(rows_ptr, tile, end, NUM_CHOSEN, ACTIVATION, ROWS)
         x_at = x_ptr + (x_row * stride_x)[None, :]
         sums = tl.zeros([COLUMNS, ROWS], tl.float32)
         for span in range(NUM_SPANS):
@@ -148,7 +146,6 @@ def _packed_kernel(
             gate, up = tl.split(tl.permute(tl.reshape(sums, [2, OWN, ROWS]), (1, 2, 0)))
             sums = activate(gate, ACTIVATION) * up
         column = tl.program_id(0) * OWN + tl.arange(0, OWN)
-        out_row = pair if ACTIVATION is None else place.to(tl.int64)
-        out_at = out_ptr + out_row[None, :] * num_columns + column[:, None]
+        out_at = out_ptr + out_row.to(tl.int64)[None, :] * num_columns + column[:, None]
         inside = (column < num_columns)[:, None] & is_row[None, :]
         tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=inside)

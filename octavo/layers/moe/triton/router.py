@@ -44,8 +44,8 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
             **overlap_options(x),
         )
         return out
-    # Few rows want many programs, each with a few experts; many rows want to be read once.
     is_few = deterministic or num_rows <= _FEW_ROWS
+    # Few rows want many programs, each with a few experts; many rows want to be read once.
     rows, columns, depth = (16, 16, 256) if is_few else (64, 128, 64)
     launch(
         _logits_kernel,

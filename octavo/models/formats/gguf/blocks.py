@@ -23,12 +23,12 @@ from octavo.layers.linear.quantised import Storage
 # Scales and mins [n, ...] of n blocks of the file.
 Scales = tuple[Tensor, Tensor | None]
 
-# Numbers that are unpacked at a time.
+# Values unpacked at a time.
 _CHUNK = 2**20
 
 
 def storage_of(type_name: str) -> Storage:
-    """Return what a matrix of a type takes in memory; types without such blocks become numbers of dtype."""
+    """Return what a matrix of a type takes in memory; types without such blocks are dequantised."""
     if type_name not in _TYPES:
         return Storage("odd blocks", 4, form=type_name)
     bits = _TYPES[type_name][0]

@@ -90,8 +90,7 @@ def gguf_to_hf_config(file: GGUFFile) -> dict[str, object]:
         "hidden_act": "silu",
         **_token_ids(fields),
     }
-    config |= _attention_scale(fields, config) | _softcaps(fields) | _windows(fields)
-    return config | _experts(fields)
+    return config | _attention_scale(fields, config) | _softcaps(fields) | _windows(fields) | _experts(fields)
 
 
 class ArchitectureFields(ConfigFields):

@@ -1,7 +1,7 @@
-"""The product of any number of rows and a packed weight, y = epilogue(x W^T), where Triton runs.
+"""The GEMM of medium M with a packed weight, y = epilogue(x W^T); imported only where Triton runs.
 
-A program multiplies a tile of the weight, unpacked and scaled in registers, with a tile of rows, by tensor
-cores. It reads a span of words at a time, and each plane meets its 32 columns of x.
+Each program multiplies a tile of rows by a tile of the weight on tensor cores. It loads a span of words at a
+time, dequantises it in registers, and multiplies each plane by its 32 columns of x.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.grouped.dequantise import read_pair, scaled
 from octavo.layers.linear.grouped.operands import check_product
-from octavo.layers.linear.grouped.tiling import SomeTiling, choose_some_tiling
+from octavo.layers.linear.grouped.tiling import MediumTiling, choose_medium_tiling
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.triton.activation import activate
 
@@ -21,14 +21,14 @@ _ADDED = 512
 _ADD_WARPS = 4
 
 
-def some_linear(
+def medium_linear(
     x: Tensor,
     weight: GroupedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
     residual: Tensor | None = None,
-    tiling: SomeTiling | None = None,
+    tiling: MediumTiling | None = None,
 ) -> Tensor:
     """Return epilogue(x W^T + bias); sums are float32, weights are rounded to the dtype of x.
 
@@ -38,7 +38,7 @@ def some_linear(
         x: [M, K] float16 or bfloat16, columns in the weight's order; rows any stride apart.
         weight: [N, K]; with an activation [gate | up] along N.
         bias, activation, residual: see skinny.skinny_linear.
-        tiling: None: choose_some_tiling's.
+        tiling: None: choose_medium_tiling's.
 
     Returns:
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
@@ -49,12 +49,12 @@ def some_linear(
     out = check_product(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     if tiling is None:
-        tiling = choose_some_tiling(num_rows, num_weight_rows)
+        tiling = choose_medium_tiling(num_rows, num_weight_rows)
     fused = (bias is not None, activation, residual is not None)
     splits = min(tiling.num_splits, weight.words.shape[1] // PLANE)
     parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32) if splits > 1 else out
     launch(
-        _some_linear_kernel,
+        _medium_linear_kernel,
         (-(-num_weight_rows // tiling.columns), -(-num_rows // tiling.rows), splits),
         *(x, weight.words, weight.pairs, x if bias is None else bias, parts),
         *(num_rows, num_weight_rows, x.stride(0), parts.stride(-2), weight.factor),
@@ -65,20 +65,37 @@ def some_linear(
         **overlap_options(x),
     )
     if splits > 1:
-        num_columns = num_weight_rows // (1 if activation is None else 2)
-        launch(
-            _add_parts_kernel,
-            (-(-num_columns // _ADDED), num_rows),
-            *(parts, x if bias is None else bias, out, num_rows, num_weight_rows, out.stride(0)),
-            *(splits, _ADDED, *fused),
-            num_warps=_ADD_WARPS,
-            **overlap_options(x),
-        )
+        add_parts(parts, bias, out, activation, adds=residual is not None)
+    return out
+
+
+def add_parts(
+    parts: Tensor, bias: Tensor | None, out: Tensor, activation: str | None, *, adds: bool
+) -> Tensor:
+    """Write epilogue(sum of parts of K, in order, + bias) to out, and return it.
+
+    Args:
+        parts: [splits, M, N] float32 contiguous.
+        bias: see medium_linear.
+        out: [M, N], or [M, N / 2] with an activation; rows any stride apart.
+        activation: see medium_linear.
+        adds: whether the result is added to what out holds.
+    """
+    splits, num_rows, num_weight_rows = parts.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    launch(
+        _add_parts_kernel,
+        (-(-num_columns // _ADDED), num_rows),
+        *(parts, parts if bias is None else bias, out, num_rows, num_weight_rows, out.stride(0)),
+        *(splits, _ADDED, bias is not None, activation, adds),
+        num_warps=_ADD_WARPS,
+        **overlap_options(out),
+    )
     return out
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_weight_rows", "factor"])
-def _some_linear_kernel(
+def _medium_linear_kernel(
     x_ptr, words_ptr, pairs_ptr, bias_ptr, out_ptr,
     num_rows, num_weight_rows, stride_x, stride_out, factor,
     SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -4,7 +4,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.rope_scaling import without_rotation
 from octavo.models.config_fields import ConfigFields
-from octavo.models.registry import Family
+from octavo.models.families.family import Family
 
 
 def read_layer_types(fields: ConfigFields, family: Family, num_layers: int) -> list[str]:

@@ -7,7 +7,7 @@ from octavo.errors import FileFormatError, UnsupportedModelError, suggest
 from octavo.layers import RopeConfig
 from octavo.layers.rope_scaling import RopeType
 from octavo.models.config_fields import ConfigFields
-from octavo.models.registry import Family
+from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
 _LAYER_TYPES = ("full_attention", "sliding_attention")

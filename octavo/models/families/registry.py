@@ -1,22 +1,16 @@
-"""The families of decoders as data: how they differ, and the defaults that their configs leave out.
+"""The table of families.
 
 To add a family, add a Family here and, for GGUF files, a GGUFArchitecture in formats.gguf.architectures. A
 tensor that no other family has needs its shape in `parameters` and its layer in `builder`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from octavo.errors import UnsupportedModelError, suggest
+from octavo.models.families.family import ExpertFamily, Family
 
-# How a family decides which layers slide when its config has no layer_types.
-WindowRule = Literal[
-    "never", "always", "when_used", "after_max_window_layers", "all_but_every_nth", "without_rope"
-]
-# Which of the q, k, v and output projections have a bias.
-BiasRule = Literal["never", "qkv", "by_config"]
 # Architectures that people ask for, and what of them is missing here.
 _MISSING: Mapping[str, str] = MappingProxyType(
     {
@@ -55,76 +49,6 @@ _MISSING: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertFamily:
-    """The mixtures of experts of an architecture.
-
-    Attributes:
-        number_key: key of the number of experts of a layer.
-        size_key: key of the width of an expert's feed-forward.
-        renormalises: a token's router weights are divided by their sum; None: by norm_topk_prob.
-        has_dense_layers: config.json may give layers a feed-forward instead (decoder_sparse_step,
-            mlp_only_layers).
-        has_bias: the router and the experts have biases, the experts' activation is "clamped_swiglu", and
-            checkpoints have them in gpt-oss's layout.
-    """
-
-    number_key: str = "num_experts"
-    size_key: str = "intermediate_size"
-    renormalises: bool | None = None
-    has_dense_layers: bool = False
-    has_bias: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """One architecture.
-
-    Attributes:
-        architecture: its name in config.json.
-        model_type: model_type of its config.json.
-        window_rule: which layers have a sliding window.
-        attention_bias: which attention projections have a bias.
-        has_mlp_bias_option: config.json may switch feed-forward biases on (mlp_bias).
-        has_qk_norm: queries and keys are normalised per head.
-        has_wide_qk_norm: queries are normalised over all heads, and keys likewise.
-        has_post_norms: attention and feed-forward outputs are normalised before the residual sum.
-        norm_weight_offset: added to stored norm weights; 1 where weight - 1 is stored.
-        scales_embeddings: embeddings are multiplied by sqrt(hidden size).
-        attention_scale_key: key of the number whose 1 / sqrt scales q.k; None: the head dimension.
-        activation_key: key that names the feed-forward activation; Gemma ignores its own hidden_act.
-        has_attention_softcap: config.json may bound attention scores.
-        has_final_softcap: config.json may bound logits.
-        has_local_rope: sliding layers have rotary frequencies of their own.
-        has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
-        has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
-        has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
-        experts: its mixtures of experts, or None.
-        defaults: values of keys that its config.json may leave out.
-    """
-
-    architecture: str
-    model_type: str
-    window_rule: WindowRule = "never"
-    attention_bias: BiasRule = "by_config"
-    has_mlp_bias_option: bool = False
-    has_qk_norm: bool = False
-    has_wide_qk_norm: bool = False
-    has_post_norms: bool = False
-    norm_weight_offset: float = 0.0
-    scales_embeddings: bool = False
-    attention_scale_key: str | None = None
-    activation_key: str = "hidden_act"
-    has_attention_softcap: bool = False
-    has_final_softcap: bool = False
-    has_local_rope: bool = False
-    has_nope_layers: bool = False
-    has_fused_projections: bool = False
-    has_sinks: bool = False
-    experts: ExpertFamily | None = None
-    defaults: Mapping[str, object]
-
-
 _QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
@@ -153,6 +77,25 @@ _GPT_OSS_DEFAULTS = {
         "truncate": False,
     },
 }
+_GEMMA2 = Family(
+    architecture="Gemma2ForCausalLM",
+    model_type="gemma2",
+    window_rule="all_but_every_nth",
+    has_post_norms=True,
+    norm_weight_offset=1.0,
+    scales_embeddings=True,
+    attention_scale_key="query_pre_attn_scalar",
+    activation_key="hidden_activation",
+    has_attention_softcap=True,
+    has_final_softcap=True,
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "sliding_window_pattern": 2,
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -257,36 +200,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "eos_token_id": 128001,
                 },
             ),
-            Family(
-                architecture="Gemma2ForCausalLM",
-                model_type="gemma2",
-                window_rule="all_but_every_nth",
-                has_post_norms=True,
-                norm_weight_offset=1.0,
-                scales_embeddings=True,
-                attention_scale_key="query_pre_attn_scalar",
-                activation_key="hidden_activation",
-                has_attention_softcap=True,
-                has_final_softcap=True,
-                defaults=_GEMMA_DEFAULTS
-                | {
-                    "sliding_window_pattern": 2,
-                    "max_position_embeddings": 8192,
-                    "final_logit_softcapping": 30.0,
-                    "attn_logit_softcapping": 50.0,
-                },
-            ),
-            Family(
+            _GEMMA2,
+            replace(
+                _GEMMA2,
                 architecture="Gemma3ForCausalLM",
                 model_type="gemma3_text",
-                window_rule="all_but_every_nth",
                 has_qk_norm=True,
-                has_post_norms=True,
-                norm_weight_offset=1.0,
-                scales_embeddings=True,
-                attention_scale_key="query_pre_attn_scalar",
-                activation_key="hidden_activation",
-                has_final_softcap=True,
+                has_attention_softcap=False,
                 has_local_rope=True,
                 defaults=_GEMMA_DEFAULTS
                 | {
