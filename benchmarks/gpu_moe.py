@@ -26,13 +26,12 @@ from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.feed_forward import ExpertFeedForward
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_exponents
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router
-from octavo.layers.moe.stacked import StackedExperts, grouped_kernels
-from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, PackedTiling, row_slots
+from octavo.layers.moe.stacked import StackedExperts, few_kernels, grouped_kernels
+from octavo.layers.moe.tiling import AnyExpertWeight, GroupedTiling, Mxfp4Tiling, PackedTiling, row_slots
 from octavo.layers.moe.triton.combine import combine_rows
-from octavo.layers.moe.triton.few import few_down, few_gate_up
 from octavo.layers.moe.triton.sort import sort_pairs
 from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gated_activation
@@ -69,11 +68,10 @@ class Shape:
             return ExpertWeight(random(self.num_experts, rows, size))
         if self.form == "packed":
             return random_packed(self.num_experts, rows, size, num_parts)
-        units = torch.randint(
-            -(2**15), 2**15, (self.num_experts, rows, size // 4), dtype=torch.int16, device="cuda"
-        )
-        exponents = units.new_full((self.num_experts, rows, size // 32), 120, dtype=torch.uint8)
-        return Mxfp4ExpertWeight(units, exponents, random(self.num_experts, rows))
+        sizes = self.num_experts, num_spans(size), rows
+        words = torch.randint(-(2**31), 2**31, (*sizes, 16), device="cuda").int()
+        exponents = pack_exponents(words.new_full((1, 128), 120))[:1, :1].expand(sizes).contiguous()
+        return Mxfp4ExpertWeight(size, words, exponents, random(self.num_experts, rows))
 
 
 MODELS = {
@@ -180,11 +178,12 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> list[Tiling]:
+def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> Sequence[Tiling | Mxfp4Tiling]:
     """Tilings for 1 to 4 tokens."""
     if is_mxfp4:
-        sizes = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 4), (16, 4)]
-        return [Tiling(rows, depth, warps) for rows, warps in sizes for depth in (1024, 2048)]
+        # Columns, parts, warps and stages.
+        sizes = [(32, 4, 4, 3), (32, 4, 4, 2), (64, 4, 4, 2), (32, 8, 8, 2), (64, 2, 2, 4), (64, 1, 2, 6)]
+        return [Mxfp4Tiling(8, *size) for size in sizes]
     sizes = [(4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (2, 1024, 2), (2, 1024, 1), (4, 512, 2)]
     sizes += [(4, 2048, 4), (8, 512, 2), (2, 2048, 4), (1, 1024, 1), (2, 1024, 4), (4, 256, 1)]
     # Gate and up of a column are neighbours in a program.
@@ -193,15 +192,16 @@ def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> list[Tiling]:
 
 def grouped_candidates(
     per_expert: float, form: str, *, is_gated: bool
-) -> Sequence[GroupedTiling | PackedTiling]:
+) -> Sequence[GroupedTiling | Mxfp4Tiling | PackedTiling]:
     """Tilings for about so many rows per expert."""
     if form == "packed":
         sizes = itertools.product((16, 32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
         return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 64]
     if form == "mxfp4":
-        rows = (16, 32, 64) if per_expert <= 48 else (64, 128, 256)
-        sizes = itertools.product(rows, (64, 128), (64, 128, 256), (4, 8), (3, 5))
-        return [GroupedTiling(*size, tma=False) for size in sizes]
+        rows = (8, 16, 32, 64) if per_expert <= 48 else (64, 128, 256)
+        sizes = itertools.product(rows, (128, 256), (1,), (4, 8, 16), (3, 4))
+        # At most half of a thread's registers are sums.
+        return [Mxfp4Tiling(*size) for size in sizes if size[0] * size[1] <= 128 * 32 * size[3]]
     # Rows, columns, warps and stages.
     if per_expert <= 48:
         sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
@@ -222,17 +222,17 @@ def candidates(
     rows = x if is_gated else random(num_tokens * shape.num_chosen, shape.inner)
     per_expert = num_tokens * shape.num_chosen / shape.num_experts
 
-    def grouped(i: int, tiling: GroupedTiling | PackedTiling) -> Tensor:
+    def grouped(i: int, tiling: GroupedTiling | Mxfp4Tiling | PackedTiling) -> Tensor:
         experts = layers.experts[i]
         weight, activation = (experts.gate_up, experts.activation) if is_gated else (experts.down, None)
         by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
         return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
 
-    def few(i: int, tiling: Tiling) -> Tensor:
-        choice, experts = choices[i], layers.experts[i]
+    def few(i: int, tiling: Tiling | Mxfp4Tiling) -> Tensor:
+        choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
         if is_gated:
-            return few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
-        return few_down(rows, experts.down, choice, None, tiling)
+            return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
+        return kernels.few_down(rows, experts.down, choice, None, tiling)
 
     if num_tokens <= 4 and shape.form != "packed":
         tilings = few_candidates(is_gated=is_gated, is_mxfp4=shape.form == "mxfp4")

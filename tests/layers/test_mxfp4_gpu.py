@@ -13,10 +13,10 @@ from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.tiling import Mxfp4Tiling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 # gpt-oss: experts (fewer than it has), chosen experts, hidden size, size of an expert.
@@ -26,9 +26,14 @@ NUMBER, CHOSEN, HIDDEN, INNER = 8, 4, 2880, 2880
 def make_weight(rows: int, size: int, seed: int) -> Mxfp4ExpertWeight:
     generator = torch.Generator("cuda").manual_seed(seed)
     options: dict[str, Any] = {"generator": generator, "device": "cuda"}
-    units = torch.randint(-(2**15), 2**15, (NUMBER, rows, size // 4), dtype=torch.int16, **options)
+    values = torch.randint(256, (NUMBER, rows, size // 2), dtype=torch.uint8, **options)
     exponents = torch.randint(118, 122, (NUMBER, rows, size // 32), dtype=torch.uint8, **options)
-    return Mxfp4ExpertWeight(units, exponents, torch.randn(NUMBER, rows, **options).bfloat16())
+    return Mxfp4ExpertWeight(
+        size,
+        torch.stack([pack_words(each) for each in values]),
+        torch.stack([pack_exponents(each) for each in exponents]),
+        torch.randn(NUMBER, rows, **options).bfloat16(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +72,26 @@ def test_experts_of_gpt_oss(experts: StackedExperts, num_tokens: int) -> None:
             assert_as_good_as_torch(run(x, choice, residual.clone()), expected, exact.double())
 
 
-@pytest.mark.parametrize("tile_rows", [16, 32, 64, 128])
-@pytest.mark.parametrize("depth", [64, 128])
-def test_tilings_agree(experts: StackedExperts, tile_rows: int, depth: int) -> None:
-    from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Mxfp4Tiling(8, 32, 4, 4, 3),
+        Mxfp4Tiling(8, 128, 1, 4, 4),
+        Mxfp4Tiling(16, 64, 1, 4, 3),
+        Mxfp4Tiling(32, 256, 1, 8, 3),
+        Mxfp4Tiling(128, 128, 1, 8, 3),
+    ],
+)
+def test_tilings_agree(experts: StackedExperts, tiling: Mxfp4Tiling) -> None:
+    from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     choice, x = make_choice(200), rows(200)
     by_expert = sort_pairs(choice.experts, NUMBER, 2)
     results = []
-    for tiling in (GroupedTiling(64, 64, 128, 4, 3, False), GroupedTiling(tile_rows, 64, depth, 4, 4, False)):
-        inner = grouped_gemm(x, experts.gate_up, by_expert, experts.activation, tiling)
-        results.append(grouped_gemm(inner, experts.down, by_expert, None, tiling))
+    for each in (Mxfp4Tiling(64, 128, 1, 4, 3), tiling):
+        inner = grouped_gemm(x, experts.gate_up, by_expert, experts.activation, each)
+        results.append(grouped_gemm(inner, experts.down, by_expert, None, each))
     torch.testing.assert_close(results[1], results[0], atol=0.3, rtol=2e-2)
 
 

@@ -8,10 +8,10 @@ from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_over
 from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts, combine
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_units
+from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
 from octavo.layers.moe.router import Choice, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.layers.moe.tiling import GroupedTiling
+from octavo.layers.moe.tiling import Mxfp4Tiling
 from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = ignores_overflow
@@ -24,14 +24,15 @@ def make_mxfp4(number: int, rows: int, size: int, device: str, seed: int, *, bia
     values = torch.randint(256, (number * rows, size // 2), generator=generator, dtype=torch.uint8)
     exponents = torch.randint(118, 123, (number, rows, size // 32), generator=generator, dtype=torch.uint8)
     made = Mxfp4ExpertWeight(
-        pack_units(values).view(number, rows, -1),
-        exponents,
+        size,
+        torch.stack([pack_words(each) for each in values.view(number, rows, -1)]),
+        torch.stack([pack_exponents(each) for each in exponents]),
         random(number, rows, device="cpu", seed=seed) if bias else None,
     )
     plain = Mxfp4Weight(values, exponents.flatten(0, 1)).dequantise().view(number, rows, size)
     assert torch.equal(made.dequantise(), plain)
-    tensors = (made.values, made.exponents, made.bias)
-    return Mxfp4ExpertWeight(*(None if each is None else each.to(device) for each in tensors))
+    tensors = (made.words, made.exponents, made.bias)
+    return Mxfp4ExpertWeight(size, *(None if each is None else each.to(device) for each in tensors))
 
 
 def listed(gate_up: Tensor, down: Tensor, biases: tuple[Tensor | None, Tensor | None]) -> ListedExperts:
@@ -49,7 +50,7 @@ def make_choice(num_tokens: int, num_experts: int, num_chosen: int, device: str)
 
 
 def check(stacked: StackedExperts, product: str, num_tokens: int, dtype: torch.dtype, device: str) -> None:
-    num_experts, hidden, _ = stacked.down.values.shape
+    num_experts, hidden, _ = stacked.down.shape
     choice = make_choice(num_tokens, num_experts, 2, device)
     x = random(num_tokens, hidden, device=device, dtype=dtype, seed=3)
     residual = random(num_tokens, hidden + 2, device=device, dtype=dtype, seed=4)[:, :hidden]
@@ -88,13 +89,12 @@ def test_experts_with_biases(device: str, dtype: torch.dtype, product: str, num_
 
 
 @everywhere
-@pytest.mark.parametrize("depth", [64, 128])
-def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, depth: int) -> None:
-    from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
+@pytest.mark.parametrize("tiling", [Mxfp4Tiling(16, 32, 1, 4, 2), Mxfp4Tiling(8, 32, 4, 4, 3)])
+def test_any_tiling_computes_the_same(device: str, dtype: torch.dtype, tiling: Mxfp4Tiling) -> None:
+    from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
     from octavo.layers.moe.triton.sort import sort_pairs
 
     gate_up, down = (make_mxfp4(3, rows, 64, device, 1, bias=False) for rows in (128, 64))
-    tiling = GroupedTiling(depth // 4, 64, depth, 4, 2, tma=False)
     choice, x = make_choice(50, 3, 2, device), random(50, 64, device=device, dtype=dtype, seed=3)
     by_expert = sort_pairs(choice.experts, 3, 2)
     with poisoned_memory():
@@ -112,24 +112,25 @@ def test_every_exponent_counts(device: str, dtype: torch.dtype, product: str) ->
     """From 2 ** -128 to the largest that is supported."""
     if dtype != torch.float32:
         pytest.skip("other dtypes have no such numbers, or sums")
-    exponents = torch.tensor([0, 1, 60, 99, 118, 126, 127, 128], dtype=torch.uint8).view(1, 1, 8)
+    exponents = torch.tensor([0, 1, 60, 99, 118, 126, 127, 128], dtype=torch.uint8)
     down = make_mxfp4(1, 64, 256, device, 2, bias=False)
-    down = Mxfp4ExpertWeight(down.values, exponents.expand(1, 64, 8).contiguous().to(device))
+    packed = pack_exponents(exponents.expand(64, 8)).unsqueeze(0).contiguous()
+    down = Mxfp4ExpertWeight(256, down.words, packed.to(device))
     weight = down.dequantise()[0]
     choice = Choice(torch.zeros(8, 1, dtype=torch.int32, device=device), torch.ones(8, 1, device=device))
     # A token for each block: no sum has numbers of several exponents.
     x = torch.block_diag(*random(8, 32, device=device).unsqueeze(1))
     if product == "few":
         from octavo.layers.moe.tiling import MXFP4_FEW_TILING
-        from octavo.layers.moe.triton.few import few_down
+        from octavo.layers.moe.triton.mxfp4_gemm import few_down
 
         got = few_down(x, down, choice, None, MXFP4_FEW_TILING)
     else:
-        from octavo.layers.moe.triton.mxfp4_grouped import grouped_gemm
+        from octavo.layers.moe.triton.mxfp4_gemm import grouped_gemm
         from octavo.layers.moe.triton.sort import sort_pairs
 
         by_expert = sort_pairs(choice.experts, 1, 1)
-        got = grouped_gemm(x, down, by_expert, None, GroupedTiling(16, 64, 64, 4, 2, False))
+        got = grouped_gemm(x, down, by_expert, None, Mxfp4Tiling(16, 64, 1, 4, 2))
     exact = x.double() @ weight.double().T
     error = (got.double() - exact).abs().amax(1) / exact.abs().amax(1)
     assert bool((error < 1e-6).all()), error

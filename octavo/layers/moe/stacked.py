@@ -42,11 +42,10 @@ class StackedExperts:
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
-        from octavo.layers.moe.triton.few import few_down, few_gate_up
-
+        gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
         up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        inner = few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return few_down(inner, self.down, choice, residual, down_tiling)
+        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
+        return down.few_down(inner, self.down, choice, residual, down_tiling)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -66,10 +65,17 @@ class StackedExperts:
         return combine_rows(rows, choice.weights, residual)
 
 
+def few_kernels(weight: AnyExpertWeight) -> ModuleType:
+    """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
+    from octavo.layers.moe.triton import few, mxfp4_gemm
+
+    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else few
+
+
 def grouped_kernels(weight: AnyExpertWeight) -> ModuleType:
     """Return the module with the grouped GEMM for a form of weights."""
-    from octavo.layers.moe.triton import grouped, mxfp4_grouped, packed_grouped
+    from octavo.layers.moe.triton import grouped, mxfp4_gemm, packed_grouped
 
     if isinstance(weight, PackedExpertWeight):
         return packed_grouped
-    return mxfp4_grouped if isinstance(weight, Mxfp4ExpertWeight) else grouped
+    return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else grouped

@@ -14,9 +14,6 @@ AnyExpertWeight = ExpertWeight | Mxfp4ExpertWeight | PackedExpertWeight
 
 # Of 1 to 4 tokens, each pair by itself.
 FEW_TILING = Tiling(columns=4, depth=1024, num_warps=2)
-# The same for MXFP4: a warp loads 512 bytes, 1024 values of a row.
-MXFP4_FEW_TILING = Tiling(columns=4, depth=1024, num_warps=1)
-
 # Rows of a tile that never change, for deterministic steps.
 _ONE_FOR_ALL = 64
 
@@ -61,14 +58,37 @@ class PackedTiling:
     num_stages: int
 
 
-def choose_few_tiling(weight: AnyExpertWeight) -> Tiling:
+@dataclass(frozen=True, slots=True)
+class Mxfp4Tiling:
+    """Tile of one program over experts in MXFP4; powers of two.
+
+    Attributes:
+        rows: of x, 8 or more.
+        columns: rows of the weight, gate and up counted, 32 or more.
+        parts: of K that are multiplied at a time, by a warp each; or 1, then warps divide the columns.
+        num_warps: warps per program.
+        num_stages: spans that are fetched ahead, and the one that is multiplied.
+    """
+
+    rows: int
+    columns: int
+    parts: int
+    num_warps: int
+    num_stages: int
+
+
+# For 1 to 4 tokens and MXFP4: two warps of a program share K.
+MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
+
+
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling:
     """Return the tiling for 1 to 4 tokens."""
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 
 def choose_grouped_tiling(
     rows_per_expert: float, weight: AnyExpertWeight, *, is_gated: bool, deterministic: bool
-) -> GroupedTiling | PackedTiling:
+) -> GroupedTiling | Mxfp4Tiling | PackedTiling:
     """Return the tiling of a grouped GEMM.
 
     Args:
@@ -84,8 +104,7 @@ def choose_grouped_tiling(
         # Not measured yet. The program unpacks a tile's words once for all of its rows.
         return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
-        # The weight's tile takes few bytes, but registers: tiles of 64 columns, gate and up each.
-        return GroupedTiling(rows, 64, 128, 4, 4 if rows <= 32 else 3, tma=False)
+        return _mxfp4_tiling(8 if rows_per_expert <= 4 and not deterministic else rows, weight)
     values = weight.values
     if values.dtype == torch.float32:
         return GroupedTiling(16, 32, 16, 4, 2, tma=False)
@@ -100,6 +119,14 @@ def choose_grouped_tiling(
         return GroupedTiling(rows, columns, depth, 4, 6 if tma else 4, tma)
     # Three stages leave room for two programs on an SM.
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
+
+
+def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
+    """Return the tiling for tiles of so many rows."""
+    if rows < 128 or nvidia_generation(weight.words.device) < 9:
+        # Other GPUs have less memory in an SM.
+        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3)
+    return Mxfp4Tiling(rows, 128, 1, 8, 3)
 
 
 def row_slots(num_tokens: int, rows_per_expert: float, rows: int) -> int:

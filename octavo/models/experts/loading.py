@@ -9,9 +9,15 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight
+from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight
 from octavo.layers.moe.experts import Experts
-from octavo.layers.moe.mxfp4_weight import LARGEST_EXPONENT, Mxfp4ExpertWeight, pack_units
+from octavo.layers.moe.mxfp4_weight import (
+    LARGEST_EXPONENT,
+    Mxfp4ExpertWeight,
+    num_spans,
+    pack_exponents,
+    pack_words,
+)
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import AnyExpertWeight
@@ -130,10 +136,11 @@ class _Mxfp4Stack:
 
     def __init__(self, checkpoint: Checkpoint, number: int, num_rows: int, num_columns: int) -> None:
         self._checkpoint = checkpoint
-        self._values, self._exponents = (
-            torch.empty(number, num_rows, num_columns // size, dtype=dtype, device=checkpoint.device)
-            for size, dtype in ((4, torch.int16), (BLOCK, torch.uint8))
-        )
+        self._size = num_columns
+        sizes = number, num_spans(num_columns), num_rows
+        self._words = torch.empty(*sizes, 16, dtype=torch.int32, device=checkpoint.device)
+        self._exponents = torch.empty(*sizes, dtype=torch.int32, device=checkpoint.device)
+        self._largest = 0
         self._first_name = ""
 
     def read(self, expert: int, first: int, name: str, *, rows: Part = None, columns: Part = None) -> None:
@@ -141,16 +148,17 @@ class _Mxfp4Stack:
         assert isinstance(weight, Mxfp4Weight), f"{name}: {weight.kind} experts beside others of MXFP4"
         self._first_name = self._first_name or name
         place = slice(first, first + weight.shape[0])
-        self._values[expert, place] = pack_units(weight.values)
-        self._exponents[expert, place] = weight.exponents
+        self._words[expert, :, place] = pack_words(weight.values)
+        self._exponents[expert, :, place] = pack_exponents(weight.exponents)
+        self._largest = max(self._largest, int(weight.exponents.max()))
 
     def weight(self, bias: Tensor | None) -> Mxfp4ExpertWeight:
-        if int(self._exponents.max()) > LARGEST_EXPONENT:
+        if self._largest > LARGEST_EXPONENT:
             raise UnsupportedModelError(
                 f"{self._first_name} and other experts have scales above 2, which the GPU's kernels do not "
                 'support; use quantization="none"'
             )
-        return Mxfp4ExpertWeight(self._values, self._exponents, bias)
+        return Mxfp4ExpertWeight(self._size, self._words, self._exponents, bias)
 
 
 class _FloatStack:

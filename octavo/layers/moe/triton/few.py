@@ -1,27 +1,22 @@
 """Experts of 1 to 4 tokens: every pair by itself, without tensor cores; imported only where Triton runs.
 
-So few tokens mostly choose different experts, so there is nothing to sort. The time goes to loading weights
-and to launches: the first kernel also applies the activation, the second sums over a token's experts.
+So few tokens mostly choose different experts, so there is nothing to sort. Time is that of reading weights
+and of launches: the activation is part of the first product, the sum over a token's experts of the second.
 """
 
-from typing import Any, NamedTuple
-
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.linear.skinny_tiling import Tiling
-from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import AnyExpertWeight
-from octavo.layers.moe.triton import few_kernels, mxfp4_few_kernels
-from octavo.layers.moe.triton.mxfp4 import UNITS
+from octavo.layers.moe.weight import ExpertWeight
+from octavo.layers.triton.activation import gate_and_up
 
 
-def few_gate_up(
-    x: Tensor, weight: AnyExpertWeight, experts: Tensor, activation: str, tiling: Tiling
-) -> Tensor:
+def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: str, tiling: Tiling) -> Tensor:
     """Return activation(gate) * up of every pair; sums are float32.
 
     Args:
@@ -34,13 +29,14 @@ def few_gate_up(
     Returns:
         A new [T k, n], dtype of x.
     """
-    num_weight_rows, num_pairs, form = weight.shape[1], experts.numel(), _form_of(weight, tiling)
+    _, num_weight_rows, size = weight.shape
+    num_pairs = experts.numel()
     out = x.new_empty(num_pairs, num_weight_rows // 2)
     launch(
-        form.kernels.few_gate_up_kernel,
+        _few_gate_up_kernel,
         (-(-num_weight_rows // tiling.columns), num_pairs),
-        *(x, weight.values, form.scales, weight.bias, experts, out, num_weight_rows, x.stride(0)),
-        *(*form.width, experts.shape[1], form.size, activation, tiling.columns, form.depth),
+        *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
+        *(weight.width, experts.shape[1], size, activation, tiling.columns, _depth(tiling, size)),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -48,7 +44,7 @@ def few_gate_up(
 
 
 def few_down(
-    x: Tensor, weight: AnyExpertWeight, choice: Choice, residual: Tensor | None, tiling: Tiling
+    x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None, tiling: Tiling
 ) -> Tensor:
     """Return the sums of each token's products times its weights; sums are float32.
 
@@ -62,44 +58,124 @@ def few_down(
     Returns:
         residual, or a new [T, H], dtype of x.
     """
-    (num_tokens, num_chosen), num_columns = choice.experts.shape, weight.shape[1]
-    form = _form_of(weight, tiling)
+    (num_tokens, num_chosen), (_, num_columns, size) = choice.experts.shape, weight.shape
     out = x.new_empty(num_tokens, num_columns) if residual is None else residual
     launch(
-        form.kernels.few_down_kernel,
+        _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
-        *(x, weight.values, form.scales, weight.bias, *choice, out, num_columns, out.stride(0)),
-        *(*form.width, num_chosen, form.size, tiling.columns, form.depth, residual is not None),
+        *(x, weight.values, _scales_of(weight), weight.bias, *choice, out, num_columns, out.stride(0)),
+        *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size), residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
     return out
 
 
-class _Form(NamedTuple):
-    """How kernels read a form of weights.
-
-    Attributes:
-        kernels: module of the kernels.
-        scales: tensor of scales; not read where there are none.
-        width: values that share a scale, if that can vary.
-        size: what a row has: values, or units of MXFP4.
-        depth: of these, how many a program loads at once.
-    """
-
-    kernels: Any
-    scales: Tensor
-    width: tuple[int, ...]
-    size: int
-    depth: int
+def _depth(tiling: Tiling, size: int) -> int:
+    """Return the values of K that a program loads at once."""
+    return min(tiling.depth, max(16, power_of_two(size)))
 
 
-def _form_of(weight: AnyExpertWeight, tiling: Tiling) -> _Form:
-    assert not isinstance(weight, PackedExpertWeight), "packed experts have the grouped GEMM only"
-    size = weight.values.shape[2]
-    if isinstance(weight, Mxfp4ExpertWeight):
-        depth = min(tiling.depth // 4, max(UNITS.value, power_of_two(size)))
-        return _Form(mxfp4_few_kernels, weight.exponents, (), size, depth)
-    scales = weight.values if weight.scales is None else weight.scales
-    depth = min(tiling.depth, max(16, power_of_two(size)))
-    return _Form(few_kernels, scales, (weight.width,), size, depth)
+def _scales_of(weight: ExpertWeight) -> Tensor:
+    """Return what a kernel gets for scales; without any, it does not read it."""
+    return weight.values if weight.scales is None else weight.scales
+
+
+@triton.jit
+def _fold(values, LENGTH: tl.constexpr):
+    """Add up groups of LENGTH along the last dimension: [C, D] to [C, D / LENGTH]."""
+    return tl.sum(tl.reshape(values, [values.shape[0], values.shape[1] // LENGTH, LENGTH]), axis=2)
+
+
+@triton.jit
+def _scaled(
+    products, scales_ptr, expert, weight_row, num_rows, start,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Multiply sums of VECTOR products [C, n] of an expert's weight, from `start` on, by their scales."""
+    if WIDTH == 0:
+        return products
+    else:
+        PARTS: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
+        # Beyond K products are 0, but must not become NaN.
+        part = tl.minimum((start + VECTOR * tl.arange(0, products.shape[1])) // WIDTH, PARTS - 1)
+        at = (expert * PARTS + part[None, :]) * num_rows + weight_row[:, None]
+        return products * tl.load(scales_ptr + at)
+
+
+@triton.jit
+def _few_gate_up_kernel(
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(2 n / COLUMNS), pairs). Gate and up columns alternate in a program."""
+    # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    start_next(OVERLAP)
+    num_columns = num_weight_rows // 2
+    pair = tl.program_id(1)
+    index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)[None, :]
+    weight_row = tl.minimum(index // 2, num_columns - 1) + index % 2 * num_columns
+    x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
+    wait_for_previous(OVERLAP)
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
+    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
+    for start in range(0, SIZE, DEPTH):
+        next_k = start + DEPTH + k
+        next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
+        x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
+        products = _fold(weight.to(tl.float32) * x, VECTOR)
+        sums += _scaled(products, scales_ptr, expert, weight_row, num_weight_rows, start, SIZE, WIDTH, VECTOR)
+        weight = next_weight
+    total = tl.sum(sums, axis=1)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + expert * num_weight_rows + weight_row).to(tl.float32)
+    gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
+    out = gate_and_up(gate, up, ACTIVATION)
+    column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    out_at = out_ptr + pair.to(tl.int64) * num_columns + column
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=column < num_columns)
+
+
+@triton.jit
+def _few_down_kernel(
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ADD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: (ceil(H / COLUMNS), T). A program sums over its token's experts in their order."""
+    VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    start_next(OVERLAP)
+    token = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < num_columns
+    weight_row = tl.minimum(column, num_columns - 1)
+    k = tl.arange(0, DEPTH)[None, :]
+    wait_for_previous(OVERLAP)
+    sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
+    biases = tl.zeros([COLUMNS], tl.float32)
+    for number in tl.static_range(NUM_CHOSEN):
+        pair = token * NUM_CHOSEN + number
+        expert = tl.load(experts_ptr + pair).to(tl.int64)
+        weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
+        x_at = x_ptr + pair.to(tl.int64) * SIZE + k
+        factor = tl.load(weights_ptr + pair)
+        if bias_ptr is not None:
+            biases += factor * tl.load(bias_ptr + expert * num_columns + weight_row).to(tl.float32)
+        for start in range(0, SIZE, DEPTH):
+            is_k = start + k < SIZE
+            weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
+            x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)
+            products = _fold(weight * x, VECTOR) * factor
+            sums += _scaled(products, scales_ptr, expert, weight_row, num_columns, start, SIZE, WIDTH, VECTOR)
+    total = tl.sum(sums, axis=1) + biases
+    out_at = out_ptr + token.to(tl.int64) * stride_out + column
+    if ADD:
+        total += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,43 +1,64 @@
 """Numbers of MXFP4 as floats, in kernels; imported only where Triton runs.
 
-    a number     s e e m
-    bfloat16     s 000000ee m000000      the number times 2 ** -126, subnormals included
+    a number's bits     s e e m
+    bfloat16            s 000000ee m000000      the number times 2 ** -126, subnormals included
 
-A unit of 16 bits holds four numbers, in planes 0 to 3; see weight.pack_units. All but those of plane 3 have
-their bits at the distances that a float has them: a shift and a mask make a float, and no table is read.
+A shift and a mask make two numbers of a block of each word, and a product with a power of two makes them
+exact: no table is read. Numbers stay in the thread that has their word, in the order in which tensor cores
+take a left operand; see mxfp4_weight.pack_words.
 """
 
 import triton
 import triton.language as tl
 
-UNITS = tl.constexpr(8)
-"""Units of a block: those of a plane are neighbouring columns."""
+SPAN = tl.constexpr(128)
+"""Columns of 16 words: four blocks."""
 
 
 @triton.jit
-def numbers(units, PLANE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the numbers of a plane of units, int16, times 2 ** -126, or 2 ** -14 in float16."""
-    UP: tl.constexpr = DTYPE.primitive_bitwidth - 16
-    IS_HALF: tl.constexpr = DTYPE.is_fp16()
-    word = units.to(tl.uint16, bitcast=True)
-    if UP == 16:
-        word = word.to(tl.uint32) << 16
-    if PLANE < 3:
-        bits = (word << 3 * PLANE) & (0x81C0 << UP)
+def _bits(words, BLOCK: tl.constexpr):
+    """Return two bfloat16 numbers of a block from each word, uint32; they are 2 ** -126 too small."""
+    if BLOCK == 0:
+        return words & 0x81C081C0
+    elif BLOCK == 1:
+        return (words >> 6 | words << 26) & 0x81C081C0
+    elif BLOCK == 2:
+        return words << 4 & 0x81C081C0
     else:
-        bits = (word << 1) & (0x8000 << UP) | (word >> 5) & (0x0100 << UP) | (word >> 4) & (0x00C0 << UP)
-    if IS_HALF:
-        bits = (bits & 0x8000) | (bits & 0x01C0) << 3
-    return bits.to(DTYPE, bitcast=True)
+        return (words >> 2 | words << 30) & 0x81808180 | words << 6 & 0x00400040
 
 
 @triton.jit
-def first_columns(unit):
-    """Return the columns of units' numbers in plane 0; those of the next plane are UNITS later."""
-    return unit // UNITS * (4 * UNITS) + unit % UNITS
+def _numbers(words, exponents, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    """Return a block's numbers [C, 32] of words [C, 16] and exponents [C], both uint32."""
+    bits = _bits(words, BLOCK)
+    if DTYPE.is_bf16():
+        scale = (exponents << 7 if BLOCK == 0 else exponents >> 8 * BLOCK - 7) & 0x7F80
+        scale = tl.broadcast_to(scale.to(tl.uint16)[:, None], bits.shape)
+        # Two numbers by one instruction, which compilers make of two products only with two others.
+        bits = tl.inline_asm_elementwise(
+            """{ .reg .b32 both, zero;
+            mov.b32 both, {$2, $2}; mov.b32 zero, 0x80008000;
+            fma.rn.bf16x2 $0, $1, both, zero; }""",
+            "=r,r,h",
+            [bits, scale],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+        low = bits.to(tl.uint16).to(DTYPE, bitcast=True)
+        high = (bits >> 16).to(tl.uint16).to(DTYPE, bitcast=True)
+    else:
+        scale = ((exponents >> 8 * BLOCK & 0xFF) << 23).to(tl.float32, bitcast=True)[:, None]
+        low = ((bits << 16).to(tl.float32, bitcast=True) * scale).to(DTYPE)
+        high = ((bits & 0xFFFF0000).to(tl.float32, bitcast=True) * scale).to(DTYPE)
+    return tl.reshape(tl.join(low, high), [bits.shape[0], 2 * bits.shape[1]])
 
 
 @triton.jit
-def powers(exponents, SHIFT: tl.constexpr):
-    """Return 2 ** (exponent - 127 + SHIFT) in float32; infinity where that is too large."""
-    return (tl.minimum(exponents.to(tl.int32) + SHIFT, 255) << 23).to(tl.float32, bitcast=True)
+def unpacked(words, exponents, DTYPE: tl.constexpr):
+    """Return the numbers [C, 128] of words [C, 16] and exponents [C]."""
+    words, exponents = words.to(tl.uint32, bitcast=True), exponents.to(tl.uint32, bitcast=True)
+    even = tl.join(_numbers(words, exponents, 0, DTYPE), _numbers(words, exponents, 2, DTYPE))
+    odd = tl.join(_numbers(words, exponents, 1, DTYPE), _numbers(words, exponents, 3, DTYPE))
+    return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), [words.shape[0], SPAN])

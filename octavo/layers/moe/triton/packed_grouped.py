@@ -49,6 +49,41 @@ def grouped_gemm(
     return out
 
 
+@triton.constexpr_function
+def _scale_asm(shift):
+    """Return PTX for two numbers of 4 bits as bfloat16: q + 128, then q - 8, then that times $2 plus $3."""
+    # 0xEA: (a and b) or c.
+    return (
+        f"{{ .reg .b32 bits, one, offset; shr.u32 bits, $1, {shift};"
+        "lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;"
+        "mov.b32 one, 0x3F803F80; mov.b32 offset, 0xC308C308;"
+        "fma.rn.bf16x2 bits, bits, one, offset; fma.rn.bf16x2 $0, bits, $2, $3; }"
+    )
+
+
+@triton.jit
+def _values(words, PLANE: tl.constexpr, scale, low, BITS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return a plane of words [C, n] in a dtype, with what read_pair returned.
+
+    4 bits become bfloat16 two at a time: then scales and minimums are rounded, too.
+    """
+    if BITS == 4 and DTYPE.is_bf16():
+        half = (words if PLANE < 4 else words >> 16).to(tl.int16)
+        step = scale / 16
+        # The weight of q = 8: bfloat16 holds small steps from there well.
+        middle = (low + scale + 8 * step).to(DTYPE)
+        return tl.inline_asm_elementwise(
+            _scale_asm(PLANE % 4 * 4),
+            "=r,r,r,r",
+            [half, tl.broadcast_to(step.to(DTYPE), half.shape), tl.broadcast_to(middle, half.shape)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return scaled(words, PLANE, scale, low, BITS).to(DTYPE)
+
+
 @triton.jit
 def _load_plane(x_at, order_ptr, is_row, start, SIZE: tl.constexpr, ORDERED: tl.constexpr):
     """Load 32 columns of rows of x, [32, ROWS], that meet a plane; beyond K and the rows they are 0."""
@@ -104,7 +139,7 @@ def _packed_kernel(
                 scale, low = read_pair(tl.load(pairs_at + of_group * num_weight_rows), BITS)
                 for plane in tl.static_range(PLANES):
                     x = _load_plane(x_at, order_ptr, is_row, k + plane * 32, SIZE, ORDERED)
-                    values = scaled(words, group * PLANES + plane, scale, low, BITS).to(x.dtype)
+                    values = _values(words, group * PLANES + plane, scale, low, BITS, x.dtype)
                     sums = tl.dot(values, x, sums)
         sums *= factor[:, None]
         if ACTIVATION is not None:
