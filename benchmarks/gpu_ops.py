@@ -1,6 +1,7 @@
 """octavo.ops on one NVIDIA GPU, beside FlashAttention-3 on the same tensors in the same run.
 
-    python benchmarks/gpu_ops.py [--fa3 PATH|auto] [--page 16,64,256] [--only decode] [--save MACHINE]
+    python benchmarks/gpu_ops.py [--fa3 PATH|auto] [--page 16,64,256] [--only decode] [--form append]
+        [--save MACHINE]
 
 Forms: "paged"; "append", which rotates queries and new keys and stores keys and values in the same call; and
 for prefill also "dense" and "ragged" keys without pages. Where the peer's build cannot append, the peer is
@@ -45,6 +46,7 @@ from torch import Tensor
 Row = dict[str, float | int | str | None]
 
 PEER, PEER_APART = "fa3", "fa3 after vLLM's rotary and store"
+FORMS = ("paged", "append", "dense", "ragged")
 _TOLERANCE = 1 / 64
 
 
@@ -180,13 +182,19 @@ def line(row: Row) -> str:
     return table(shown, []).splitlines()[0] + (" WRONG" if is_wrong(row) else "")
 
 
-def plan(only: str, page_sizes: list[int]) -> Iterator[tuple[Workload, list[tuple[str, int]]]]:
-    """Yield the workloads whose names contain a text, and the form and page size of each of their rows."""
+def plan(
+    only: str, page_sizes: list[int], chosen: str = ""
+) -> Iterator[tuple[Workload, list[tuple[str, int]]]]:
+    """Yield the workloads whose names contain a text, and the form and page size of each of their rows.
+
+    chosen: the only form; empty: all.
+    """
     for workload in WORKLOADS:
         if only in workload.name:
             forms = ("paged", "append") if workload.query_len == 1 else ("paged",)
             rows = [(form, page) for form in forms for page in page_sizes]
-            yield workload, rows if workload.query_len == 1 else [*rows, ("dense", 0), ("ragged", 0)]
+            rows += [] if workload.query_len == 1 else [("dense", 0), ("ragged", 0)]
+            yield workload, [row for row in rows if chosen in ("", row[0])]
 
 
 def parse_pages(text: str) -> list[int]:
@@ -221,6 +229,7 @@ def main() -> int:
     )
     parser.add_argument("--page", type=parse_pages, default=[16, 64, 256], help="page sizes: 16,64,256")
     parser.add_argument("--only", default="", help="run the workloads whose names contain this")
+    parser.add_argument("--form", choices=FORMS, default="", help="run the rows of this form only")
     arguments = parser.parse_args()
     if arguments.fa3:
         load_peer(arguments.fa3)
@@ -228,7 +237,7 @@ def main() -> int:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     print(table(list(COLUMNS), []), flush=True)
     rows = []
-    for workload, todo in plan(arguments.only, arguments.page):
+    for workload, todo in plan(arguments.only, arguments.page, arguments.form):
         inputs = make_inputs(workload, count_caches(workload, l2_bytes), "cuda")
         for form, page in todo:
             rows.append(measure(form, inputs, page, rates, has_peer=bool(arguments.fa3)))

@@ -1,7 +1,8 @@
 """Repeats calls that differ only in the numbers in their tensors; imports no Triton.
 
-A call of a few short kernels takes longer on the host than on a GPU: tiles are chosen, arguments put together,
-and in every launch Triton looks for the compiled kernel. For calls that are alike all of it comes out the same:
+A call of a few short kernels takes longer on the host than on a GPU: tiles are chosen, arguments are put
+together, and in every launch Triton looks for the compiled kernel. In calls that are alike, all of it comes
+out the same:
 
     first call    runs as written
     second call   is watched     q -> [0]   empty(64) -> [1]   launch f(q, [1], 3)   launch g([1], 5)
@@ -29,6 +30,8 @@ _EMPTY = (
     *(_aten.empty.memory_format, _aten.empty_strided.default),
     *(_aten.new_empty.default, _aten.empty_like.default),
 )
+# As PyTorch aligns what it allocates on a GPU.
+_ALIGNED = 512
 # Room for the layers of a few models.
 _MOST_DESCRIPTORS = 1024
 
@@ -80,19 +83,31 @@ class _Tape(NamedTuple):
     """What a call does.
 
     Attributes:
-        makers: allocate its temporary tensors and its results, which are numbered after the given tensors.
+        made: how each of its own tensors is allocated, which are numbered after the given ones; or, of those
+            that it neither fills nor returns, the first byte in one piece of memory.
+        num_bytes: of that piece.
         launches: its kernels, in their order.
         results: numbers of the tensors that it returns.
     """
 
-    makers: tuple[Callable[[], Tensor], ...]
+    made: tuple[Callable[[], Tensor] | int, ...]
+    num_bytes: int
     launches: tuple[_Launch, ...]
     results: tuple[int, ...]
 
     def play(self, given: Sequence[Tensor], stream: int) -> Results:
         """Do as the call did, with other tensors."""
-        tensors = [*given, *[make() for make in self.makers]]
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        shared = torch.empty(self.num_bytes, dtype=torch.uint8, device=given[0].device)
+        first_byte = shared.data_ptr()
+        tensors: list[Tensor] = list(given)
+        addresses = [tensor.data_ptr() for tensor in given]
+        for make in self.made:
+            if isinstance(make, int):
+                tensors.append(shared)
+                addresses.append(first_byte + make)
+            else:
+                tensors.append(make())
+                addresses.append(tensors[-1].data_ptr())
         for run, noted, with_places in self.launches:
             arguments = list(noted)
             for at in with_places:
@@ -119,7 +134,8 @@ class Watch(TorchDispatchMode):
         self._tensors, self._views = list(given), list[Tensor]()
         self._places = {id(tensor): _Place(number, 0) for number, tensor in enumerate(given)}
         self._num_given = len(given)
-        self._makers: list[Callable[[], Tensor]] = []
+        # None: nothing fills the tensor.
+        self._makers: list[Callable[[], Tensor] | None] = []
         self._launches: list[_Launch] = []
         self._can_repeat = True
 
@@ -130,8 +146,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _EMPTY:
-            like = {"dtype": result.dtype, "device": result.device}
-            self._add(result, partial(torch.empty_strided, result.shape, result.stride(), **like))
+            self._add(result, None)
         elif func.is_view:
             for view in result if isinstance(result, list | tuple) else (result,):
                 self._add_view(args[0], view)
@@ -161,11 +176,18 @@ class Watch(TorchDispatchMode):
         ]
         if not (self._can_repeat and all(is_own)):
             return None
-        return _Tape(
-            tuple(self._makers), tuple(self._launches), tuple([place.tensor for place in numbers if place])
-        )
+        returned = [place.tensor for place in numbers if place]
+        made: list[Callable[[], Tensor] | int] = []
+        num_bytes = 0
+        for number, make in enumerate(self._makers, start=self._num_given):
+            if make is None and number not in returned:
+                made.append(num_bytes)
+                num_bytes += -(-self._tensors[number].untyped_storage().nbytes() // _ALIGNED) * _ALIGNED
+            else:
+                made.append(make or _empty_like(self._tensors[number]))
+        return _Tape(tuple(made), num_bytes, tuple(self._launches), tuple(returned))
 
-    def _add(self, tensor: Tensor, make: Callable[[], Tensor]) -> None:
+    def _add(self, tensor: Tensor, make: Callable[[], Tensor] | None) -> None:
         self._places[id(tensor)] = _Place(len(self._tensors), 0)
         self._tensors.append(tensor)
         self._makers.append(make)
@@ -195,6 +217,11 @@ class Watch(TorchDispatchMode):
             self._can_repeat = self._can_repeat and len(tensors) == 1
             return _Described(value, tensors[0]) if tensors else None
         return value
+
+
+def _empty_like(tensor: Tensor) -> Callable[[], Tensor]:
+    shape, strides, like = tensor.shape, tensor.stride(), {"dtype": tensor.dtype, "device": tensor.device}
+    return partial(torch.empty_strided, shape, strides, **like)
 
 
 def _holds_place(argument: Any) -> bool:
@@ -254,7 +281,7 @@ class Repeater:
 
 def tensors_in(groups: Iterable[tuple[Any, ...]]) -> list[Tensor]:
     """Return the tensors of tuples, in their order."""
-    return [value for group in groups for value in group if isinstance(value, Tensor)]
+    return [x for group in groups for x in group if x is not None and isinstance(x, Tensor)]
 
 
 def _alias(group: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ _Sizes = tuple[int, int | None, Plan]
 def _run(
     function: Callable[..., tuple[Tensor, Tensor]], alike: Alike, groups: Groups
 ) -> tuple[Tensor, Tensor]:
-    """Return function(*groups); calls that are alike are repeated on a GPU, except while they are debugged."""
+    """Return function(*groups); on a GPU alike calls are repeated, except with a plan or while debugged."""
     (q, *_), (*_, plan) = groups[0], groups[-1]
     if not is_on_gpu(q) or plan is not None or torch.compiler.is_compiling() or debug.is_on():
         return function(*groups)

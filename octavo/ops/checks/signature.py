@@ -39,7 +39,7 @@ def once(check: Callable[..., int]) -> Callable[..., Alike]:
     def checked(*groups: tuple, also: tuple = ()) -> Alike:
         if torch.compiler.is_compiling():
             return Alike(check(*groups), Repeater())
-        key = tuple([_describe(value) for group in (*groups, also) for value in group])
+        key = _describe((*groups, also))
         try:
             alike = known.get(key)
         except TypeError:
@@ -55,12 +55,17 @@ def once(check: Callable[..., int]) -> Callable[..., Alike]:
     return checked
 
 
-def _describe(value: object) -> Hashable:
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        # Kernels are compiled for pointers to multiples of 16 bytes, or for others.
-        offset = value.data_ptr() % 16 if value.is_cuda else 0
-        return value.shape, value.stride(), value.dtype, value.device, offset
-    # Equal values of different types, such as 1 and True, are not alike.
-    return value.__class__, value
+def _describe(groups: tuple[tuple, ...]) -> tuple[Hashable, ...]:
+    key: list[Hashable] = []
+    for group in groups:
+        for value in group:
+            if value is None:
+                key.append(None)
+            elif isinstance(value, Tensor):
+                # Kernels are compiled for pointers to multiples of 16 bytes, or for others.
+                offset = value.data_ptr() % 16 if value.is_cuda else 0
+                key += (value.shape, value.stride(), value.dtype, value.device, offset)
+            else:
+                # Equal values of different types, such as 1 and True, are not alike.
+                key += (value.__class__, value)
+    return tuple(key)

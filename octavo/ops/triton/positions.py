@@ -27,10 +27,7 @@ def ragged_positions(num_tokens: int, cu_seqlens: Tensor, seq_lens: Tensor, used
 def _positions_kernel(positions, cu_seqlens, seq_lens, used, num_tokens, ABREAST: tl.constexpr):
     s = tl.program_id(0)
     begin, end = tl.load(cu_seqlens + s), tl.load(cu_seqlens + s + 1)
-    if used is None:
-        length = end - begin
-    else:
-        length = tl.load(used + s)
+    length = end - begin if used is None else tl.load(used + s)
     first = tl.load(seq_lens + s) - length
     # Tokens after the last sequence count as its own.
     if s == tl.num_programs(0) - 1:
