@@ -98,16 +98,11 @@ class _Tape(NamedTuple):
     def play(self, given: Sequence[Tensor], stream: int) -> Results:
         """Do as the call did, with other tensors."""
         shared = torch.empty(self.num_bytes, dtype=torch.uint8, device=given[0].device)
-        first_byte = shared.data_ptr()
-        tensors: list[Tensor] = list(given)
+        begin = shared.data_ptr()
+        tensors = [*given, *[shared if isinstance(make, int) else make() for make in self.made]]
         addresses = [tensor.data_ptr() for tensor in given]
-        for make in self.made:
-            if isinstance(make, int):
-                tensors.append(shared)
-                addresses.append(first_byte + make)
-            else:
-                tensors.append(make())
-                addresses.append(tensors[-1].data_ptr())
+        for make, tensor in zip(self.made, tensors[len(given) :], strict=True):
+            addresses.append(begin + make if isinstance(make, int) else tensor.data_ptr())
         for run, noted, with_places in self.launches:
             arguments = list(noted)
             for at in with_places:
@@ -169,23 +164,29 @@ class Watch(TorchDispatchMode):
 
     def tape(self, results: Results) -> _Tape | None:
         """Return what the call did, or None if it cannot be repeated."""
-        numbers = [self._places.get(id(result)) for result in results]
-        is_own = [
-            place is not None and place.tensor >= self._num_given and self._tensors[place.tensor] is result
-            for place, result in zip(numbers, results, strict=True)
-        ]
-        if not (self._can_repeat and all(is_own)):
+        returned = [self._whole(result) for result in results]
+        if not self._can_repeat or None in returned:
             return None
-        returned = [place.tensor for place in numbers if place]
         made: list[Callable[[], Tensor] | int] = []
         num_bytes = 0
         for number, make in enumerate(self._makers, start=self._num_given):
+            tensor = self._tensors[number]
             if make is None and number not in returned:
                 made.append(num_bytes)
-                num_bytes += -(-self._tensors[number].untyped_storage().nbytes() // _ALIGNED) * _ALIGNED
+                num_bytes += -(-tensor.untyped_storage().nbytes() // _ALIGNED) * _ALIGNED
             else:
-                made.append(make or _empty_like(self._tensors[number]))
-        return _Tape(tuple(made), num_bytes, tuple(self._launches), tuple(returned))
+                made.append(make or _empty_like(tensor))
+        numbers = tuple([number for number in returned if number is not None])
+        return _Tape(tuple(made), num_bytes, tuple(self._launches), numbers)
+
+    def _whole(self, result: Tensor) -> int | None:
+        """Return the number of a tensor of the call's own that a result is all of."""
+        place = self._places.get(id(result))
+        if place is None or place.tensor < self._num_given or place.offset != 0:
+            return None
+        tensor = self._tensors[place.tensor]
+        alike = [(x.shape, x.stride(), x.dtype) for x in (tensor, result)]
+        return place.tensor if alike[0] == alike[1] else None
 
     def _add(self, tensor: Tensor, make: Callable[[], Tensor] | None) -> None:
         self._places[id(tensor)] = _Place(len(self._tensors), 0)

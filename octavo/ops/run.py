@@ -96,7 +96,8 @@ def _run(
     (q, *_), (*_, plan) = groups[0], groups[-1]
     if not is_on_gpu(q) or plan is not None or torch.compiler.is_compiling() or debug.is_on():
         return function(*groups)
-    return alike.repeater.run(function, groups, tensors_in(groups))
+    out, lse = alike.repeater.run(function, groups, tensors_in(groups))
+    return out, lse
 
 
 def _append_and_attend(
