@@ -145,7 +145,7 @@ class Watch(TorchDispatchMode):
         elif func.is_view:
             for view in result if isinstance(result, list | tuple) else (result,):
                 self._add_view(args[0], view)
-        elif isinstance(result, Tensor) and not any(isinstance(x, Tensor) for x in args):
+        elif isinstance(result, Tensor) and not _takes_tensors(func):
             self._add(result, partial(func, *args, **kwargs))
         else:
             self._can_repeat = False
@@ -218,6 +218,10 @@ class Watch(TorchDispatchMode):
             self._can_repeat = self._can_repeat and len(tensors) == 1
             return _Described(value, tensors[0]) if tensors else None
         return value
+
+
+def _takes_tensors(func: Any) -> bool:
+    return any("Tensor" in str(argument.type) for argument in func._schema.arguments)
 
 
 def _empty_like(tensor: Tensor) -> Callable[[], Tensor]:

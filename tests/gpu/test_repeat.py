@@ -109,6 +109,10 @@ def computes(x):
     return (x + 1,)
 
 
+def joins(x):
+    return (torch.cat([x, x]),)
+
+
 def returns_what_it_got(x):
     return (x,)
 
@@ -127,7 +131,7 @@ ELSEWHERE = torch.ones(2)
 
 
 @pytest.mark.parametrize(
-    "function", [computes, returns_what_it_got, launches_what_it_computed, launches_what_nobody_gave]
+    "function", [computes, joins, returns_what_it_got, launches_what_it_computed, launches_what_nobody_gave]
 )
 def test_other_calls_run_as_written(function):
     repeater, seen = Repeater(), []
@@ -140,8 +144,8 @@ def test_other_calls_run_as_written(function):
         x = torch.full((2,), float(number))
         result = run(repeater, call, (x,))[0]
         assert torch.equal(seen[-1], x)
-        if function is computes:
-            assert torch.equal(result, x + 1)
+        if function in (computes, joins):
+            assert torch.equal(result, function(x)[0])
     assert len(seen) == 4
 
 
