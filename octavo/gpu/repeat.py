@@ -11,16 +11,17 @@ out the same:
 A call can be repeated if it only allocates, makes views and launches. Any other always runs as written.
 """
 
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from octavo.gpu.tape import Address, Described, Launch, Place, Tape
 
 Groups = tuple[tuple[Any, ...], ...]
 Results = tuple[Tensor, ...]
@@ -32,92 +33,6 @@ _EMPTY = (
 )
 # As PyTorch aligns what it allocates on a GPU.
 _ALIGNED = 512
-# Room for the layers of a few models.
-_MOST_DESCRIPTORS = 1024
-
-
-class Address(NamedTuple):
-    """A pointer on the device, as a descriptor for TMA takes it; keeps no memory alive."""
-
-    pointer: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-
-class _Place(NamedTuple):
-    """Where something lies: bytes after the beginning of a tensor of the call."""
-
-    tensor: int
-    offset: int
-
-
-class _Described:
-    """A descriptor for TMA of a tensor of the call."""
-
-    def __init__(self, descriptor: Any, tensor: int) -> None:
-        self.tensor = tensor
-        self._descriptor, self._known = descriptor, dict[int, Any]()
-
-    def at(self, pointer: int) -> Any:
-        """Return the descriptor of such a tensor at another address."""
-        found = self._known.get(pointer)
-        if found is None:
-            if len(self._known) >= _MOST_DESCRIPTORS:
-                self._known.clear()
-            base = self._descriptor.base._replace(pointer=pointer)
-            found = self._known[pointer] = dataclasses.replace(self._descriptor, base=base)
-        return found
-
-
-class _Launch(NamedTuple):
-    """A launch: what runs the compiled kernel in its grid, and arguments, some of which hold places."""
-
-    run: Callable[..., None]
-    arguments: tuple[Any, ...]
-    with_places: tuple[int, ...]
-
-
-class _Tape(NamedTuple):
-    """What a call does.
-
-    Attributes:
-        made: how each of its own tensors is allocated, which are numbered after the given ones; or, of those
-            that it neither fills nor returns, the first byte in one piece of memory.
-        num_bytes: of that piece.
-        launches: its kernels, in their order.
-        results: numbers of the tensors that it returns.
-    """
-
-    made: tuple[Callable[[], Tensor] | int, ...]
-    num_bytes: int
-    launches: tuple[_Launch, ...]
-    results: tuple[int, ...]
-
-    def play(self, given: Sequence[Tensor], stream: int) -> Results:
-        """Do as the call did, with other tensors."""
-        shared = torch.empty(self.num_bytes, dtype=torch.uint8, device=given[0].device)
-        begin = shared.data_ptr()
-        tensors = [*given, *[shared if isinstance(make, int) else make() for make in self.made]]
-        addresses = [tensor.data_ptr() for tensor in given]
-        for make, tensor in zip(self.made, tensors[len(given) :], strict=True):
-            addresses.append(begin + make if isinstance(make, int) else tensor.data_ptr())
-        for run, noted, with_places in self.launches:
-            arguments = list(noted)
-            for at in with_places:
-                arguments[at] = _fill(noted[at], addresses)
-            run(*arguments, stream=stream)
-        return tuple([tensors[number] for number in self.results])
-
-
-def _fill(noted: Any, addresses: list[int]) -> Any:
-    """Return an argument of a launch with today's addresses."""
-    if noted.__class__ is _Place:
-        return addresses[noted.tensor] + noted.offset
-    if noted.__class__ is _Described:
-        return noted.at(addresses[noted.tensor])
-    return tuple([addresses[x.tensor] + x.offset if x.__class__ is _Place else x for x in noted])
 
 
 class Watch(TorchDispatchMode):
@@ -127,11 +42,11 @@ class Watch(TorchDispatchMode):
         super().__init__()
         # All are kept until the end, so that no other tensor gets an identity that is known.
         self._tensors, self._views = list(given), list[Tensor]()
-        self._places = {id(tensor): _Place(number, 0) for number, tensor in enumerate(given)}
+        self._places = {id(tensor): Place(number, 0) for number, tensor in enumerate(given)}
         self._num_given = len(given)
         # None: nothing fills the tensor.
         self._makers: list[Callable[[], Tensor] | None] = []
-        self._launches: list[_Launch] = []
+        self._launches: list[Launch] = []
         self._can_repeat = True
 
     def __torch_dispatch__(
@@ -160,9 +75,9 @@ class Watch(TorchDispatchMode):
         by_name = [options[name] for name in kernel.arg_names[len(arguments) :]]
         noted = tuple([self._note(argument) for argument in (*arguments, *by_name)])
         with_places = tuple([at for at, argument in enumerate(noted) if _holds_place(argument)])
-        self._launches.append(_Launch(compiled[(*grid, 1, 1)[:3]], noted, with_places))
+        self._launches.append(Launch(compiled[(*grid, 1, 1)[:3]], noted, with_places))
 
-    def tape(self, results: Results) -> _Tape | None:
+    def tape(self, results: Results) -> Tape | None:
         """Return what the call did, or None if it cannot be repeated."""
         returned = [self._whole(result) for result in results]
         if not self._can_repeat or None in returned:
@@ -177,7 +92,7 @@ class Watch(TorchDispatchMode):
             else:
                 made.append(make or _empty_like(tensor))
         numbers = tuple([number for number in returned if number is not None])
-        return _Tape(tuple(made), num_bytes, tuple(self._launches), numbers)
+        return Tape(tuple(made), num_bytes, tuple(self._launches), numbers)
 
     def _whole(self, result: Tensor) -> int | None:
         """Return the number of a tensor of the call's own that a result is all of."""
@@ -189,7 +104,7 @@ class Watch(TorchDispatchMode):
         return place.tensor if alike[0] == alike[1] else None
 
     def _add(self, tensor: Tensor, make: Callable[[], Tensor] | None) -> None:
-        self._places[id(tensor)] = _Place(len(self._tensors), 0)
+        self._places[id(tensor)] = Place(len(self._tensors), 0)
         self._tensors.append(tensor)
         self._makers.append(make)
 
@@ -199,7 +114,7 @@ class Watch(TorchDispatchMode):
             self._can_repeat = False
             return
         offset = view.data_ptr() - parent.data_ptr() if view.numel() else 0
-        self._places[id(view)] = _Place(place.tensor, place.offset + offset)
+        self._places[id(view)] = Place(place.tensor, place.offset + offset)
         self._views.append(view)
 
     def _note(self, argument: Any) -> Any:
@@ -216,7 +131,7 @@ class Watch(TorchDispatchMode):
         if isinstance(address := getattr(value, "base", None), Address):
             tensors = [n for n, x in enumerate(self._tensors) if x.data_ptr() == address.pointer]
             self._can_repeat = self._can_repeat and len(tensors) == 1
-            return _Described(value, tensors[0]) if tensors else None
+            return Described(value, tensors[0]) if tensors else None
         return value
 
 
@@ -230,9 +145,9 @@ def _empty_like(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _holds_place(argument: Any) -> bool:
-    if isinstance(argument, _Place | _Described):
+    if isinstance(argument, Place | Described):
         return True
-    return isinstance(argument, tuple) and any(isinstance(x, _Place) for x in argument)
+    return isinstance(argument, tuple) and any(isinstance(x, Place) for x in argument)
 
 
 class _Running(threading.local):
@@ -247,7 +162,7 @@ class Repeater:
     """Runs calls that are alike; several threads may use it at a time."""
 
     def __init__(self) -> None:
-        self._tape: _Tape | None = None
+        self._tape: Tape | None = None
         self._number = itertools.count()
 
     def run(self, function: Callable[..., Results], groups: Groups, given: Sequence[Tensor]) -> Results:

@@ -7,7 +7,7 @@ import torch
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 
-from octavo.gpu import repeat
+from octavo.gpu import repeat, tape
 from octavo.ops import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 HAS_GPU = torch.cuda.is_available()
@@ -98,8 +98,8 @@ FORMS = ("decode", "append", "dense", "ragged", "paged")
 @pytest.mark.parametrize("form", FORMS)
 def test_common_calls_are_repeated(monkeypatch, form):
     played = []
-    play = repeat._Tape.play
-    monkeypatch.setattr(repeat._Tape, "play", lambda *args: played.append(1) or play(*args))
+    play = tape.Tape.play
+    monkeypatch.setattr(tape.Tape, "play", lambda *args: played.append(1) or play(*args))
     for _ in range(4):
         getattr(Common(), form)()
     assert len(played) >= 2

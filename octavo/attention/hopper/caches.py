@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.attention.hopper import shapes
 from octavo.attention.hopper.pipe import Places
 from octavo.attention.triton.arguments import Call
-from octavo.gpu.repeat import Address
+from octavo.gpu.tape import Address
 
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
