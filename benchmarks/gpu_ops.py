@@ -5,7 +5,8 @@
 
 Forms: "paged"; "append", which rotates queries and new keys and stores keys and values in the same call; and
 for prefill also "dense" and "ragged" keys without pages. Where the peer's build cannot append, the peer is
-FlashAttention-3 after vLLM's two kernels that rotate and store, as vLLM runs it; the table says so.
+FlashAttention-3 after vLLM's two kernels that rotate and store, as vLLM runs it, or after PyTorch's; the
+table says so.
 
 "us" are of replays of CUDA graphs, the two operators' in turn, over caches that together exceed the L2
 several times. "eager" is one call of many in a loop, until the GPU is done; "host" until the call returns;
@@ -23,7 +24,13 @@ from pathlib import Path
 
 import torch
 from gpu_attention import WORKLOADS, Workload
-from peers.flash_attention_3 import find_flash_attention_3, load_flash_attention_3, load_vllm_operators
+from peers.flash_attention_3 import (
+    find_flash_attention_3,
+    load_flash_attention_3,
+    load_vllm_operators,
+    store_as_torch,
+    store_as_vllm,
+)
 from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, matrix_rate
 from support.gpu_turns import eager_us, graphs_us
@@ -45,7 +52,9 @@ from torch import Tensor
 # Figures of a row, and texts: its workload, form, peer and failures.
 Row = dict[str, float | int | str | None]
 
-PEER, PEER_APART = "fa3", "fa3 after vLLM's rotary and store"
+PEER = "fa3"
+# Where the peer's build cannot append: what rotates and stores before it.
+APART = {"fa3 after vLLM's rotary and store": store_as_vllm, "fa3 after torch's": store_as_torch}
 FORMS = ("paged", "append", "dense", "ragged")
 _TOLERANCE = 1 / 64
 
@@ -110,9 +119,10 @@ def measure(form: str, inputs: Inputs, page: int, rates: dict[str, float], *, ha
     if has_peer:
         row["peer"] = PEER
         peer = try_first("fa3", partial(fa3_call, form, inputs, pages), form, pages, row)
-        if peer is None and form == "append" and pages is not None:
-            row["peer"] = PEER_APART
-            peer = try_first("fa3", partial(apart_call, inputs, pages), form, pages, row)
+        for name, store in APART.items():
+            if peer is None and form == "append" and pages is not None:
+                row["peer"] = name
+                peer = try_first("fa3", partial(apart_call, inputs, pages, store), form, pages, row)
     if ours and peer:
         row["error"] = float((ours[1].float() - peer[1].float()).abs().max())
         row["tolerance"] = float(peer[1].float().abs().max()) * _TOLERANCE
