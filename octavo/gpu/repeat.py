@@ -112,7 +112,9 @@ class Watch(TorchDispatchMode):
 
     def _add_view(self, parent: Tensor, view: Tensor) -> None:
         place = self._places.get(id(parent))
-        if place is None:
+        # In inference mode some operators come here whole that copy now and then, such as Tensor.to.
+        storages = {x.untyped_storage().data_ptr() for x in (parent, view)}
+        if place is None or len(storages) > 1:
             self._can_repeat = False
             return
         offset = view.data_ptr() - parent.data_ptr() if view.numel() else 0

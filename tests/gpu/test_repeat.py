@@ -113,6 +113,16 @@ def returns_what_it_got(x):
     return (x,)
 
 
+def launches_a_copy(x):
+    launch(Kernel("x"), (1,), x.to(torch.int64))
+    return (torch.empty(1),)
+
+
+def launches_what_is_contiguous_now(x):
+    launch(Kernel("x"), (1,), x.expand(3, 2).contiguous())
+    return (torch.empty(1),)
+
+
 def launches_what_it_computed(x):
     launch(Kernel("x"), (1,), x * 2)
     return (torch.empty(1),)
@@ -126,10 +136,20 @@ def launches_what_nobody_gave(x):
 ELSEWHERE = torch.ones(2)
 
 
-@pytest.mark.parametrize(
-    "function", [computes, joins, returns_what_it_got, launches_what_it_computed, launches_what_nobody_gave]
+OTHERS = (
+    *(computes, joins, returns_what_it_got, launches_a_copy, launches_what_is_contiguous_now),
+    *(launches_what_it_computed, launches_what_nobody_gave),
 )
-def test_other_calls_run_as_written(function):
+
+
+@pytest.mark.parametrize("infers", [False, True])
+@pytest.mark.parametrize("function", OTHERS)
+def test_other_calls_run_as_written(function, *, infers):
+    with torch.inference_mode(infers):
+        check_runs_as_written(function)
+
+
+def check_runs_as_written(function):
     repeater, seen = Repeater(), []
 
     def call(tensors):

@@ -37,6 +37,12 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("seed", range(800_000, 800_040))
 def test_later_calls_do_as_the_first(monkeypatch, kind, seed):
     case = kind(Maker(seed, "cuda", (torch.bfloat16, torch.float16, torch.float32)))
+    # PyTorch takes its operators apart in one of the modes only.
+    with torch.inference_mode(seed % 2 == 0):
+        check_later_calls(monkeypatch, case)
+
+
+def check_later_calls(monkeypatch, case):
     for number in range(4):
         arguments, others = copied(case.arguments), copied(case.arguments)
         if number == 3 and arguments["q"].dtype != torch.float8_e4m3fn:
