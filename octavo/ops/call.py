@@ -37,7 +37,7 @@ class Scores(NamedTuple):
         right: keys after it that it sees; 0 is a causal mask; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         alibi_slopes: [H] or [S, H] float32; adds -slope * |p - j| after the cap.
-        sinks: [H] float32 scores of a key without a value, which every query sees; None: none.
+        sinks: [H] float scores of a key without a value, which every query sees; None: none.
     """
 
     scale: float

@@ -55,8 +55,9 @@ def run_cached(
     lens = make_lengths("cache_seqlens", cached, width * k_cache.shape[1], q, alike.num_sequences)
     if lens is not cached:
         places = places._replace(cache_seqlens=lens)
+    scales = make_scales(k_cache, alike.num_sequences, options)
     sizes = alike.num_sequences, max_seqlen_q, plan
-    out, lse = _run(_append_and_attend, alike, (caches, news, places, lengths, options, sizes))
+    out, lse = _run(_append_and_attend, alike, (caches, news, places, lengths, options, scales, sizes))
     return out if q.dim() == 3 else out.view(q.shape[:2] + out.shape[1:]), lse
 
 
@@ -72,10 +73,15 @@ def run_ragged(
     """Attend to ragged or paged keys; see flash_attn_varlen_func. Returns (out [T, H, Dv], lse [T, H])."""
     check_maximum("max_seqlen_q", max_seqlen_q)
     check_plan(plan)
-    tables = (block_table,)
+    tables, bounds = (block_table,), lengths.cu_seqlens_k
     alike = check_ragged(caches, lengths, tables, options, also=(max_seqlen_q,))
+    if block_table is not None and bounds is not None:
+        # Of the cumulative lengths of paged keys only the differences count.
+        used = bounds[1:] - bounds[:-1] if lengths.seqused_k is None else lengths.seqused_k
+        lengths = lengths._replace(cu_seqlens_k=None, seqused_k=used)
+    scales = make_scales(caches[1], alike.num_sequences, options)
     sizes = alike.num_sequences, max_seqlen_q, plan
-    return _run(_attend_ragged, alike, (caches, lengths, tables, options, sizes))
+    return _run(_attend_ragged, alike, (caches, lengths, tables, options, scales, sizes))
 
 
 def shape_lse(lse: Tensor, q: Tensor) -> Tensor:
@@ -84,6 +90,9 @@ def shape_lse(lse: Tensor, q: Tensor) -> Tensor:
         return lse.T.contiguous()
     return lse.view(*q.shape[:2], lse.shape[1]).transpose(1, 2).contiguous()
 
+
+_Scales = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""See make_scales."""
 
 _Sizes = tuple[int, int | None, Plan]
 """(number of sequences, max_seqlen_q, plan)."""
@@ -101,14 +110,20 @@ def _run(
 
 
 def _append_and_attend(
-    caches: Caches, news: News, places: Places, lengths: Lengths, options: Options, sizes: _Sizes
+    caches: Caches,
+    news: News,
+    places: Places,
+    lengths: Lengths,
+    options: Options,
+    scales: _Scales,
+    sizes: _Sizes,
 ) -> tuple[Tensor, Tensor]:
     """Do as run_cached, with everything checked, and cache_seqlens a tensor."""
     (q, k_cache, v_cache), (num, max_seqlen_q, plan), seq_lens = caches, sizes, places.cache_seqlens
     assert isinstance(seq_lens, Tensor)
     table = make_table(q, num, places.block_table, places.cache_batch_idx)
     begin = None if places.cache_leftpad is None else int32(places.cache_leftpad)
-    scale, k_scale, v_scale = make_scales(k_cache, num, options)
+    scale, k_scale, v_scale = scales
     queries = _queries(q, lengths, max_seqlen_q)
     if news.k is not None and news.v is not None:
         new = _new_keys(news.k, news.v, news, begin, seq_lens, table, (k_scale, v_scale))
@@ -121,24 +136,25 @@ def _append_and_attend(
 
 
 def _attend_ragged(
-    caches: Caches, lengths: Lengths, tables: tuple[Tensor | None], options: Options, sizes: _Sizes
+    caches: Caches,
+    lengths: Lengths,
+    tables: tuple[Tensor | None],
+    options: Options,
+    scales: _Scales,
+    sizes: _Sizes,
 ) -> tuple[Tensor, Tensor]:
-    """Do as run_ragged, with everything checked."""
+    """Do as run_ragged, with everything checked; keys are ragged if cu_seqlens_k is there, else paged."""
     (q, k, v), (block_table,), (num, max_seqlen_q, plan) = caches, tables, sizes
-    begin, seq_lens = None, lengths.seqused_k if lengths.seqused_k is None else int32(lengths.seqused_k)
-    scale, _, v_scale = make_scales(k, num, options)
+    begin, seq_lens = None, None if lengths.seqused_k is None else int32(lengths.seqused_k)
     if lengths.cu_seqlens_k is not None:
+        # One block holds all sequences.
         bounds = int32(lengths.cu_seqlens_k)
-        if block_table is None:
-            # One block holds all sequences.
-            begin, seq_lens = bounds[:-1], bounds[1:] if seq_lens is None else bounds[:-1] + seq_lens
-            k, v = k.unsqueeze(0), v.unsqueeze(0)
-            block_table = torch.zeros(num, 1, dtype=torch.int32, device=q.device)
-        elif seq_lens is None:
-            seq_lens = bounds[1:] - bounds[:-1]
+        begin, seq_lens = bounds[:-1], bounds[1:] if seq_lens is None else bounds[:-1] + seq_lens
+        k, v = k.unsqueeze(0), v.unsqueeze(0)
+        block_table = torch.zeros(num, 1, dtype=torch.int32, device=q.device)
     assert seq_lens is not None, "one of the lengths was checked to be there"
-    table = make_table(q, num, block_table, None)
-    keys = Keys(k, v, table, seq_lens, begin, scale, v_scale)
+    scale, _, v_scale = scales
+    keys = Keys(k, v, make_table(q, num, block_table, None), seq_lens, begin, scale, v_scale)
     queries = _queries(q, lengths, max_seqlen_q)
     return attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
 
