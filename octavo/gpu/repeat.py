@@ -31,7 +31,7 @@ _EMPTY = (
     *(_aten.empty.memory_format, _aten.empty_strided.default),
     *(_aten.new_empty.default, _aten.empty_like.default),
 )
-# Operators called by themselves take three times as long.
+# A call of the operator itself takes three times as long.
 _FUNCTIONS = {_aten.zeros.default: torch.zeros, _aten.arange.default: torch.arange}
 # As PyTorch aligns what it allocates on a GPU.
 _ALIGNED = 512
@@ -123,20 +123,27 @@ class Watch(TorchDispatchMode):
 
     def _note(self, argument: Any) -> Any:
         """Return an argument of a launch with places instead of tensors."""
-        if isinstance(argument, tuple):
-            return tuple([self._note_one(x) for x in argument])
-        return self._note_one(argument)
+        if not isinstance(argument, tuple):
+            return self._note_one(argument)
+        noted = tuple([self._note_one(x) for x in argument])
+        # Tape.play looks no deeper.
+        if any(isinstance(x, tuple | Described) and not isinstance(x, Place) for x in noted):
+            self._can_repeat = False
+        return noted
 
     def _note_one(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             place = self._places.get(id(value))
             self._can_repeat = self._can_repeat and place is not None
             return place
-        if isinstance(address := getattr(value, "base", None), Address):
-            tensors = [n for n, x in enumerate(self._tensors) if x.data_ptr() == address.pointer]
-            self._can_repeat = self._can_repeat and len(tensors) == 1
-            return Described(value, tensors[0]) if tensors else None
-        return value
+        # Of a descriptor, or of other objects that stand for tensors.
+        base = getattr(value, "base", None)
+        if base is None:
+            return value
+        at = base.pointer if isinstance(base, Address) else None
+        tensors = [number for number, tensor in enumerate(self._tensors) if tensor.data_ptr() == at]
+        self._can_repeat = self._can_repeat and len(tensors) == 1
+        return Described(value, tensors[0]) if tensors else None
 
 
 def _takes_tensors(func: Any) -> bool:
@@ -189,7 +196,8 @@ class Repeater:
         if self._tape is not None:
             # torch.cuda.current_stream takes 5 us, for an object that nobody needs.
             return self._tape.play(given, torch._C._cuda_getCurrentRawStream(device.index))
-        return self._watch(function, groups) if next(self._number) == 1 else function(*groups)
+        is_second = next(self._number) == 1
+        return self._watch(function, groups) if is_second else function(*groups)
 
     def _watch(self, function: Callable[..., Results], groups: Groups) -> Results:
         # Each tensor as an object of its own: one may have been given twice.

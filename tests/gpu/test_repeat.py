@@ -1,5 +1,6 @@
 """Alike calls are repeated with today's addresses, if they only allocate, make views and launch."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from octavo.gpu.launch import launch
 from octavo.gpu.repeat import Repeater, tensors_in
+from octavo.gpu.tape import Address
 
 
 class Rows(NamedTuple):
@@ -68,6 +70,27 @@ def test_the_third_call_is_launched_with_its_own_addresses():
     assert others == [y.data_ptr() + 16, None, 7, True]
     assert last == ((1, 1, 1), ((out.data_ptr(), 1), counts.data_ptr(), y.data_ptr(), None, 8, False), 77)
     assert (out.shape, out.dtype, counts.tolist()) == (x.shape, x.dtype, [0.0] * 3)
+
+
+def test_descriptors_follow_their_tensor():
+    @dataclass
+    class Descriptor:
+        base: Address
+        size: int
+
+    kernel = Kernel("descriptor")
+
+    def call(tensors):
+        launch(kernel, (1,), Descriptor(Address(tensors[0].data_ptr(), torch.float32), 5))
+        return (torch.empty(1),)
+
+    repeater = Repeater()
+    for number in range(4):
+        x = torch.ones(2)
+        run(repeater, call, (x, torch.ones(2)))
+        if number >= 2:
+            expected = Descriptor(Address(x.data_ptr(), torch.float32), 5)
+            assert kernel.launched[-1][1] == (expected,)
 
 
 def test_parts_of_one_tensor_keep_their_distance():
@@ -133,12 +156,28 @@ def launches_what_nobody_gave(x):
     return (torch.empty(1),)
 
 
+def launches_what_it_wraps(x):
+    launch(Kernel("x"), (1,), Wrapped(x))
+    return (torch.empty(1),)
+
+
+def launches_tuples_in_tuples(x):
+    launch(Kernel("x"), (1,), ((x,), 1))
+    return (torch.empty(1),)
+
+
+class Wrapped:
+    def __init__(self, base):
+        self.base = base
+
+
 ELSEWHERE = torch.ones(2)
 
 
 OTHERS = (
     *(computes, joins, returns_what_it_got, launches_a_copy, launches_what_is_contiguous_now),
-    *(launches_what_it_computed, launches_what_nobody_gave),
+    *(launches_what_it_computed, launches_what_nobody_gave, launches_what_it_wraps),
+    launches_tuples_in_tuples,
 )
 
 
