@@ -132,15 +132,11 @@ def _append_kernel(
         _store_length(seq_lens, k, places, token)
     if QUERY_PARTS > 0:  # noqa: SIM102 (known when compiled: without rotation there is nothing to compile)
         if (part < QUERY_PARTS) & (token < q.num_tokens):
-            row, index = _find_row(q, token, num_sequences)
-            position = tl.load(angles.offsets + row)
-            if ADVANCE:
-                position += index
             head = part * HEADS + tl.arange(0, HEADS)
-            x = _rotate(q, token, head, NUM_HEADS, position, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_DIM)
-            d = tl.arange(0, PADDED_DIM)
-            at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
-            tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
+            _store_rotated(
+                rotated, q, token, head, angles, num_sequences,
+                NUM_HEADS, HEAD_DIM, HALF, INTERLEAVED, ADVANCE, PADDED_DIM,
+            )  # fmt: skip
     if (part >= QUERY_PARTS) & (token < k.num_tokens):
         row, index = _find_row(k, token, num_sequences)
         num_cached = tl.load(places.cached_lens + row)
@@ -164,6 +160,22 @@ def _append_kernel(
                 value = _load(v, token, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
                 _store(k_cache, key, row, block, offset, head, NUM_KV_HEADS, HEAD_DIM, PADDED_KV_DIM)
                 _store(v_cache, value, row, block, offset, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
+
+
+@triton.jit
+def _store_rotated(
+    rotated, q, token, head, angles, num_sequences, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ADVANCE: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """Store heads of a query, rotated."""
+    row, index = _find_row(q, token, num_sequences)
+    position = tl.load(angles.offsets + row)
+    if ADVANCE:
+        position += index
+    x = _rotate(q, token, head, NUM_HEADS, position, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_DIM)
+    d = tl.arange(0, PADDED_DIM)
+    at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+    tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
 
 
 @triton.jit
