@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.gpu.tape import Address, Described, Launch, Place, Tape
+from octavo.gpu.tape import Described, Launch, Place, Tape
 
 Groups = tuple[tuple[Any, ...], ...]
 Results = tuple[Tensor, ...]
@@ -140,7 +140,7 @@ class Watch(TorchDispatchMode):
         base = getattr(value, "base", None)
         if base is None:
             return value
-        at = base.pointer if isinstance(base, Address) else None
+        at = getattr(base, "pointer", None)
         tensors = [number for number, tensor in enumerate(self._tensors) if tensor.data_ptr() == at]
         self._can_repeat = self._can_repeat and len(tensors) == 1
         return Described(value, tensors[0]) if tensors else None

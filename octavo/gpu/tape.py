@@ -14,16 +14,6 @@ from torch import Tensor
 _MOST_DESCRIPTORS = 1024
 
 
-class Address(NamedTuple):
-    """A pointer on the device, as a descriptor for TMA takes it; keeps no memory alive."""
-
-    pointer: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-
 class Place(NamedTuple):
     """Where something lies: bytes after the beginning of a tensor of the call."""
 
@@ -32,7 +22,10 @@ class Place(NamedTuple):
 
 
 class Described:
-    """A descriptor for TMA of a tensor of the call."""
+    """A descriptor for TMA of a tensor of the call.
+
+    Its base is a NamedTuple with the tensor's address in `pointer`, so that it keeps no memory alive.
+    """
 
     def __init__(self, descriptor: Any, tensor: int) -> None:
         self.tensor = tensor

@@ -8,12 +8,15 @@ import torch
 
 from octavo.gpu.launch import launch
 from octavo.gpu.repeat import Repeater, tensors_in
-from octavo.gpu.tape import Address
 
 
 class Rows(NamedTuple):
     pointer: torch.Tensor
     stride: int
+
+
+class Address(NamedTuple):
+    pointer: int
 
 
 class Kernel:
@@ -81,7 +84,7 @@ def test_descriptors_follow_their_tensor():
     kernel = Kernel("descriptor")
 
     def call(tensors):
-        launch(kernel, (1,), Descriptor(Address(tensors[0].data_ptr(), torch.float32), 5))
+        launch(kernel, (1,), Descriptor(Address(tensors[0].data_ptr()), 5))
         return (torch.empty(1),)
 
     repeater = Repeater()
@@ -89,7 +92,7 @@ def test_descriptors_follow_their_tensor():
         x = torch.ones(2)
         run(repeater, call, (x, torch.ones(2)))
         if number >= 2:
-            expected = Descriptor(Address(x.data_ptr(), torch.float32), 5)
+            expected = Descriptor(Address(x.data_ptr()), 5)
             assert kernel.launched[-1][1] == (expected,)
 
 

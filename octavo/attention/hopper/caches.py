@@ -5,6 +5,7 @@ tile  (block, head, t)   `keys` rows of it, from block * block_rows + head * hea
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -13,7 +14,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.attention.hopper import shapes
 from octavo.attention.hopper.pipe import Places
 from octavo.attention.triton.arguments import Call
-from octavo.gpu.tape import Address
 
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -47,6 +47,16 @@ def _layout_unsupported_reason(
     return f"a cache with strides {strides} is no matrix of tokens for TMA"
 
 
+class _Address(NamedTuple):
+    """The part of a tensor that a descriptor needs; keeping it does not keep the memory alive."""
+
+    pointer: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
 def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
     """Describe a call's keys and values to TMA, in tiles of `keys` keys, which divide a block.
 
@@ -74,5 +84,5 @@ def _describe(
     size = [num_rows, (num_heads - 1) * head_columns + head_dim]
     tile = [keys, head_dim]
     layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[dtype])
-    matrix = TensorDescriptor(Address(pointer, dtype), size, [token, 1], tile, layout)
+    matrix = TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout)
     return matrix, Places(block_rows, head_rows, head_columns)
