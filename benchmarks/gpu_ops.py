@@ -1,10 +1,12 @@
 """octavo.ops on one NVIDIA GPU, beside FlashAttention-3 on the same tensors in the same run.
 
-    python benchmarks/gpu_ops.py [--fa3 PATH|auto] [--page 16,64,256] [--only decode] [--save MACHINE]
+    python benchmarks/gpu_ops.py [--fa3 PATH|auto] [--page 16,64,256] [--only decode] [--form append]
+        [--save MACHINE]
 
 Forms: "paged"; "append", which rotates queries and new keys and stores keys and values in the same call; and
 for prefill also "dense" and "ragged" keys without pages. Where the peer's build cannot append, the peer is
-FlashAttention-3 after vLLM's two kernels that rotate and store, as vLLM runs it; the table says so.
+FlashAttention-3 after vLLM's two kernels that rotate and store, as vLLM runs it, or after PyTorch's; the
+table says so.
 
 "us" are of replays of CUDA graphs, the two operators' in turn, over caches that together exceed the L2
 several times. "eager" is one call of many in a loop, until the GPU is done; "host" until the call returns;
@@ -22,7 +24,13 @@ from pathlib import Path
 
 import torch
 from gpu_attention import WORKLOADS, Workload
-from peers.flash_attention_3 import find_flash_attention_3, load_flash_attention_3, load_vllm_operators
+from peers.flash_attention_3 import (
+    find_flash_attention_3,
+    load_flash_attention_3,
+    load_vllm_operators,
+    store_as_torch,
+    store_as_vllm,
+)
 from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, matrix_rate
 from support.gpu_turns import eager_us, graphs_us
@@ -44,7 +52,10 @@ from torch import Tensor
 # Figures of a row, and texts: its workload, form, peer and failures.
 Row = dict[str, float | int | str | None]
 
-PEER, PEER_APART = "fa3", "fa3 after vLLM's rotary and store"
+PEER = "fa3"
+# Where the peer's build cannot append: what rotates and stores before it.
+APART = {"fa3 after vLLM's rotary and store": store_as_vllm, "fa3 after torch's": store_as_torch}
+FORMS = ("paged", "append", "dense", "ragged")
 _TOLERANCE = 1 / 64
 
 
@@ -108,9 +119,10 @@ def measure(form: str, inputs: Inputs, page: int, rates: dict[str, float], *, ha
     if has_peer:
         row["peer"] = PEER
         peer = try_first("fa3", partial(fa3_call, form, inputs, pages), form, pages, row)
-        if peer is None and form == "append" and pages is not None:
-            row["peer"] = PEER_APART
-            peer = try_first("fa3", partial(apart_call, inputs, pages), form, pages, row)
+        for name, store in APART.items():
+            if peer is None and form == "append" and pages is not None:
+                row["peer"] = name
+                peer = try_first("fa3", partial(apart_call, inputs, pages, store), form, pages, row)
     if ours and peer:
         row["error"] = float((ours[1].float() - peer[1].float()).abs().max())
         row["tolerance"] = float(peer[1].float().abs().max()) * _TOLERANCE
@@ -180,13 +192,19 @@ def line(row: Row) -> str:
     return table(shown, []).splitlines()[0] + (" WRONG" if is_wrong(row) else "")
 
 
-def plan(only: str, page_sizes: list[int]) -> Iterator[tuple[Workload, list[tuple[str, int]]]]:
-    """Yield the workloads whose names contain a text, and the form and page size of each of their rows."""
+def plan(
+    only: str, page_sizes: list[int], chosen: str = ""
+) -> Iterator[tuple[Workload, list[tuple[str, int]]]]:
+    """Yield the workloads whose names contain a text, and the form and page size of each of their rows.
+
+    chosen: the only form; empty: all.
+    """
     for workload in WORKLOADS:
         if only in workload.name:
             forms = ("paged", "append") if workload.query_len == 1 else ("paged",)
             rows = [(form, page) for form in forms for page in page_sizes]
-            yield workload, rows if workload.query_len == 1 else [*rows, ("dense", 0), ("ragged", 0)]
+            rows += [] if workload.query_len == 1 else [("dense", 0), ("ragged", 0)]
+            yield workload, [row for row in rows if chosen in ("", row[0])]
 
 
 def parse_pages(text: str) -> list[int]:
@@ -221,6 +239,7 @@ def main() -> int:
     )
     parser.add_argument("--page", type=parse_pages, default=[16, 64, 256], help="page sizes: 16,64,256")
     parser.add_argument("--only", default="", help="run the workloads whose names contain this")
+    parser.add_argument("--form", choices=FORMS, default="", help="run the rows of this form only")
     arguments = parser.parse_args()
     if arguments.fa3:
         load_peer(arguments.fa3)
@@ -228,7 +247,7 @@ def main() -> int:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     print(table(list(COLUMNS), []), flush=True)
     rows = []
-    for workload, todo in plan(arguments.only, arguments.page):
+    for workload, todo in plan(arguments.only, arguments.page, arguments.form):
         inputs = make_inputs(workload, count_caches(workload, l2_bytes), "cuda")
         for form, page in todo:
             rows.append(measure(form, inputs, page, rates, has_peer=bool(arguments.fa3)))

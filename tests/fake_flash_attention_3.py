@@ -35,12 +35,13 @@ class FakePeer:
 
     Attributes:
         can_append: whether the build can.
+        has_vllm: whether vLLM's operators are there.
         factor: what results are multiplied by; 1 is right.
         calls: arguments of every call.
     """
 
     def __init__(self, *, can_append: bool) -> None:
-        self.can_append, self.factor = can_append, 1.0
+        self.can_append, self.has_vllm, self.factor = can_append, True, 1.0
         self.calls: list[dict[str, Any]] = []
 
     def fwd(self, *values: Any) -> list[torch.Tensor]:
@@ -85,6 +86,8 @@ class FakePeer:
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
     def rotary_embedding(self, positions, query, key, head_size, cos_sin_cache, is_neox, *_) -> None:
+        if not self.has_vllm:
+            raise AttributeError("no rotary_embedding")
         assert is_neox
         assert head_size == query.shape[-1]
         for x in (query, key):

@@ -49,19 +49,20 @@ def tiny_inputs(query_len: int) -> Any:
 
 @pytest.mark.parametrize("page", [16, 256])
 @pytest.mark.parametrize("form", ["paged", "append"])
-@pytest.mark.parametrize("can_append", [True, False])
+@pytest.mark.parametrize(("can_append", "has_vllm"), [(True, True), (False, True), (False, False)])
 def test_decode_rows_agree_with_their_peer(
-    fake_peer: FakePeer, form: str, page: int, *, can_append: bool
+    fake_peer: FakePeer, form: str, page: int, *, can_append: bool, has_vllm: bool
 ) -> None:
     import gpu_ops
 
-    fake_peer.can_append = can_append
+    fake_peer.can_append, fake_peer.has_vllm = can_append, has_vllm
     row = gpu_ops.measure(form, tiny_inputs(1), page, _RATES, has_peer=True)
     in_call = can_append or form == "paged"
-    assert row["peer"] == (gpu_ops.PEER if in_call else gpu_ops.PEER_APART)
-    assert row.get("failed") == (
-        None if in_call else "fa3: RuntimeError: This flash attention build does not support appending KV."
-    )
+    vllm, pytorch = gpu_ops.APART
+    assert row["peer"] == (gpu_ops.PEER if in_call else vllm if has_vllm else pytorch)
+    failures = ["fa3: RuntimeError: This flash attention build does not support appending KV."]
+    failures += [] if has_vllm else [f"{vllm}: AttributeError: no rotary_embedding"]
+    assert row.get("failed") == (None if in_call else "; ".join(failures))
     assert 0 <= row["error"] <= row["tolerance"] < 0.1
     assert not gpu_ops.is_wrong(row)
     assert gpu_ops.ratio(row) == 1.5

@@ -111,6 +111,16 @@ def store_as_vllm(q: Tensor, k: Tensor, v: Tensor, caches: tuple[Tensor, Tensor]
     )
 
 
+def store_as_torch(q: Tensor, k: Tensor, v: Tensor, caches: tuple[Tensor, Tensor], places: Places) -> None:
+    """Do as store_as_vllm in PyTorch."""
+    cos, sin = places.cos_sin[places.positions].unsqueeze(1).chunk(2, dim=-1)
+    for x in (q, k):
+        first, second = x.chunk(2, dim=-1)
+        x.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+    for cache, rows in zip(caches, (k, v), strict=True):
+        cache.flatten(0, 1)[places.slots] = rows
+
+
 def find_flash_attention_3() -> Path:
     """Find the peer's shared object in an installed vLLM, without importing vLLM.
 

@@ -159,8 +159,8 @@ def fa3_call(form: str, inputs: Inputs, pages: Pages | None) -> Attend:
     return lambda c: attend_flash_attention_3(q, k, v, lengths, tables[c], inputs.scale, new)
 
 
-def apart_call(inputs: Inputs, pages: Pages) -> Attend:
-    """Return vLLM's two kernels and then FlashAttention-3; q and the new keys are rotated in place."""
+def apart_call(inputs: Inputs, pages: Pages, store: Callable[..., None] = store_as_vllm) -> Attend:
+    """Return `store` and then FlashAttention-3; q and the new keys are rotated in place."""
     new = inputs.new
     q, k_new, v_new = (x.flatten(0, 1).clone() for x in (inputs.q, new.k, new.v))
     lengths = Lengths(
@@ -170,7 +170,7 @@ def apart_call(inputs: Inputs, pages: Pages) -> Attend:
     places = [Places(pages.positions, slots, cos_sin, one) for slots in pages.slots]
 
     def attend(c: int) -> Tensor:
-        store_as_vllm(q, k_new, v_new, (pages.k, pages.v), places[c])
+        store(q, k_new, v_new, (pages.k, pages.v), places[c])
         return attend_flash_attention_3(q, pages.k, pages.v, lengths, pages.tables[c], inputs.scale)
 
     return attend

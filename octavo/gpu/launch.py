@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.device import can_overlap
+from octavo.gpu.repeat import running
 
 
 class _Mode(threading.local):
@@ -30,7 +31,11 @@ _mode = _Mode()
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel, as kernel[grid](*arguments, **options) does; in a dry run only compile it."""
-    kernel.run(*arguments, grid=grid, warmup=_mode.is_dry, **options)
+    watch = running.watch
+    if watch is None:
+        kernel.run(*arguments, grid=grid, warmup=_mode.is_dry, **options)
+    else:
+        watch.launch(kernel, grid, arguments, options)
 
 
 @contextmanager

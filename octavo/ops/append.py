@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.attention.float8 import write_rows
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Queries
+from octavo.ops.call import Queries, is_on_gpu
 from octavo.ops.checks import debug
 
 
@@ -63,8 +63,10 @@ class NewKeys(NamedTuple):
         return (self.cached_lens + more).masked_fill(self.cached_lens < 0, 0)
 
 
-def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
-    """Write new keys (rotated) and values to their slots; return the queries (rotated, else q itself).
+def append(
+    queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, Tensor]:
+    """Write new keys (rotated) and values to their slots.
 
     Args:
         queries: T queries.
@@ -73,12 +75,15 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
         v_cache: [N, B, KH, Dv], any strides; written.
         rotary: None: nothing is rotated.
 
+    Returns:
+        (queries, rotated or q itself; new.lengths_after()).
+
     Raises:
         InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) a key has no slot, or a position no
             row of cos and sin.
     """
-    if queries.q.device.type == "cpu":
-        return append_torch(queries, new, k_cache, v_cache, rotary)
+    if not is_on_gpu(queries.q):
+        return append_torch(queries, new, k_cache, v_cache, rotary), new.lengths_after()
     if debug.is_on():
         check_append(queries, new, k_cache, rotary)
     from octavo.ops.triton import append as on_gpu

@@ -46,12 +46,12 @@ def check_maximum(name: str, value: int | None) -> None:
 
 def make_scores(q: Tensor, options: Options) -> Scores:
     """Return the options of the scores of q [..., H, D]."""
-    scale, slopes, sinks = options.softmax_scale, options.alibi_slopes, options.s_aux
+    scale, slopes = options.softmax_scale, options.alibi_slopes
     return Scores(
         q.shape[-1] ** -0.5 if scale is None else float(scale),
         *(options.left, options.right, float(options.softcap)),
         None if slopes is None else slopes.float(),
-        None if sinks is None else sinks.float(),
+        options.s_aux,
     )
 
 

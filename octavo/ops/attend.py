@@ -20,7 +20,7 @@ from octavo.attention.merge import add_sinks
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import MOST_UNIFORM
 from octavo.ops import on_cpu
-from octavo.ops.call import Call, Keys, Queries, RaggedQueries, Scores, contiguous, rows_of
+from octavo.ops.call import Call, Keys, Queries, RaggedQueries, Scores, contiguous, is_on_gpu, rows_of
 from octavo.ops.checks import debug
 
 
@@ -33,7 +33,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     """
     call = _contiguous(call)
     q, keys = call.queries.q, call.keys
-    is_cpu = _is_on_host(q)
+    is_cpu = not is_on_gpu(q)
     if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
         return _nothing(call)
     if is_cpu and call.queries.used is not None:
@@ -109,7 +109,7 @@ def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
 
 
 def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
-    keys, queries = call.keys, call.queries.ragged(call.keys.seq_lens)
+    keys, queries = call.keys, _ragged(call.queries, call.keys.seq_lens)
     metadata = AttentionMetadata(
         cu_seqlens_q=queries.cu_seqlens,
         seq_lens=keys.seq_lens,
@@ -137,9 +137,15 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     return (out, lse) if queries.used is None else _hide_unused(out, lse, queries, options.sinks)
 
 
-def _is_on_host(q: Tensor) -> bool:
-    """Say whether the call may look at its lengths without waiting for a GPU."""
-    return q.device.type == "cpu"
+def _ragged(queries: Queries, seq_lens: Tensor) -> RaggedQueries:
+    """Do as Queries.ragged, on a GPU in one launch where queries differ in length."""
+    if queries.cu_seqlens is None or not is_on_gpu(queries.q):
+        return queries.ragged(seq_lens)
+    from octavo.ops.triton.positions import ragged_positions
+
+    cu_seqlens, used = queries.cu_seqlens, queries.used
+    positions = ragged_positions(queries.q.shape[0], cu_seqlens, seq_lens, used)
+    return RaggedQueries(queries.q, cu_seqlens, positions, used, queries.max_len)
 
 
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,11 @@ def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
     return row.clamp_(max=max(0, cu_seqlens.shape[0] - 2))
 
 
+def is_on_gpu(q: Tensor) -> bool:
+    """Say whether kernels for GPUs run the call; its lengths must not be looked at then."""
+    return q.device.type != "cpu"
+
+
 def contiguous(tensor: Tensor) -> Tensor:
     """Return the tensor with stride 1 in its last dimension, a copy where that needs one."""
     if tensor.stride(-1) == 1:
@@ -32,7 +37,7 @@ class Scores(NamedTuple):
         right: keys after it that it sees; 0 is a causal mask; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         alibi_slopes: [H] or [S, H] float32; adds -slope * |p - j| after the cap.
-        sinks: [H] float32 scores of a key without a value, which every query sees; None: none.
+        sinks: [H] float scores of a key without a value, which every query sees; None: none.
     """
 
     scale: float

@@ -43,7 +43,7 @@ def append_op(
     rotary = None
     if cos is not None and sin is not None and offsets is not None:
         rotary = Rotary(cos, sin, interleaved, offsets, queries_advance)
-    rotated = eager_append.append(queries, new, k_cache, v_cache, rotary)
+    rotated, _ = eager_append.append(queries, new, k_cache, v_cache, rotary)
     return q.new_empty(0) if rotary is None else rotated
 
 
@@ -96,7 +96,9 @@ def _fake_attend(q, cu_seqlens_q, used, max_len, length, k, v, *_options):
     return out, q.new_empty(num_tokens, num_heads, dtype=torch.float32)
 
 
-def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
+def append(
+    queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, Tensor]:
     """Call octavo.ops.append.append, as an operator while torch.compile traces."""
     if not torch.compiler.is_compiling():
         return eager_append.append(queries, new, k_cache, v_cache, rotary)
@@ -107,7 +109,7 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
         *(new.k, new.v, new.cu_seqlens, new.length, new.cached_lens, new.begin, new.block_table),
         *(k_cache, v_cache, new.k_scale, new.v_scale, *angles, *turns),
     )
-    return queries.q if rotary is None else rotated
+    return queries.q if rotary is None else rotated, new.lengths_after()
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,13 @@
 """What the public functions do: check, normalise, append and attend."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8
 from octavo.errors import InvalidArgumentError
+from octavo.gpu.repeat import Groups, tensors_in
 from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.arguments import (
     check_maximum,
@@ -15,8 +18,10 @@ from octavo.ops.arguments import (
     make_scores,
     make_table,
 )
-from octavo.ops.call import Call, Keys, Queries
+from octavo.ops.call import Call, Keys, Queries, is_on_gpu
+from octavo.ops.checks import debug
 from octavo.ops.checks.shapes import check_cached, check_ragged
+from octavo.ops.checks.signature import Alike
 from octavo.ops.custom_ops import append, attend
 from octavo.ops.given import Caches, Lengths, News, Options, Places, Plan
 
@@ -37,29 +42,23 @@ def run_cached(
     Returns:
         (out [B, Sq, H, Dv] or [T, H, Dv] as q is, lse [T, H]).
     """
-    q, k_cache, v_cache = caches
-    cache_seqlens = places.cache_seqlens
-    # Its number of tokens must not count as a difference between calls.
-    fixed = places if isinstance(cache_seqlens, Tensor) else places._replace(cache_seqlens=None)
-    num = check_cached(names, caches, news, fixed, lengths, options)
+    q, k_cache, _ = caches
     check_maximum("max_seqlen_q", max_seqlen_q)
     check_plan(plan)
-    table = make_table(q, num, places.block_table, places.cache_batch_idx)
-    seq_lens = make_lengths("cache_seqlens", cache_seqlens, table.shape[1] * k_cache.shape[1], q, num)
-    begin = None if places.cache_leftpad is None else int32(places.cache_leftpad)
-    scale, k_scale, v_scale = make_scales(k_cache, num, options)
-    queries = _queries(q, lengths, max_seqlen_q)
-    if news.k is not None and news.v is not None:
-        if cache_seqlens is None:
-            raise InvalidArgumentError("cache_seqlens is missing: it says where in the cache k and v go")
-        new = _new_keys(news.k, news.v, news, begin, seq_lens, table, (k_scale, v_scale))
-        rotary = _rotary(news, seq_lens, advance=(options.left, options.right) != (None, None))
-        seq_lens = new.lengths_after()
-        # Everything is checked by now, so that a refused call writes nothing.
-        queries = queries.replaced(append(queries, new, k_cache, v_cache, rotary))
-    keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
-    out, lse = attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
-    return _shaped(out, q), lse
+    (q, k_cache, _), cached = caches, places.cache_seqlens
+    # Its number of tokens must not count as a difference between calls.
+    fixed = places if isinstance(cached, Tensor) else places._replace(cache_seqlens=None)
+    alike = check_cached(names, caches, news, fixed, lengths, options, also=(max_seqlen_q,))
+    if news.k is not None and cached is None:
+        raise InvalidArgumentError("cache_seqlens is missing: it says where in the cache k and v go")
+    width = 1 if places.block_table is None else places.block_table.shape[1]
+    lens = make_lengths("cache_seqlens", cached, width * k_cache.shape[1], q, alike.num_sequences)
+    if lens is not cached:
+        places = places._replace(cache_seqlens=lens)
+    scales = make_scales(k_cache, alike.num_sequences, options)
+    sizes = alike.num_sequences, max_seqlen_q, plan
+    out, lse = _run(_append_and_attend, alike, (caches, news, places, lengths, options, scales, sizes))
+    return out if q.dim() == 3 else out.view(q.shape[:2] + out.shape[1:]), lse
 
 
 def run_ragged(
@@ -72,26 +71,17 @@ def run_ragged(
     plan: Plan,
 ) -> tuple[Tensor, Tensor]:
     """Attend to ragged or paged keys; see flash_attn_varlen_func. Returns (out [T, H, Dv], lse [T, H])."""
-    q, k, v = caches
-    num = check_ragged(caches, lengths, (block_table,), options)
     check_maximum("max_seqlen_q", max_seqlen_q)
     check_plan(plan)
-    begin, seq_lens = None, lengths.seqused_k if lengths.seqused_k is None else int32(lengths.seqused_k)
-    scale, _, v_scale = make_scales(k, num, options)
-    if lengths.cu_seqlens_k is not None:
-        bounds = int32(lengths.cu_seqlens_k)
-        if block_table is None:
-            # One block holds all sequences.
-            begin, seq_lens = bounds[:-1], bounds[1:] if seq_lens is None else bounds[:-1] + seq_lens
-            k, v = k.unsqueeze(0), v.unsqueeze(0)
-            block_table = torch.zeros(num, 1, dtype=torch.int32, device=q.device)
-        elif seq_lens is None:
-            seq_lens = bounds[1:] - bounds[:-1]
-    assert seq_lens is not None, "one of the lengths was checked to be there"
-    table = make_table(q, num, block_table, None)
-    keys = Keys(k, v, table, seq_lens, begin, scale, v_scale)
-    queries = _queries(q, lengths, max_seqlen_q)
-    return attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
+    tables, bounds = (block_table,), lengths.cu_seqlens_k
+    alike = check_ragged(caches, lengths, tables, options, also=(max_seqlen_q,))
+    if block_table is not None and bounds is not None:
+        # Of the cumulative lengths of paged keys only the differences count.
+        used = bounds[1:] - bounds[:-1] if lengths.seqused_k is None else lengths.seqused_k
+        lengths = lengths._replace(cu_seqlens_k=None, seqused_k=used)
+    scales = make_scales(caches[1], alike.num_sequences, options)
+    sizes = alike.num_sequences, max_seqlen_q, plan
+    return _run(_attend_ragged, alike, (caches, lengths, tables, options, scales, sizes))
 
 
 def shape_lse(lse: Tensor, q: Tensor) -> Tensor:
@@ -101,9 +91,72 @@ def shape_lse(lse: Tensor, q: Tensor) -> Tensor:
     return lse.view(*q.shape[:2], lse.shape[1]).transpose(1, 2).contiguous()
 
 
-def _shaped(out: Tensor, q: Tensor) -> Tensor:
-    """Return out [T, H, Dv] in the layout of q."""
-    return out if q.dim() == 3 else out.view(*q.shape[:2], *out.shape[1:])
+_Scales = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""See make_scales."""
+
+_Sizes = tuple[int, int | None, Plan]
+"""(number of sequences, max_seqlen_q, plan)."""
+
+
+def _run(
+    function: Callable[..., tuple[Tensor, Tensor]], alike: Alike, groups: Groups
+) -> tuple[Tensor, Tensor]:
+    """Return function(*groups); on a GPU alike calls are repeated, except with a plan or while debugged."""
+    (q, *_), (*_, plan) = groups[0], groups[-1]
+    if not is_on_gpu(q) or plan is not None or torch.compiler.is_compiling() or debug.is_on():
+        return function(*groups)
+    out, lse = alike.repeater.run(function, groups, tensors_in(groups))
+    return out, lse
+
+
+def _append_and_attend(
+    caches: Caches,
+    news: News,
+    places: Places,
+    lengths: Lengths,
+    options: Options,
+    scales: _Scales,
+    sizes: _Sizes,
+) -> tuple[Tensor, Tensor]:
+    """Do as run_cached, with everything checked, and cache_seqlens a tensor."""
+    (q, k_cache, v_cache), (num, max_seqlen_q, plan), seq_lens = caches, sizes, places.cache_seqlens
+    assert isinstance(seq_lens, Tensor)
+    table = make_table(q, num, places.block_table, places.cache_batch_idx)
+    begin = None if places.cache_leftpad is None else int32(places.cache_leftpad)
+    scale, k_scale, v_scale = scales
+    queries = _queries(q, lengths, max_seqlen_q)
+    if news.k is not None and news.v is not None:
+        new = _new_keys(news.k, news.v, news, begin, seq_lens, table, (k_scale, v_scale))
+        rotary = _rotary(news, seq_lens, advance=(options.left, options.right) != (None, None))
+        # Everything is checked by now, so that a refused call writes nothing.
+        rotated, seq_lens = append(queries, new, k_cache, v_cache, rotary)
+        queries = queries.replaced(rotated)
+    keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
+    return attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
+
+
+def _attend_ragged(
+    caches: Caches,
+    lengths: Lengths,
+    tables: tuple[Tensor | None],
+    options: Options,
+    scales: _Scales,
+    sizes: _Sizes,
+) -> tuple[Tensor, Tensor]:
+    """Do as run_ragged, with everything checked; keys are ragged if cu_seqlens_k is there, else paged."""
+    (q, k, v), (block_table,), (num, max_seqlen_q, plan) = caches, tables, sizes
+    begin, seq_lens = None, None if lengths.seqused_k is None else int32(lengths.seqused_k)
+    if lengths.cu_seqlens_k is not None:
+        # One block holds all sequences.
+        bounds = int32(lengths.cu_seqlens_k)
+        begin, seq_lens = bounds[:-1], bounds[1:] if seq_lens is None else bounds[:-1] + seq_lens
+        k, v = k.unsqueeze(0), v.unsqueeze(0)
+        block_table = torch.zeros(num, 1, dtype=torch.int32, device=q.device)
+    assert seq_lens is not None, "one of the lengths was checked to be there"
+    scale, _, v_scale = scales
+    keys = Keys(k, v, make_table(q, num, block_table, None), seq_lens, begin, scale, v_scale)
+    queries = _queries(q, lengths, max_seqlen_q)
+    return attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
 
 
 def _queries(q: Tensor, lengths: Lengths, max_seqlen_q: int | None) -> Queries:

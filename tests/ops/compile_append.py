@@ -15,7 +15,7 @@ def compile_append(*, ragged, rotary, dtype="*bf16", cache="*bf16", interleaved=
         angles = Angles(dtype, "i32", dtype, "i32", "*i32", "i32")
     places = Places("*i32", "i32", "*i32", "i32", "i32", "i32")
     shape = (16, 8, 59, 64, 16 if rotary else 0, interleaved, True, 1 if rotary else 0, 16, 8, 64, 64)
-    arguments = (rows, dtype, rows, rows, blocks, blocks, places, angles, "i32", *shape)
+    arguments = (rows, dtype, rows, rows, blocks, blocks, places, angles, "*i32", "i32", *shape)
     return compile_kernel(_append_kernel, arguments, source_of=ASTSource)
 
 

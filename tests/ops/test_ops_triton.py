@@ -37,7 +37,7 @@ def _on_triton(monkeypatch):
 
     monkeypatch.setattr(attend_module, "choose_for_call", lambda *_: "triton")
     monkeypatch.setattr(attend_module, "paged_attention_with_lse", attend)
-    monkeypatch.setattr(attend_module, "_is_on_host", lambda q: False)
+    monkeypatch.setattr(attend_module, "is_on_gpu", lambda q: True)
     # Lengths on a GPU are not looked at.
     monkeypatch.setattr(AttentionMetadata, "check_lengths", lambda self: None)
     monkeypatch.setattr(run, "append", append)
@@ -100,7 +100,7 @@ class Append:
         if offsets is not None:
             rotary = Rotary(*self.angles, False, torch.tensor(offsets, dtype=torch.int32), True)
         q = torch.ones(2, 2, 8)
-        return append(Queries(q, None, None, 1, 1), new, *self.caches, rotary)
+        return append(Queries(q, None, None, 1, 1), new, *self.caches, rotary)[0]
 
     def written(self):
         """(block, offset) of slots of self.memory that changed."""

@@ -1,48 +1,71 @@
-"""Runs checks that depend on shapes, strides, dtypes and devices only once for calls that are alike.
+"""Tells calls apart by shapes, strides, dtypes and devices, so that what follows from these is done once.
 
 The checks of a small call take longer than the call.
 """
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Result = TypeVar("Result")
+from octavo.gpu.repeat import Repeater
+
 _MOST = 1024
 
 
-def once(check: Callable[..., Result]) -> Callable[..., Result]:
-    """Return the check with a cache: it runs once for arguments that are alike. Refusals are not kept.
+class Alike(NamedTuple):
+    """What calls have in common that differ only in the numbers in their tensors.
 
-    The check takes tuples, and must read of a tensor in them its shape, strides, dtype and device only.
+    Attributes:
+        num_sequences: B, from the check.
+        repeater: runs them on a GPU.
     """
-    results: dict[Hashable, Result] = {}
+
+    num_sequences: int
+    repeater: Repeater
+
+
+def once(check: Callable[..., int]) -> Callable[..., Alike]:
+    """Return the check with a cache: it runs once for calls that are alike. Refusals are not kept.
+
+    The check takes tuples, and must read of a tensor in them its shape, strides, dtype and device only. What
+    is in `also` tells calls apart too; the check does not take it.
+    """
+    known: dict[Hashable, Alike] = {}
 
     @functools.wraps(check)
-    def checked(*groups: tuple) -> Result:
+    def checked(*groups: tuple, also: tuple = ()) -> Alike:
         if torch.compiler.is_compiling():
-            return check(*groups)
-        key = tuple([_describe(value) for group in groups for value in group])
+            return Alike(check(*groups), Repeater())
+        key = _describe((*groups, also))
         try:
-            result = results.get(key)
+            alike = known.get(key)
         except TypeError:
             # No valid argument is unhashable, so the check refuses it.
-            return check(*groups)
-        if result is None:
-            result = check(*groups)
-            if len(results) >= _MOST:
-                results.clear()
-            results[key] = result
-        return result
+            return Alike(check(*groups), Repeater())
+        if alike is None:
+            alike = Alike(check(*groups), Repeater())
+            if len(known) >= _MOST:
+                known.clear()
+            known[key] = alike
+        return alike
 
     return checked
 
 
-def _describe(value: object) -> Hashable:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    # Equal values of different types, such as 1 and True, are not alike.
-    return None if value is None else (value.__class__, value)
+def _describe(groups: tuple[tuple, ...]) -> tuple[Hashable, ...]:
+    key: list[Hashable] = []
+    for group in groups:
+        for value in group:
+            if value is None:
+                key.append(None)
+            elif isinstance(value, Tensor):
+                # Kernels are compiled for pointers to multiples of 16 bytes, or for others.
+                offset = value.data_ptr() % 16 if value.is_cuda else 0
+                key += (value.shape, value.stride(), value.dtype, value.device, offset)
+            else:
+                # Equal values of different types, such as 1 and True, are not alike.
+                key += (value.__class__, value)
+    return tuple(key)

@@ -2,6 +2,7 @@
 
 program (t, part)   part < query parts: some heads of query t, rotated into a new tensor
                     else:               some kv heads of new token t, into the cache
+                    part 0:             the length of sequence t afterwards, too
 """
 
 from typing import Any, NamedTuple
@@ -68,7 +69,9 @@ class Angles(NamedTuple):
     num_positions: Any
 
 
-def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None) -> Tensor:
+def append(
+    queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, Tensor]:
     """See octavo.ops.append. Nothing waits for the device; a slot or position out of range is skipped."""
     q, k, v = contiguous(queries.q), contiguous(new.k), contiguous(new.v)
     (num_tokens, num_heads, head_dim), value_dim = q.shape, v_cache.shape[3]
@@ -78,9 +81,10 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
     padded_dim = power_of_two(max(head_dim, value_dim))
     kv_heads = min(power_of_two(num_kv_heads), max(1, _TILE // padded_dim))
     num_query_parts = 0 if rotary is None else -(-num_heads // heads)
-    num_programs = max(k.shape[0], 0 if rotary is None else num_tokens)
-    if num_programs == 0 or num_sequences == 0:
-        return rotated
+    seq_lens = torch.empty(num_sequences, dtype=torch.int32, device=q.device)
+    if num_sequences == 0:
+        return rotated, seq_lens
+    num_programs = max(num_sequences, k.shape[0], 0 if rotary is None else num_tokens)
     block_size = k_cache.shape[1]
     table = new.block_table
     launch(
@@ -97,13 +101,14 @@ def append(queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rot
             *(k_cache.shape[0], table.shape[1] * block_size),
         ),
         _angles(rotary),
+        seq_lens,
         num_sequences,
         *(num_heads, num_kv_heads, head_dim, value_dim),
         *(0 if rotary is None else rotary.cos.shape[1], rotary is not None and rotary.interleaved),
         rotary is not None and rotary.queries_advance,
         *(num_query_parts, heads, kv_heads, power_of_two(head_dim), padded_dim),
     )
-    return rotated
+    return rotated, seq_lens
 
 
 def _angles(rotary: Rotary | None) -> Angles:
@@ -115,7 +120,7 @@ def _angles(rotary: Rotary | None) -> Angles:
 
 @triton.jit
 def _append_kernel(
-    q, rotated, k, v, k_cache, v_cache, places, angles, num_sequences,
+    q, rotated, k, v, k_cache, v_cache, places, angles, seq_lens, num_sequences,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ADVANCE: tl.constexpr,
     QUERY_PARTS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
@@ -123,17 +128,15 @@ def _append_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    if (part == 0) & (token < num_sequences):
+        _store_length(seq_lens, k, places, token)
     if QUERY_PARTS > 0:  # noqa: SIM102 (known when compiled: without rotation there is nothing to compile)
         if (part < QUERY_PARTS) & (token < q.num_tokens):
-            row, index = _find_row(q, token, num_sequences)
-            position = tl.load(angles.offsets + row)
-            if ADVANCE:
-                position += index
             head = part * HEADS + tl.arange(0, HEADS)
-            x = _rotate(q, token, head, NUM_HEADS, position, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_DIM)
-            d = tl.arange(0, PADDED_DIM)
-            at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
-            tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
+            _store_rotated(
+                rotated, q, token, head, angles, num_sequences,
+                NUM_HEADS, HEAD_DIM, HALF, INTERLEAVED, ADVANCE, PADDED_DIM,
+            )  # fmt: skip
     if (part >= QUERY_PARTS) & (token < k.num_tokens):
         row, index = _find_row(k, token, num_sequences)
         num_cached = tl.load(places.cached_lens + row)
@@ -157,6 +160,33 @@ def _append_kernel(
                 value = _load(v, token, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
                 _store(k_cache, key, row, block, offset, head, NUM_KV_HEADS, HEAD_DIM, PADDED_KV_DIM)
                 _store(v_cache, value, row, block, offset, head, NUM_KV_HEADS, VALUE_DIM, PADDED_KV_DIM)
+
+
+@triton.jit
+def _store_rotated(
+    rotated, q, token, head, angles, num_sequences, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ADVANCE: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """Store heads of a query, rotated."""
+    row, index = _find_row(q, token, num_sequences)
+    position = tl.load(angles.offsets + row)
+    if ADVANCE:
+        position += index
+    x = _rotate(q, token, head, NUM_HEADS, position, angles, HEAD_DIM, HALF, INTERLEAVED, PADDED_DIM)
+    d = tl.arange(0, PADDED_DIM)
+    at = rotated + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+    tl.store(at, x, (head < NUM_HEADS)[:, None] & (d < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def _store_length(seq_lens, k, places, row):
+    """Store the length of a sequence with its new keys; a negative one stays empty."""
+    num_cached = tl.load(places.cached_lens + row)
+    if k.cu_seqlens is None:
+        num_new = k.length
+    else:
+        num_new = tl.load(k.cu_seqlens + row + 1) - tl.load(k.cu_seqlens + row)
+    tl.store(seq_lens + row, tl.where(num_cached < 0, 0, num_cached + num_new))
 
 
 @triton.jit
