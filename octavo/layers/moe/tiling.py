@@ -79,6 +79,8 @@ class Mxfp4Tiling:
 
 # For 1 to 4 tokens and MXFP4: two warps of a program share K.
 MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
+# For rows in float32, without tensor cores: larger tiles spill kilobytes of registers.
+FLOAT32_MXFP4_TILING = Mxfp4Tiling(16, 64, 1, 4, 2)
 
 
 def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling:
@@ -101,7 +103,7 @@ def choose_grouped_tiling(
     if not deterministic:
         rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
     if isinstance(weight, PackedExpertWeight):
-        # Not measured yet. The program unpacks a tile's words once for all of its rows.
+        # Not swept. The program unpacks a tile's words once for all of its rows.
         return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
         return _mxfp4_tiling(8 if rows_per_expert <= 4 and not deterministic else rows, weight)

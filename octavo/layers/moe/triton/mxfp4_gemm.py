@@ -7,6 +7,7 @@ Words come by asynchronous copies, and become numbers in the registers that tens
 tokens mostly choose different experts: then there is nothing to sort, and a tile has one row.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import Mxfp4Tiling
+from octavo.layers.moe.tiling import FLOAT32_MXFP4_TILING, Mxfp4Tiling
 from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.mxfp4 import SPAN, unpacked
 from octavo.layers.moe.triton.sort import SortedPairs
@@ -28,8 +29,13 @@ def grouped_gemm(
     activation: str | None,
     tiling: Mxfp4Tiling,
 ) -> Tensor:
-    """Multiply each pair's row with the weight of its expert; see grouped.grouped_gemm."""
+    """Multiply each pair's row with the weight of its expert; see grouped.grouped_gemm.
+
+    Rows in float32 have a tiling of their own.
+    """
     pairs, starts, num_chosen, num_slots = by_expert
+    if x.dtype == torch.float32:
+        tiling = FLOAT32_MXFP4_TILING
     grid = num_slots, weight.shape[0]
     return _launch(x, weight, grid, len(pairs), (pairs, starts, num_chosen), activation, tiling)
 
