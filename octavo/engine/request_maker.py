@@ -30,7 +30,7 @@ class RequestMaker:
         self._num_ids = self._num_requests = 0
 
     def new_id(self, live: Container[str]) -> str:
-        """Return a running number that is no live request's id."""
+        """Return the next number that is not the id of a live request."""
         while True:
             self._num_ids += 1
             request_id = str(self._num_ids - 1)
@@ -41,7 +41,7 @@ class RequestMaker:
         """Return a user's id, or a new one for None.
 
         Raises:
-            InvalidArgumentError: it is no string, empty, or a live request's.
+            InvalidArgumentError: it is not a string, is empty, or is the id of a live request.
         """
         if request_id is None:
             return self.new_id(live)
@@ -112,7 +112,7 @@ def salt_bytes(cache_salt: str) -> bytes:
     """Return a cache salt as blocks know it.
 
     Raises:
-        InvalidArgumentError: it is no string.
+        InvalidArgumentError: it is not a string.
     """
     if not isinstance(cache_salt, str):
         raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')

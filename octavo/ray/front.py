@@ -98,7 +98,7 @@ async def _rest(first: bytes, answer: Any, path: str, headers: Headers) -> Async
     """Yield the body; if the replica of a stream dies, the last event says so.
 
     Raises:
-        RayActorError: the replica died within an answer that is no stream.
+        RayActorError: the replica died within an answer that is not a stream.
     """
     last = first[-2:]
     try:

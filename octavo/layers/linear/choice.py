@@ -59,7 +59,7 @@ class _Layers(Protocol):
 _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
     {
         "blocks": (blocks, grouped),
-        # Groups of columns that are no multiple of 32: nothing multiplies them.
+        # Groups of columns that are not a multiple of 32: no kernel multiplies them.
         "odd blocks": (),
         "float8": (float8_on_gpu, float8_on_torch),
         "mxfp4": (mxfp4_on_torch,),

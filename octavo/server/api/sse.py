@@ -32,7 +32,7 @@ def event(value: msgspec.Struct) -> bytes:
 
 
 def named_event(kind: str, value: object) -> bytes:
-    """Return one event that tells its kind beside its data, too."""
+    """Return one event that has a line with its kind above its data."""
     return f"event: {kind}\n".encode() + b"data: " + encode(value) + b"\n\n"
 
 
@@ -79,7 +79,7 @@ class EventStream(Response):
 
         Args:
             writer: makes them.
-            generation: of what; aborted when the client leaves.
+            generation: the prompts to answer; aborted when the client leaves.
             keep_alive_s: idle time after which `idle` is sent; 0: never.
             write_timeout_s: how long the client may leave an event unread.
             last: sent at the end, after an error too.

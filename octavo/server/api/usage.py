@@ -49,7 +49,7 @@ class UsageCounter:
 
     @property
     def now(self) -> Usage | UnsetType:
-        """The usage that an event tells: what was counted so far, or nothing."""
+        """The usage that an event carries: what was counted so far, or nothing."""
         if not self.is_continuous:
             return UNSET
         num_output = self._num_output

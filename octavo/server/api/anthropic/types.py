@@ -37,7 +37,7 @@ class ToolUseBlock(Block, tag="tool_use"):
 
 
 class ToolResultBlock(Block, tag="tool_result"):
-    """What a call gave."""
+    """What a call returned."""
 
     tool_use_id: str
     content: str | list[JsonObject] = ""
@@ -152,7 +152,7 @@ class MessagesError(Struct, kw_only=True):
 
 
 class MessagesErrorBody(Struct, kw_only=True):
-    """The body of every answer of these routes that is no success."""
+    """The body of every answer of these routes that reports a failure."""
 
     type: Literal["error"] = "error"
     error: MessagesError
