@@ -80,6 +80,9 @@ class RequestMaker:
         seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
         metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
         eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
+        max_num_tokens = self._max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
         requests = [
             Request(
                 request_id=request_id,
@@ -87,7 +90,7 @@ class RequestMaker:
                 token_ids=token_ids[:],
                 num_prompt_tokens=len(token_ids),
                 params=params,
-                max_num_tokens=self._max_num_tokens(len(token_ids), params),
+                max_num_tokens=max_num_tokens,
                 seed=mix_seed(seed, index),
                 stop_token_ids=eos_token_ids.union(params.stop_token_ids or ()),
                 blocks=new_blocks(),
@@ -101,11 +104,6 @@ class RequestMaker:
         ]
         requests[0].forks = requests[1:]
         return requests
-
-    def _max_num_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        if params.max_tokens is None:
-            return self._max_model_len
-        return min(self._max_model_len, num_prompt_tokens + params.max_tokens)
 
 
 def salt_bytes(cache_salt: str) -> bytes:

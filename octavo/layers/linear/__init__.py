@@ -7,6 +7,7 @@
     blocks      C              blocks, block_weight, layers/cpu/{blocks,dots}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
+    dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them
     skinny      Triton         skinny, skinny_tiling
     hopper      Gluon          hopper/
     invariant   Triton         invariant, invariant_tiling

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -204,17 +205,6 @@ class Gathered:
 
 
 def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
-    logprobs = None
-    if second.logprobs is not None:
-        logprobs = (first.logprobs or ()) + second.logprobs
-    return CompletionDelta(
-        request_id=second.request_id,
-        index=second.index,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        message=second.message,
-        output=second.output,
-    )
+    logprobs = None if second.logprobs is None else (first.logprobs or ()) + second.logprobs
+    text, token_ids = first.text + second.text, first.token_ids + second.token_ids
+    return replace(second, text=text, token_ids=token_ids, logprobs=logprobs)

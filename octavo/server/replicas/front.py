@@ -145,18 +145,12 @@ class Front:
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             body = await self._bodies.read(headers, receive)
         if body and is_prompt(path):
-            holder = self._holder(headers)
+            holder = holder_of(headers) if self._config.cache_isolation == "key" else b""
             if len(body) > _INLINE_BYTES:
                 marks = await asyncio.to_thread(marks_of, body, holder)
             else:
                 marks = marks_of(body, holder)
         return Asked(scope["method"], whole, headers, body, marks)
-
-    def _holder(self, headers: Headers) -> bytes:
-        """Return the holder whose cached prefixes a request may use."""
-        if self._config.cache_isolation != "key":
-            return b""
-        return holder_of(headers)
 
     async def _route(self, asked: Asked, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.
