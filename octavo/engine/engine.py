@@ -206,8 +206,7 @@ class Engine:
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         salt = salt_bytes(cache_salt)
-        if grammar is None:
-            grammar = self.grammars.of(params)
+        grammar = grammar or self.grammars.of(params)
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
@@ -238,11 +237,9 @@ class Engine:
         if not isinstance(request_id, str):
             raise InvalidArgumentError(f"request_id must be a string, got {request_id!r}")
         self._begin()
-        if request_id in self.outputs:
-            for request in self.outputs.requests(request_id):
-                if not request.is_finished:
-                    request.finish("abort")
-                    self._steps.close(request)
+        for request in self.outputs.unfinished(request_id):
+            request.finish("abort")
+            self._steps.close(request)
         self._in_doubt = False
 
     def step(self) -> None:
