@@ -120,11 +120,8 @@ def _first_requests(good: Sequence[Answer]) -> Figures:
 
 def _client(options: LoadOptions, load: Load) -> Figures:
     """Return how late and how busy the client itself was."""
-    late = (
-        [answer.woken_s - answer.due_s for answer in load.answers]
-        if np.isfinite(options.request_rate)
-        else []
-    )
+    timed = load.answers if np.isfinite(options.request_rate) else []
+    late = [answer.woken_s - answer.due_s for answer in timed]
     return {
         "late_ms": statistics_ms(late),
         "lag_ms": statistics_ms(load.lags_s),
