@@ -53,7 +53,7 @@ class Client:
     """Talks to one server; an async context manager."""
 
     def __init__(self, options: LoadOptions) -> None:
-        """Prepare.
+        """Read the key; entering the context opens the session.
 
         Raises:
             ConfigError: the key cannot be read.

@@ -49,7 +49,7 @@ class Worker:
         ring: Callable[[], None],
         step_deadline_s: float,
     ) -> None:
-        """Prepare.
+        """Make the thread; `start` begins to load.
 
         Args:
             make_engine: loads the engine; called in the thread.

@@ -16,7 +16,7 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 
 
 class TextBlock(Block, tag="text"):
-    """Text."""
+    """A text, of either side."""
 
     text: str
 
@@ -50,7 +50,7 @@ Blocks = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)
 
 
 class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn."""
+    """One turn of a conversation."""
 
     role: Literal["user", "assistant"]
     content: str | Blocks

@@ -20,7 +20,7 @@ from octavo.server.parsing.pieces import Piece
 
 
 class OutputWriter:
-    """Builds items.
+    """Builds the items of /v1/responses from the pieces of an answer.
 
     Attributes:
         items: so far; the last one may be under way.
