@@ -1,8 +1,8 @@
 """The processes of ranks 1, 2, ...: rank 0 starts them, watches them, and ends them.
 
 If a rank has ended, has failed or does not answer, all must end: the others may wait for it in a collective,
-which has no timeout. So a thread kills them within a second, and a caller that waits for the engine gets one error,
-in the words of the first rank that failed. A rank ends by itself when rank 0 does.
+which has no timeout. So a thread kills them within a second, and a caller that waits for the engine gets one
+error, in the words of the first rank that failed. A rank ends by itself when rank 0 does.
 """
 
 import os
