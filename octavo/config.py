@@ -60,7 +60,7 @@ class EngineConfig:
         kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
             attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
-            that no request waits for either. False: whoever needs one first waits for it.
+            that no request waits for either. False: the first request that needs one waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
             Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the

@@ -6,7 +6,6 @@ take 27 to 29.
 
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -54,7 +53,7 @@ class Client:
     """Talks to one server; an async context manager."""
 
     def __init__(self, options: LoadOptions) -> None:
-        """Prepare.
+        """Read the key; entering the context opens the session.
 
         Raises:
             ConfigError: the key cannot be read.
@@ -73,9 +72,7 @@ class Client:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self._session.close()
 
     async def find_model(self) -> str:

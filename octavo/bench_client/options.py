@@ -79,7 +79,9 @@ class LoadOptions:
         if self.max_concurrency is not None:
             _at_least("max_concurrency", self.max_concurrency, 1)
         for name in ("input_len", "output_len"):
-            _check_range(name, getattr(self, name))
+            lengths = getattr(self, name)
+            if not 1 <= len(lengths) <= 2 or lengths[0] < 1 or lengths[-1] < lengths[0]:
+                raise ConfigError(f"{name} must be a number, or the least and the most, got {list(lengths)}")
         for name in ("request_rate", "burstiness", "timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
@@ -131,8 +133,3 @@ class LoadOptions:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_range(name: str, lengths: tuple[int, ...]) -> None:
-    if not 1 <= len(lengths) <= 2 or lengths[0] < 1 or lengths[-1] < lengths[0]:
-        raise ConfigError(f"{name} must be a number, or the least and the most, got {list(lengths)}")

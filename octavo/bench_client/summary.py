@@ -120,16 +120,13 @@ def _first_requests(good: Sequence[Answer]) -> Figures:
 
 def _client(options: LoadOptions, load: Load) -> Figures:
     """Return how late and how busy the client itself was."""
-    late = [answer.woken_s - answer.due_s for answer in load.answers] if _is_timed(options) else []
+    timed = load.answers if np.isfinite(options.request_rate) else []
+    late = [answer.woken_s - answer.due_s for answer in timed]
     return {
         "late_ms": statistics_ms(late),
         "lag_ms": statistics_ms(load.lags_s),
         "cpu_share": load.cpu_share,
     }
-
-
-def _is_timed(options: LoadOptions) -> bool:
-    return np.isfinite(options.request_rate)
 
 
 def warnings(options: LoadOptions, load: Load) -> list[str]:

@@ -55,8 +55,6 @@ def generate(
         prompts: texts to continue.
         json: print one JSON object per prompt: ids, texts, finish reasons, log-probabilities, metrics.
         quiet: show no progress bars.
-        engine: engine options.
-        sampling: sampling parameters.
     """
     from octavo.cli.generate import run_generate
 
@@ -77,8 +75,6 @@ def chat(
     Args:
         messages: the user's side of a conversation.
         system: system prompt.
-        engine: engine options.
-        sampling: sampling parameters.
     """
     from octavo.cli.chat import run_chat
 
@@ -99,8 +95,6 @@ def serve(
     Args:
         model: as --model.
         quiet: no progress bar.
-        server: where to listen, who may call, and limits.
-        engine: engine options.
     """
     from octavo.cli.serve import run_serve
 
@@ -124,7 +118,6 @@ def run_batch(
         input_file: one JSON object a line: custom_id, method, url, body.
         output_file: gets one line for each answer, in any order.
         quiet: no progress bar.
-        engine: engine options.
     """
     from octavo.cli.serve import run_batch
 
@@ -149,12 +142,7 @@ def throughput(
     workload: Annotated[BenchOptions, Parameter(name="*")] = BenchOptions(),
     engine: Engine = EngineOptions(),
 ) -> None:
-    """Measure offline throughput and latency on random token ids; the last line is JSON.
-
-    Args:
-        workload: the requests to run.
-        engine: engine options.
-    """
+    """Measure offline throughput and latency on random token ids; the last line is JSON."""
     from octavo.cli.bench.throughput import run_bench
 
     run_bench(workload, engine)
@@ -162,11 +150,7 @@ def throughput(
 
 @bench.command
 def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = PrefixBenchOptions()) -> None:
-    """Measure how much faster attention is when shared prefixes are read once; the last line is JSON.
-
-    Args:
-        sweep: the shapes to measure.
-    """
+    """Measure how much faster attention is when shared prefixes are read once; the last line is JSON."""
     from octavo.cli.bench.prefix import run_prefix_bench
 
     run_prefix_bench(sweep)
@@ -174,11 +158,7 @@ def prefix(*, sweep: Annotated[PrefixBenchOptions, Parameter(name="*")] = Prefix
 
 @bench.command(name="serve")
 def bench_serve(*, load: Annotated[ServeBenchOptions, Parameter(name="*")] = ServeBenchOptions()) -> None:
-    """Measure any server with OpenAI's API under load; the last line is JSON.
-
-    Args:
-        load: which requests to send, and when.
-    """
+    """Measure any server with OpenAI's API under load; the last line is JSON."""
     from octavo.cli.bench.serve import run_serve_bench
 
     run_serve_bench(load)
@@ -190,13 +170,12 @@ def compile_model(
 ) -> None:
     """Compile everything that a model needs on this machine, for engines that start later.
 
-    A GPU's kernels depend on the model's shapes, the engine options and the GPU, not on the weights: with
-    --load-format dummy a folder with config.json is enough.
+    Give the engine options of the later engines. A GPU's kernels depend on these, the model's shapes and the
+    GPU, not on the weights: with --load-format dummy a folder with config.json is enough.
 
     Args:
         model: as --model.
         quiet: no progress bar.
-        engine: engine options, the same as those of the later engines.
     """
     from octavo.cli.compile import run_compile
 
@@ -208,8 +187,7 @@ def inspect(model: str | None = None, /, *, engine: Engine = EngineOptions()) ->
     """Show a model's architecture and memory plan without loading it.
 
     Args:
-        model: the same as --model.
-        engine: engine options.
+        model: as --model.
     """
     from octavo.cli.inspect import run_inspect
 

@@ -24,18 +24,14 @@ def run_chat(texts: list[str], system: str | None, config: EngineConfig, params:
     llm = load(config)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if texts:
-        _answer_all(llm, opening, texts, params)
+        for text in texts:
+            if len(texts) > 1:
+                print(f"> {text}")
+            opening.append({"role": "user", "content": text})
+            opening.append({"role": "assistant", "content": _answer(llm, opening, params)})
     else:
         print(f"{config.model} is ready. {_HELP}.")
         _talk(llm, opening, params)
-
-
-def _answer_all(llm: "LLM", conversation: "list[Message]", texts: list[str], params: SamplingParams) -> None:
-    for text in texts:
-        if len(texts) > 1:
-            print(f"> {text}")
-        conversation.append({"role": "user", "content": text})
-        conversation.append({"role": "assistant", "content": _answer(llm, conversation, params)})
 
 
 def _talk(llm: "LLM", opening: "list[Message]", params: SamplingParams) -> None:

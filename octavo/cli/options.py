@@ -31,7 +31,7 @@ def read_logit_bias(hint: object, tokens: Sequence[Token]) -> dict[int, object]:
     """Read any number of ID=VALUE, ID=VALUE,ID=VALUE... or JSON objects; SamplingParams checks the range.
 
     Raises:
-        ValueError: a token is none of these, a value is no number, or an id occurs twice.
+        ValueError: a token is none of these, a value is not a number, or an id occurs twice.
     """
     pairs: list[tuple[str, object]] = []
     for token in tokens:
@@ -69,7 +69,7 @@ def read_text_file(hint: object, tokens: Sequence[Token]) -> str:
 
     Raises:
         FileFormatError: it cannot be read, or is too large.
-        ValueError: it is no UTF-8 text.
+        ValueError: it is not UTF-8 text.
     """
     return read_file(Path(tokens[0].value), MAX_GRAMMAR_BYTES).decode()
 

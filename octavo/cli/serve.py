@@ -134,7 +134,7 @@ def run_batch(
 
     Raises:
         ConfigError: a library is missing.
-        PromptError: a line is no request of a batch.
+        PromptError: a line is not a request of a batch.
         OctavoError: the model cannot be loaded, or the engine died.
         OSError: a file cannot be read or written.
     """

@@ -37,7 +37,7 @@ Table = Mapping[str, object]
 def add_sources(root: App) -> None:
     """Let every command of an app read options from the environment, then from the file."""
 
-    # Once, as it takes a tenth of a second, and only when it is needed: commands are added later.
+    # Cached, as it takes a tenth of a second, and late: commands are added after this call.
     @cache
     def options() -> Options:
         return dict(_commands(root))

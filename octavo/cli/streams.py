@@ -37,7 +37,7 @@ def prepare_streams() -> None:
 
 
 def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
-    """Refuse bytes that are no text, before anything slow begins.
+    """Refuse bytes that are not text, before anything slow begins.
 
     Args:
         texts: prompts or messages.

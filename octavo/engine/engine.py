@@ -6,7 +6,7 @@ outputs are the truth, and everything else can be made from them again:
     in doubt = True      blocks, queues, device rows change; a token counts once it is in its output
     in doubt = False     only when all of that is done
 
-Whoever comes next and finds the engine in doubt starts it over: every block is free, no prefix is cached, and
+The next call that finds the engine in doubt starts it over: every block is free, no prefix is cached, and
 each unfinished request computes the tokens of its output again. Nothing that a broken step left is ever read.
 """
 
@@ -201,13 +201,12 @@ class Engine:
             RequestTooLongError: it can never fit the model's context or the KV cache.
             SamplingParamsError: a parameter does not fit this model; StructuredOutputError: the grammar.
             ConfigError: params.structured needs a package that is not installed.
-            InvalidArgumentError: a request with this id is still running, or the salt is no string.
+            InvalidArgumentError: a request with this id is still running, or the salt is not a string.
         """
         token_ids = self.prompts.read(prompt)
         self.prompts.check_params(params)
         salt = salt_bytes(cache_salt)
-        if grammar is None:
-            grammar = self.grammars.of(params)
+        grammar = grammar or self.grammars.of(params)
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
@@ -226,23 +225,21 @@ class Engine:
         return output
 
     def new_request_id(self) -> str:
-        """Return a running number that is no unfinished request's id."""
+        """Return the next number that is not the id of an unfinished request."""
         return self._maker.new_id(self.outputs)
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks; unknown or finished ids are ignored.
 
         Raises:
-            InvalidArgumentError: the id is no string.
+            InvalidArgumentError: the id is not a string.
         """
         if not isinstance(request_id, str):
             raise InvalidArgumentError(f"request_id must be a string, got {request_id!r}")
         self._begin()
-        if request_id in self.outputs:
-            for request in self.outputs.requests(request_id):
-                if not request.is_finished:
-                    request.finish("abort")
-                    self._steps.close(request)
+        for request in self.outputs.unfinished(request_id):
+            request.finish("abort")
+            self._steps.close(request)
         self._in_doubt = False
 
     def step(self) -> None:

@@ -48,7 +48,7 @@ class ModelRunner:
         self._sharing = Sharing()
 
     def prepare(self, progress: PrepareProgress) -> None:
-        """See StepRunner: nothing of it happens here."""
+        """See StepRunner: there is nothing to prepare."""
 
     def note_ready(self) -> None:
         """See StepRunner."""

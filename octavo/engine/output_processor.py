@@ -9,6 +9,7 @@ makes it again. No reader ever sees a field shrink.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request, RequestStatus
@@ -67,9 +68,12 @@ class OutputProcessor:
         self._groups[leader.request_id] = group
         return output
 
-    def requests(self, request_id: str) -> list[Request]:
-        """Return the engine requests behind a user's request, including finished ones."""
-        return [completion.request for completion in self._groups[request_id].completions]
+    def unfinished(self, request_id: str) -> Iterator[Request]:
+        """Yield the unfinished engine requests behind a user's request; none for an unknown id."""
+        group = self._groups.get(request_id)
+        for completion in () if group is None else group.completions:
+            if not completion.request.is_finished:
+                yield completion.request
 
     def accept(self, request: Request, sampled: SampledToken) -> None:
         """Take the token just appended to a request; may set a finish reason (stop string)."""

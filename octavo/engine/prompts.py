@@ -42,7 +42,7 @@ class TokenIds:
 
     @classmethod
     def of(cls, listed: list[int]) -> "TokenIds":
-        """Pack ids.
+        """Pack token ids into an array.
 
         Raises:
             struct.error: one has more than 32 bits.

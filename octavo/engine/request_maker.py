@@ -30,7 +30,7 @@ class RequestMaker:
         self._num_ids = self._num_requests = 0
 
     def new_id(self, live: Container[str]) -> str:
-        """Return a running number that is no live request's id."""
+        """Return the next number that is not the id of a live request."""
         while True:
             self._num_ids += 1
             request_id = str(self._num_ids - 1)
@@ -41,7 +41,7 @@ class RequestMaker:
         """Return a user's id, or a new one for None.
 
         Raises:
-            InvalidArgumentError: it is no string, empty, or a live request's.
+            InvalidArgumentError: it is not a string, is empty, or is the id of a live request.
         """
         if request_id is None:
             return self.new_id(live)
@@ -80,6 +80,9 @@ class RequestMaker:
         seed = params.seed if params.seed is not None else mix_seed(self._seed, self._num_requests)
         metrics = RequestMetrics(arrival_s=time.monotonic(), num_prompt_tokens=len(token_ids))
         eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
+        max_num_tokens = self._max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, len(token_ids) + params.max_tokens)
         requests = [
             Request(
                 request_id=request_id,
@@ -87,7 +90,7 @@ class RequestMaker:
                 token_ids=token_ids[:],
                 num_prompt_tokens=len(token_ids),
                 params=params,
-                max_num_tokens=self._max_num_tokens(len(token_ids), params),
+                max_num_tokens=max_num_tokens,
                 seed=mix_seed(seed, index),
                 stop_token_ids=eos_token_ids.union(params.stop_token_ids or ()),
                 blocks=new_blocks(),
@@ -102,17 +105,12 @@ class RequestMaker:
         requests[0].forks = requests[1:]
         return requests
 
-    def _max_num_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        if params.max_tokens is None:
-            return self._max_model_len
-        return min(self._max_model_len, num_prompt_tokens + params.max_tokens)
-
 
 def salt_bytes(cache_salt: str) -> bytes:
     """Return a cache salt as blocks know it.
 
     Raises:
-        InvalidArgumentError: it is no string.
+        InvalidArgumentError: it is not a string.
     """
     if not isinstance(cache_salt, str):
         raise InvalidArgumentError(f'cache_salt must be a string, "" for none, got {cache_salt!r}')

@@ -223,14 +223,11 @@ class Scheduler:
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = time.monotonic()
         if request.num_output_tokens == 0:
-            self._count_cached(request, min(num_cached, request.num_prompt_tokens))
+            request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
+            if request.index == 0:
+                request.metrics.num_cached_tokens = request.num_cached_tokens
         self._run(request, num_cached)
         return True
-
-    def _count_cached(self, request: Request, num_cached: int) -> None:
-        request.num_cached_tokens = num_cached
-        if request.index == 0:
-            request.metrics.num_cached_tokens = num_cached
 
     def _run(self, request: Request, num_computed_tokens: int) -> None:
         request.num_computed_tokens = num_computed_tokens

@@ -26,7 +26,7 @@ class SharedEngine:
         thread 1   | lock: step |            | lock: step | ...
         thread 2                | lock: step |
 
-    Whoever holds the lock runs a step for all. Outputs are read under the lock only.
+    The thread that holds the lock runs a step for all. Outputs are read under the lock only.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +37,7 @@ class SharedEngine:
         self._waiting: dict[int, None] = {}
         # Keeps the weak references to callers alive, by id(): without its caller a reference has no hash.
         self._present: dict[int, _Requests] = {}
-        # Requests of callers that are gone: whoever takes the lock next aborts them.
+        # Requests of callers that are gone: the next thread that takes the lock aborts them.
         self._left: deque[_Requests] = deque()
 
     def caller(self) -> "Caller":
@@ -113,7 +113,7 @@ class SharedEngine:
 
 
 class Caller:
-    """Whoever makes requests, such as a call or a stream. Closing or dropping it aborts the unfinished ones.
+    """A maker of requests, such as a call or a stream. Closing or dropping it aborts the unfinished ones.
 
     Attributes:
         requests: its own. An id is noted before the engine has the request, so that none is lost in between.

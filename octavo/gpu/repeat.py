@@ -62,7 +62,7 @@ class Watch(TorchDispatchMode):
         elif func.is_view:
             for view in result if isinstance(result, list | tuple) else (result,):
                 self._add_view(args[0], view)
-        elif isinstance(result, Tensor) and not _takes_tensors(func):
+        elif isinstance(result, Tensor) and not any("Tensor" in str(x.type) for x in func._schema.arguments):
             self._add(result, partial(_FUNCTIONS.get(func, func), *args, **kwargs))
         else:
             self._can_repeat = False
@@ -144,10 +144,6 @@ class Watch(TorchDispatchMode):
         tensors = [number for number, tensor in enumerate(self._tensors) if tensor.data_ptr() == at]
         self._can_repeat = self._can_repeat and len(tensors) == 1
         return Described(value, tensors[0]) if tensors else None
-
-
-def _takes_tensors(func: Any) -> bool:
-    return any("Tensor" in str(argument.type) for argument in func._schema.arguments)
 
 
 def _empty_like(tensor: Tensor) -> Callable[[], Tensor]:

@@ -67,7 +67,7 @@ class Tape(NamedTuple):
     results: tuple[int, ...]
 
     def play(self, given: Sequence[Tensor], stream: int) -> tuple[Tensor, ...]:
-        """Do as the call did, with other tensors."""
+        """Repeat the call with other tensors."""
         shared = torch.empty(self.num_bytes, dtype=torch.uint8, device=given[0].device)
         begin = shared.data_ptr()
         tensors = [*given, *[shared if isinstance(make, int) else make() for make in self.made]]

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.ops import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
-# What transformers hands through every layer and what says nothing about attention itself.
+# Arguments that transformers passes through every layer and that do not concern attention.
 _NOT_OURS = frozenset(
     {
         "cache_position",

@@ -21,7 +21,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 def activate_and_multiply(gate_up: Tensor, name: str) -> Tensor:
     """Return activation(gate) * up, [T, n], of [T, 2 n] = [gate | up].
 
-    The name is one of ACTIVATIONS, or "clamped_swiglu", which is no product of an activation and up.
+    The name is one of ACTIVATIONS, or "clamped_swiglu", which is not a product of an activation and up.
     """
     if has_triton(gate_up):
         from octavo.layers.triton.activation import gated_activation

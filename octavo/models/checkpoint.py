@@ -32,7 +32,7 @@ def check_tensors(
     names = weights.names()
     missing = [name for name in shapes if name not in names]
     unknown = names - shapes.keys() - set(optional)
-    extra = sorted(name for name in unknown if not _is_harmless(name))
+    extra = sorted(name for name in unknown - {"lm_head.weight"} if not _HARMLESS.fullmatch(name))
     if missing:
         nearest = suggest(missing[0], extra)
         raise WeightsError(f"the checkpoint lacks {_listed(missing)}, which config.json calls for{nearest}")
@@ -124,10 +124,6 @@ class Checkpoint:
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialised tensor of the device and dtype."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-
-def _is_harmless(name: str) -> bool:
-    return name == "lm_head.weight" or _HARMLESS.fullmatch(name) is not None
 
 
 def _listed(items: Iterable[str]) -> str:

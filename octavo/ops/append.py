@@ -94,7 +94,7 @@ def append(
 def append_torch(
     queries: Queries, new: NewKeys, k_cache: Tensor, v_cache: Tensor, rotary: Rotary | None
 ) -> Tensor:
-    """Do as `append` in PyTorch, for CPUs: lengths are read on the host. If it raises, nothing is written."""
+    """Do what `append` does in PyTorch, for CPUs. Reads lengths on the host; writes nothing if it raises."""
     places = check_append(queries, new, k_cache, rotary)
     token, row, block, offset, positions, query_positions = (torch.from_numpy(array) for array in places)
     k, v = new.k, new.v

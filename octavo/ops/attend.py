@@ -138,7 +138,7 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
 
 
 def _ragged(queries: Queries, seq_lens: Tensor) -> RaggedQueries:
-    """Do as Queries.ragged, on a GPU in one launch where queries differ in length."""
+    """Do what Queries.ragged does, on a GPU in one launch where queries differ in length."""
     if queries.cu_seqlens is None or not is_on_gpu(queries.q):
         return queries.ragged(seq_lens)
     from octavo.ops.triton.positions import ragged_positions

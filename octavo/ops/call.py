@@ -15,7 +15,7 @@ def rows_of(cu_seqlens: Tensor, token: Tensor) -> Tensor:
 
 
 def is_on_gpu(q: Tensor) -> bool:
-    """Say whether kernels for GPUs run the call; its lengths must not be looked at then."""
+    """Say whether kernels for GPUs run the call; the host must not read its lengths then."""
     return q.device.type != "cpu"
 
 

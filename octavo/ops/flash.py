@@ -131,7 +131,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attended:
-    """Do as flash_attn_func with qkv [B, S, 3, H, D]."""
+    """Call flash_attn_func with the parts of qkv [B, S, 3, H, D]."""
     check_shape("qkv", qkv, "[B, S, 3, H, D]", [None, None, 3, None, None])
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
@@ -176,7 +176,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attended:
-    """Do as flash_attn_func with q [B, Sq, H, D] and kv [B, Sk, 2, KH, D]."""
+    """Call flash_attn_func with q [B, Sq, H, D] and the parts of kv [B, Sk, 2, KH, D]."""
     check_shape("kv", kv, "[B, Sk, 2, KH, D]", [None, None, 2, None, None])
     k, v = kv.unbind(2)
     return flash_attn_func(

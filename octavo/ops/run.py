@@ -118,7 +118,7 @@ def _append_and_attend(
     scales: _Scales,
     sizes: _Sizes,
 ) -> tuple[Tensor, Tensor]:
-    """Do as run_cached, with everything checked, and cache_seqlens a tensor."""
+    """Do what run_cached does, with everything checked, and cache_seqlens a tensor."""
     (q, k_cache, v_cache), (num, max_seqlen_q, plan), seq_lens = caches, sizes, places.cache_seqlens
     assert isinstance(seq_lens, Tensor)
     table = make_table(q, num, places.block_table, places.cache_batch_idx)
@@ -143,7 +143,7 @@ def _attend_ragged(
     scales: _Scales,
     sizes: _Sizes,
 ) -> tuple[Tensor, Tensor]:
-    """Do as run_ragged, with everything checked; keys are ragged if cu_seqlens_k is there, else paged."""
+    """Do what run_ragged does, all checked; keys are ragged if there is a cu_seqlens_k, else paged."""
     (q, k, v), (block_table,), (num, max_seqlen_q, plan) = caches, tables, sizes
     begin, seq_lens = None, None if lengths.seqused_k is None else int32(lengths.seqused_k)
     if lengths.cu_seqlens_k is not None:

@@ -198,7 +198,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attended:
-    """Do as flash_attn_varlen_func with qkv [T, 3, H, D]."""
+    """Call flash_attn_varlen_func with the parts of qkv [T, 3, H, D]."""
     check_shape("qkv", qkv, "[T, 3, H, D]", [None, 3, None, None])
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
@@ -250,7 +250,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attended:
-    """Do as flash_attn_varlen_func with q [T, H, D] and kv [Tk, 2, KH, D]."""
+    """Call flash_attn_varlen_func with q [T, H, D] and the parts of kv [Tk, 2, KH, D]."""
     check_shape("kv", kv, "[Tk, 2, KH, D]", [None, 2, None, None])
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A sum of this many values makes NCCL allocate all the buffers that it will ever need.
 _LARGE_SUM = 2**23
+# How long ranks may take to meet.
+_MEETING_TIMEOUT = timedelta(seconds=120)
 # Dtypes that the kernels over shared memory sum.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -170,13 +172,8 @@ def connect_nccl(
     *,
     shares_memory: bool = True,
     in_order: bool = False,
-    timeout_s: float = 120.0,
 ) -> TensorParallel:
-    """Connect to the other ranks of this machine.
-
-    Args:
-        rank, size, device, rendezvous, shares_memory, in_order: see connect.
-        timeout_s: how long to wait for the other ranks.
+    """Connect to the other ranks of this machine; see connect for the arguments.
 
     Raises:
         UnsupportedModelError: this build of torch has no NCCL.
@@ -193,7 +190,7 @@ def connect_nccl(
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     try:
         with torch.cuda.device(device):
-            store, group = _meet(rank, size, rendezvous, timedelta(seconds=timeout_s))
+            store, group = _meet(rank, size, rendezvous)
             collectives = NcclCollectives(group, size, in_order=in_order)
             # NCCL connects lazily at the first call of each kind, which must not happen in a graph.
             met = collectives.all_reduce(torch.ones(1, device=device))
@@ -212,13 +209,13 @@ def connect_nccl(
     return TensorParallel(rank, size, collectives)
 
 
-def _meet(rank: int, size: int, rendezvous: Path, timeout: timedelta) -> tuple[Any, Any]:
+def _meet(rank: int, size: int, rendezvous: Path) -> tuple[Any, Any]:
     """Build the store through which ranks meet, and the process group on the current GPU."""
     from torch import distributed
 
     api: Any = distributed
     store = api.FileStore(str(rendezvous), size)
-    store.set_timeout(timeout)
+    store.set_timeout(_MEETING_TIMEOUT)
     options = api.ProcessGroupNCCL.Options()
     # engine/ranks notices much earlier that a rank is gone.
     options._timeout = timedelta(days=30)

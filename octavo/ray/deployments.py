@@ -110,7 +110,7 @@ class Replica:
         return {REPORT: self._app.report().encode()}
 
     async def answer(self, scope: dict[str, Any], body: bytes, marks: Marks) -> AsyncIterator[Any]:
-        """Yield (status, headers), then parts of the body. Who stops reading aborts the request."""
+        """Yield (status, headers), then parts of the body. A caller that stops reading aborts the request."""
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1)
         left = asyncio.Event()
         parts = iter([{"type": "http.request", "body": body, "more_body": False}])

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from octavo.errors import NotReadyError
-from octavo.router import Marks, marks_of
-from octavo.router.marks import HEADER, holder_of, is_prompt
+from octavo.router import Marks, read_marks
+from octavo.router.marks import HEADER
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import BodyReader, ClientGoneError
@@ -20,8 +20,6 @@ from octavo.server.replicas.last_words import EVENT_END, last_words
 # Ray lets requests wait for a replica; /health does not wait longer than this.
 _HEALTH_S = 3.0
 _HEALTH_PATHS = ("/health", "/ping", "/ready")
-# Longer bodies are parsed in another thread.
-_INLINE_BYTES = 1 << 18
 # A request under which so many replicas died is not tried again: it may be the cause.
 _MAX_DEATHS = 2
 
@@ -54,15 +52,10 @@ class Front:
     async def _read(self, request: Request) -> Parts:
         scope, path = request.scope, request.url.path
         headers: Headers = [(name, value) for name, value in scope["headers"] if name != HEADER]
-        body, marks = b"", Marks()
+        body = b""
         if request.method not in ("GET", "HEAD", "OPTIONS"):
             body = await self._bodies.read(headers, request.receive)
-        if body and is_prompt(path):
-            holder = holder_of(headers) if self._isolates else b""
-            if len(body) > _INLINE_BYTES:
-                marks = await asyncio.to_thread(marks_of, body, holder)
-            else:
-                marks = marks_of(body, holder)
+        marks = await read_marks(path, headers, body, isolates=self._isolates)
         kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "http_version")}
         return {**kept, "headers": headers}, body, marks
 
@@ -98,7 +91,7 @@ async def _rest(first: bytes, answer: Any, path: str, headers: Headers) -> Async
     """Yield the body; if the replica of a stream dies, the last event says so.
 
     Raises:
-        RayActorError: the replica died within an answer that is no stream.
+        RayActorError: the replica died within an answer that is not a stream.
     """
     last = first[-2:]
     try:

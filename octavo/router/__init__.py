@@ -14,7 +14,7 @@ The transports are `octavo.server.replicas` (unix sockets) and `octavo.ray` (Ray
 from octavo.router.choice import Choice, Weights, choose
 from octavo.router.fleet import Fleet, Flight, Replica, num_tokens_of
 from octavo.router.ledger import Ledger
-from octavo.router.marks import Marks, marks_of
+from octavo.router.marks import Marks, marks_of, read_marks
 from octavo.router.report import Report
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "choose",
     "marks_of",
     "num_tokens_of",
+    "read_marks",
 ]

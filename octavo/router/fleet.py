@@ -130,7 +130,7 @@ class Flight:
 
 
 class Fleet:
-    """All replicas.
+    """All replicas, and the choice among them.
 
     Attributes:
         replicas: in the order of the given names.

@@ -8,6 +8,7 @@ neither a tokenizer nor a chat template. Only the replica tokenizes, so it alone
 (ledger.py).
 """
 
+import asyncio
 import base64
 import binascii
 import struct
@@ -22,6 +23,8 @@ DIGEST_BYTES = 8
 HEADER = b"x-octavo-marks"
 """Header that carries marks from the router to a replica."""
 
+# Longer bodies are parsed in another thread.
+_INLINE_BYTES = 1 << 18
 # (up to this offset in a segment, bytes between two marks): longer texts get coarser marks.
 _STEPS = ((1 << 13, 1 << 8), (1 << 16, 1 << 10), (1 << 62, 1 << 13))
 # Fields that change the whole prompt or its cache namespace. They go into the first digest.
@@ -57,12 +60,24 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
         return found if len(found.digests) == len(found.ends) else cls()
 
 
-def is_prompt(path: str) -> bool:
-    """Return whether a POST to this path carries a prompt for the model."""
-    return path.startswith("/v1/") and not path.endswith("/count_tokens")
+async def read_marks(
+    path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, isolates: bool
+) -> Marks:
+    """Return the marks of a request; no marks if it carries no prompt for the model.
+
+    Args:
+        path, headers, body: of the request; names of headers in lower case.
+        isolates: requests with different API keys never share a mark.
+    """
+    if not body or not path.startswith("/v1/") or path.endswith("/count_tokens"):
+        return Marks()
+    holder = _holder_of(headers) if isolates else b""
+    if len(body) > _INLINE_BYTES:
+        return await asyncio.to_thread(marks_of, body, holder)
+    return marks_of(body, holder)
 
 
-def holder_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _holder_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a digest of the API key of a request, from either header that may carry it."""
     sent = dict(headers)
     return blake2b(sent.get(b"authorization") or sent.get(b"x-api-key", b""), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""Where a server is reached, and whether that is free."""
+"""Where a server is reached, and whether that address is free."""
 
 import socket
 from pathlib import Path

@@ -59,7 +59,7 @@ def read_batch(path: Path) -> list[BatchRequest]:
     """Read a batch; empty lines do not count.
 
     Raises:
-        PromptError: a line is too long or no request, two have the same custom_id, one is to be streamed, or
+        PromptError: a line is too long or not a request, two have one custom_id, one is to be streamed, or
             there are too many.
         OSError: the file cannot be read.
     """

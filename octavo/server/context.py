@@ -38,7 +38,7 @@ _POOL_THREADS = 4
 
 
 class Context:
-    """One server.
+    """What the endpoints of one server share.
 
     Attributes:
         loop: runs the engine.

@@ -30,13 +30,13 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is no success."""
+    """The body of every answer that reports a failure."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An answer that is no success.
+    """An answer that reports a failure.
 
     Attributes:
         status: HTTP status.

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names, so that dashboards for it work, and what only Octavo has under `octavo:`.
+"""Prometheus metrics: vLLM's names, for which dashboards exist, and `octavo:` for what only Octavo has.
 
 Everything is read from the loop's snapshot when somebody scrapes; serving a token updates nothing here.
 """

@@ -85,7 +85,7 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             got = "a string with a lone surrogate" if isinstance(text, str) else type(text).__name__
             raise PromptError(f"expected text as valid Unicode, got {got}") from error
-        return self._with_affixes(encoded.ids, add_special_tokens)
+        return self._prefix_ids + encoded.ids + self._suffix_ids if add_special_tokens else encoded.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Invalid UTF-8 becomes U+FFFD; padding ids are skipped.
@@ -117,9 +117,6 @@ class Tokenizer:
             InvalidArgumentError: the id is not an integer in [0, 2**32).
         """
         return self._token_bytes.of(token_id)
-
-    def _with_affixes(self, token_ids: list[int], add_special_tokens: bool) -> list[int]:
-        return self._prefix_ids + token_ids + self._suffix_ids if add_special_tokens else token_ids
 
     def _chat_template(self, vocabulary: Vocabulary) -> ChatTemplate | None:
         templates = vocabulary.chat_templates

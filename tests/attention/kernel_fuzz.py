@@ -17,38 +17,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 from attention_cases import make_case
+from fuzz_helpers import BLOCK_SIZES, HEADS, NOWHERE, close, refused, slots_of, strided
+from layer_fuzz import check_blocks, check_layers, check_stack
 from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
 from octavo.attention.choice import choose_impl
 from octavo.attention.cpu.kernel import StoreCall, kernel_library
-from octavo.errors import InvalidArgumentError
-from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
-from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, tiled
 from octavo.layers.rotary import Rotary
-from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.steps.operators import OperatorStep
-from octavo.parallel import TensorParallel
-
-BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
-NOWHERE = (-1, -(2**31), 2**31 - 1)
-
-
-def refused(call, *arguments, **options):
-    """Check that a call ends in a typed error."""
-    try:
-        call(*arguments, **options)
-    except InvalidArgumentError:
-        return
-    raise AssertionError(f"accepted by {call}: {arguments} {options}")
-
-
-def close(actual, expected, scale=1.0):
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * scale)
 
 
 def random_rows(pick, num_sequences, num_blocks):
@@ -85,14 +64,6 @@ def random_options(pick, case):
     if pick.random() < 0.3:
         options["alibi_slopes"] = torch.rand(case.q.shape[1])
     return options
-
-
-def strided(pick, case):
-    """The same numbers, with what lies between them in memory NaN."""
-    wide = torch.full((case.q.shape[0], case.q.shape[1] + 3, case.q.shape[2]), torch.nan)
-    wide[:, 2:-1] = case.q
-    both = torch.stack([case.k_cache, case.v_cache], dim=3)
-    return replace(case, q=wide[:, 2:-1], k_cache=both[:, :, :, 0], v_cache=both[:, :, :, 1])
 
 
 def lengths_of(case):
@@ -191,7 +162,7 @@ def check_step(pick):
     seq_lens = [pick.randint(1, 90) for _ in range(pick.randint(1, 4))]
     query_lens = [pick.randint(1, min(n, 40)) for n in seq_lens]
     case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    metadata = replace(case.metadata, slot_mapping=_slots(case), work=case.forest())
+    metadata = replace(case.metadata, slot_mapping=slots_of(case), work=case.forest())
     qkv = torch.randn(case.q.shape[0], (heads + 2 * kv_heads) * head_dim)
     options = LayerOptions(1, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
     both = torch.stack([case.k_cache, case.v_cache]).transpose(2, 3)
@@ -210,16 +181,6 @@ def check_step(pick):
         refused(odd.attend, torch.ones(qkv.shape[0], (3 * kv_heads + 1) * head_dim), rotations, options)
 
 
-def _slots(case):
-    """Where the query tokens of a case lie in its cache."""
-    metadata, block_size = case.metadata, case.k_cache.shape[1]
-    sequence = torch.repeat_interleave(torch.arange(metadata.seq_lens.shape[0]), metadata.cu_seqlens_q.diff())
-    positions = metadata.positions.long()
-    return (
-        metadata.block_table[sequence, positions // block_size].long() * block_size + positions % block_size
-    )
-
-
 def check_merge(pick):
     """Partial results over pieces of the keys, one of them empty: attention over all."""
     num_parts, generator = pick.randint(1, 4), torch.Generator().manual_seed(pick.getrandbits(32))
@@ -232,78 +193,6 @@ def check_merge(pick):
     close(lse, scores.logsumexp(-1))
     refused(merge, outs, lses[:, :2])
     refused(merge, outs[0], lses)
-
-
-def check_layers(pick):
-    """The fused small layers beside torch's operators."""
-    layers = compiled_layers()
-    assert layers is not None
-    rows, size = pick.randint(0, 5), pick.choice((1, 7, 16, 33, 100))
-    hidden, delta, weight = torch.randn(rows, size), torch.randn(rows, size), torch.randn(size)
-    total = hidden + delta
-    normed = layers.add_rms_norm(hidden, delta, weight, 1e-5)
-    assert torch.equal(hidden, total)
-    close(normed, total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight)
-    assert torch.equal(layers.add_rms_norm(total, None, weight, 1e-5), normed)
-    gate_up = torch.randn(rows, 2 * size) * 40
-    gate, up = gate_up.split(size, dim=1)
-    close(layers.silu_and_multiply(gate_up), torch.nn.functional.silu(gate) * up, scale=40.0)
-
-
-def check_blocks(pick):
-    """The product with weights in blocks of every form, beside torch's on the numbers that they stand for."""
-    bits, halves = pick.choice(((4, 1), (8, 1), (8, 2)))
-    rows, outputs, columns = pick.randint(0, 9), pick.randint(1, 40), 32 * pick.randint(1, 6)
-    low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
-    dtype = torch.float32 if halves == 2 else pick.choice((torch.float16, torch.float32))
-    scales = torch.randn(outputs, columns // 32 * halves).to(dtype)
-    mins = torch.randn(outputs, columns // 32).to(dtype) if halves == 1 and pick.random() < 0.5 else None
-    weight = BlockWeight(bits, torch.randint(low, high, (outputs, columns), dtype=kind), scales, mins)
-    # Whole numbers to 127, and one of that size in each block: nothing is rounded.
-    x = torch.randint(-127, 128, (rows, columns)).float()
-    x[:, ::32] = 127
-    bias = torch.randn(outputs) if pick.random() < 0.5 else None
-    expected = torch.nn.functional.linear(
-        x.double(), weight.dequantise().double(), None if bias is None else bias.double()
-    )
-    close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
-
-
-def random_linear(pick, outputs, columns):
-    """A layer of one weight in blocks."""
-    bits, low, high, kind = pick.choice(((4, 0, 16, torch.uint8), (8, -128, 128, torch.int8)))
-    scales = torch.randn(outputs, columns // 32) / columns
-    quants = torch.randint(low, high, (outputs, columns), dtype=kind)
-    return BlockLinear(tiled([BlockWeight(bits, quants, scales, None)]))
-
-
-def check_stack(pick):
-    """All layers of a decoder in one call: what they are one by one."""
-    heads, kv_heads = pick.choice(((2, 1), (4, 2), (6, 6)))
-    head_dim, hidden, inner = pick.choice((16, 48)), 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
-    seq_lens = [pick.randint(1, 50) for _ in range(pick.randint(1, 4))]
-    query_lens = [pick.randint(1, n) for n in seq_lens]
-    case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    metadata = replace(case.metadata, slot_mapping=_slots(case), work=case.forest())
-    options = LayerOptions(0, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
-    qkv = random_linear(pick, (heads + 2 * kv_heads) * head_dim, hidden)
-    output = make_output(random_linear(pick, hidden, heads * head_dim), None, TensorParallel())
-    attention = AttentionLayer(make_input(RMSNorm(torch.rand(hidden), 1e-5), qkv), output, options)
-    gate_up = make_input(RMSNorm(torch.rand(hidden), 1e-5), random_linear(pick, 2 * inner, hidden), "silu")
-    down = make_output(random_linear(pick, hidden, inner), None, TensorParallel())
-    feed_forward, stream = FeedForward(gate_up, down), torch.randn(case.q.shape[0], hidden)
-    rope, outs = Rotary(torch.rand(head_dim // 2), 1.0), []
-    for stack in (None, make_stack([(attention, feed_forward)])):
-        cache = KVCache(torch.stack([case.k_cache, case.v_cache]).transpose(2, 3)[None].contiguous())
-        step, out = CpuStep(cache, metadata, num_heads=heads), stream.clone()
-        rotations = [step.rotations(rope, metadata.positions)]
-        if stack is None:
-            out += feed_forward(out, attention(out, None, rotations, step))
-        else:
-            step.run_layers(stack, out, rotations)
-        outs.append((out, cache.data))
-    for one, other in zip(*outs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 CHECKS = (

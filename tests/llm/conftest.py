@@ -11,7 +11,6 @@ from tiny_model import TINY_LLAMA
 from octavo import LLM
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy_fp32.json"
-
 TINY_OPTIONS = {"num_blocks": 64, "block_size": 4, "prepare": False}
 
 
@@ -58,3 +57,30 @@ def tiny(tmp_path: Path) -> Callable[..., LLM]:
         return LLM(str(tmp_path), load_format="dummy", **{**TINY_OPTIONS, **options})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, smollm2: LLM) -> Path:
+    """A tiny random model with a real tokenizer, and logits that are wider than it."""
+    folder = tmp_path_factory.mktemp("structured")
+    assert smollm2.engine.tokenizer is not None
+    (folder / "tokenizer.json").write_text(smollm2.engine.tokenizer._backend.to_str())
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (folder / "config.json").write_text(
+        json.dumps({**TINY_LLAMA, "vocab_size": 49152 + 70, "max_position_embeddings": 2048})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def make(folder: Path) -> Callable[..., LLM]:
+    def make(**options: object) -> LLM:
+        options = {"num_blocks": 512, "block_size": 4, "prepare": False, **options}
+        return LLM(str(folder), load_format="dummy", **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def random_model(make: Callable[..., LLM]) -> LLM:
+    return make()

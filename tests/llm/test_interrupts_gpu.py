@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from interrupt_helpers import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, MakeLLM, alarm
 from llm_helpers import assert_drained
-from test_interrupts import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, MakeLLM, alarm
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from decoder_harness import (
     run_chunked,
 )
 from gguf_builder import Tensor
-from test_gguf_weights import converted
+from gguf_cases import converted
 
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
 from octavo.layers.linear import blocks
@@ -31,7 +31,6 @@ from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
 
 transformers = pytest.importorskip("transformers")
-
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 64,

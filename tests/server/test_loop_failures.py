@@ -1,10 +1,6 @@
 """The loop when its engine fails: requests, steps, the whole engine, and steps that hang."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +15,6 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.scheduler import Scheduler
 from octavo.errors import EngineDeadError, EngineError, ModelNotFoundError
 from octavo.server.loop.engine_loop import EngineLoop
-from octavo.server.loop.watchdog import Watchdog
 
 StartLoop = Callable[..., EngineLoop]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -219,60 +214,6 @@ def test_a_stopped_loop_ends_its_streams(start_loop: StartLoop) -> None:
 
 def test_a_loop_that_was_never_started_can_be_stopped() -> None:
     EngineLoop(lambda: None).stop()  # type: ignore[arg-type, return-value]
-
-
-def test_a_watchdog_counts_only_time_in_which_it_runs() -> None:
-    """A process that SIGSTOP held for longer than the deadline has not overrun it when it goes on."""
-    program = """
-import os, signal, time
-from octavo.server.loop.watchdog import Watchdog
-overruns = []
-watchdog = Watchdog(1.5, overruns.append)
-watchdog.start()
-watchdog.begin()
-os.kill(os.getpid(), signal.SIGSTOP)
-# Let the watchdog look.
-time.sleep(0.3)
-assert not overruns, overruns
-print("going on", flush=True)
-while not overruns:
-    time.sleep(0.05)
-time.sleep(0.3)
-print("overruns", len(overruns), flush=True)
-"""
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    with child:
-        assert child.stdout is not None
-        # Until it has stopped itself, and then for longer than the deadline.
-        os.waitpid(child.pid, os.WUNTRACED)
-        time.sleep(2)
-        os.kill(child.pid, signal.SIGCONT)
-        assert child.stdout.readline() == "going on\n"
-        assert child.stdout.readline() == "overruns 1\n"
-
-
-def test_a_watchdog_reports_a_long_piece_once_and_short_ones_never(capfd: pytest.CaptureFixture[str]) -> None:
-    overruns: list[float] = []
-    watchdog = Watchdog(0.2, overruns.append)
-    watchdog.start()
-    for _ in range(30):
-        watchdog.begin()
-        time.sleep(0.01)
-        watchdog.end()
-    assert not overruns
-    for number in (1, 2):
-        watchdog.begin()
-        while len(overruns) < number:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        watchdog.end()
-        time.sleep(0.05)
-    watchdog.stop()
-    assert len(overruns) == 2
-    assert all(seconds > 0.2 for seconds in overruns)
-    assert "test_a_watchdog_reports" in capfd.readouterr().err
 
 
 def test_blocks_that_nobody_holds_are_noticed_and_told_once(

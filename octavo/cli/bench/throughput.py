@@ -17,7 +17,7 @@ from octavo.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The measurements.
+    """What a run of the workload measured.
 
     Attributes:
         duration_s: from the first request's submission to the last token.

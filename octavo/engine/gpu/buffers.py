@@ -27,7 +27,7 @@ class StepBuffers:
     """
 
     def __init__(self, decoder: Decoder, plan: ExecutionPlan) -> None:
-        """Allocate.
+        """Allocate all of them.
 
         Args:
             decoder: makes the hidden states.

@@ -41,16 +41,13 @@ def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    if visible not in ("", "-1") and torch.version.cuda is not None and _has_gpus():
+    has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+    if visible not in ("", "-1") and torch.version.cuda is not None and has_gpus:
         raise ConfigError(
             f"torch sees none of this machine's GPUs with CUDA_VISIBLE_DEVICES={visible!r}; name some that "
             "there are, each once, or ask for device='cpu'"
         )
     return "cpu"
-
-
-def _has_gpus() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _device_of_rank(device: torch.device, parallel: TensorParallel) -> torch.device:

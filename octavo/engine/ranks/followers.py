@@ -1,8 +1,8 @@
 """The processes of ranks 1, 2, ...: rank 0 starts them, watches them, and ends them.
 
 If a rank has ended, has failed or does not answer, all must end: the others may wait for it in a collective,
-which has no timeout. So a thread kills them within a second, and whoever waits for the engine gets one error,
-in the words of the first rank that failed. A rank ends by itself when rank 0 does.
+which has no timeout. So a thread kills them within a second, and a caller that waits for the engine gets one
+error, in the words of the first rank that failed. A rank ends by itself when rank 0 does.
 """
 
 import os
@@ -76,7 +76,7 @@ class Followers:
     def __init__(
         self, config: Mapping[str, Any], size: int, num_threads: int, on_end: Callable[[OctavoError], None]
     ) -> None:
-        """Start them.
+        """Start a process for each other rank.
 
         Args:
             config: fields of EngineConfig.

@@ -2,7 +2,7 @@
 
 What one rank begins, all ranks must finish: if rank 0 left a step halfway, the others would wait for it in a
 collective. Python raises Ctrl-C, and whatever a signal handler raises, in the main thread, between any two
-instructions. So rank 0's share runs in another thread, and whoever called the engine only waits for it:
+instructions. So rank 0's share runs in another thread, and the engine's caller only waits for it:
 
     caller        launch(step) ──► wait ──► KeyboardInterrupt ... ──► reset() ──► wait ──► goes on
     this thread        '──────────── the step, to its end ───────────── '── forget all ─'
@@ -20,7 +20,7 @@ from octavo.errors import OctavoError
 
 Found = TypeVar("Found")
 
-# What a function returned or raised; whoever called it takes the first.
+# What a function returned or raised, the first of which its caller takes.
 _Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 

@@ -19,7 +19,7 @@ _STACK_SIZE = threading.Lock()
 
 
 class _Job(Generic[Result]):
-    """One call.
+    """One call that may take too long.
 
     Attributes:
         outcome: the result or the error, once there is one. Code in Rust may panic, which is no Exception.

@@ -94,7 +94,7 @@ def spread_on_device(masks: Tensor) -> Tensor:
 
 
 def spread_on_host(masks: Tensor) -> Tensor:
-    """Do as `spread_on_device`, on a CPU some fifty times faster."""
+    """Do what `spread_on_device` does, on a CPU some fifty times faster."""
     return torch.from_numpy(np.unpackbits(~masks.numpy(), axis=1, bitorder="little").view(np.bool_))
 
 

@@ -16,7 +16,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 class Tiles(ctypes.Structure):
-    """Tiles of blocks.h, a weight as the kernel reads it; whoever makes one keeps the tensors."""
+    """Tiles of blocks.h: a weight as the kernel reads it. The caller keeps the tensors alive."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("quants", "scales", "mins")),

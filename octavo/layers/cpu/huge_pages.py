@@ -1,4 +1,4 @@
-"""Memory in huge pages, of which a core reads a stream of weights a quarter faster than of pages of 4 KiB."""
+"""Memory in huge pages: a core streams weights from them a quarter faster than from pages of 4 KiB."""
 
 import contextlib
 import mmap

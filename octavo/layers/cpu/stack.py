@@ -17,7 +17,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class StackLayer(ctypes.Structure):
-    """Layer of stack.c; whoever makes one keeps what it points to."""
+    """Layer of stack.c. The caller keeps alive what it points to."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("qkv", "o", "gate_up", "down")),
@@ -28,7 +28,7 @@ class StackLayer(ctypes.Structure):
 
 
 class StackStep(ctypes.Structure):
-    """Step of stack.c; whoever makes one keeps what it points to."""
+    """Step of stack.c. The caller keeps alive what it points to."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("rotations", "plan")),

@@ -7,11 +7,12 @@
     blocks      C              blocks, block_weight, layers/cpu/{blocks,dots}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
+    dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them
     skinny      Triton         skinny, skinny_tiling
     hopper      Gluon          hopper/
     invariant   Triton         invariant, invariant_tiling
 
-quantised says what a weight is that stays as the checkpoint stores it, fused what a layer is that takes norm,
-activation and residual sum into its GEMMs. Each GEMM's `unsupported_reason` returns why it cannot run here,
+`quantised` defines weights that stay as the checkpoint stores them, `fused` layers that take norm, activation
+and residual sum into their GEMMs. Each GEMM's `unsupported_reason` returns why it cannot run here,
 or None. choice and the tilings import no Triton.
 """

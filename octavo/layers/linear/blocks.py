@@ -83,7 +83,7 @@ class TiledBlocks:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of `rows`."""
+        """Dtype of what `rows` returns."""
         return torch.float32
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
     a layer, when it is made      float32 on a CPU        elsewhere
       a weight in blocks          blocks                  grouped
-      a weight in float8          float8                  float8_gpu, or float8
-      a weight in MXFP4           mxfp4                   mxfp4; a GPU's experts: layers.moe
+      a weight in float8          dequantised             float8, or dequantised
+      a weight in MXFP4           dequantised             dequantised; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
@@ -26,13 +26,11 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import blocks, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import blocks, dequantised, int8, invariant_tiling, packed, skinny_tiling
 from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
-from octavo.layers.linear.float8 import on_torch as float8_on_torch
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.int8 import Int8Linear
-from octavo.layers.linear.mxfp4 import on_torch as mxfp4_on_torch
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import QuantisedWeight
@@ -59,10 +57,10 @@ class _Layers(Protocol):
 _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
     {
         "blocks": (blocks, grouped),
-        # Groups of columns that are no multiple of 32: nothing multiplies them.
+        # Groups of columns that are not a multiple of 32: no kernel multiplies them.
         "odd blocks": (),
-        "float8": (float8_on_gpu, float8_on_torch),
-        "mxfp4": (mxfp4_on_torch,),
+        "float8": (float8_on_gpu, dequantised),
+        "mxfp4": (dequantised,),
     }
 )
 

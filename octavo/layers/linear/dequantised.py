@@ -1,16 +1,20 @@
-"""Linear layers that dequantise their weight in each GEMM, in PyTorch on any device.
+"""Linear layers that dequantise their weight in each GEMM, in PyTorch on any device: the specification.
 
     y = x W^T + b, W in the dtype of x
 
 Activations are not quantised. Each call dequantises some rows at a time, which saves memory, not time.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.linear.quantised import QuantisedWeight, join_rows
+
+DESCRIPTION = "dequantised in each GEMM, by PyTorch"
 
 # Values dequantised at a time: 4 MiB in float32.
 _CHUNK = 2**20
@@ -43,3 +47,14 @@ class DequantisedLinear:
             bias = None if self.bias is None else self.bias[rows]
             out[:, rows] = linear(x, self.weight.part(start, start + step).dequantise().to(x.dtype), bias)
         return out
+
+
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return None: it runs on every device, in every dtype."""
+    return None
+
+
+def make_layer(weights: Sequence[Any], bias: Tensor | None) -> DequantisedLinear:
+    """Return the layer of weights of one form that lie above one another and have a `part`, and bias."""
+    (weight,) = join_rows(weights)
+    return DequantisedLinear(weight, bias)

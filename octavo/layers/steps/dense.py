@@ -30,7 +30,7 @@ def unsupported_reason(
 
 
 def attend_dense(qkv: Tensor, *, num_heads: int, num_kv_heads: int, scale: float) -> Tensor:
-    """Attend causally.
+    """Attend a prompt causally, by cuDNN.
 
     Args:
         qkv: [T, (H + 2 KH) * D] normed and rotated: q heads, k heads, v heads.

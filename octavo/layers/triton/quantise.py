@@ -12,7 +12,7 @@ from octavo.layers.triton.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
 _VALUES_PER_WARP = 512
-# A row of zeros has a scale, too: the smallest normal float32.
+# The smallest scale, of a row of zeros: the smallest normal float32.
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 

@@ -35,7 +35,7 @@ class ExpertFamily:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """One architecture.
+    """What one architecture does differently from others.
 
     Attributes:
         architecture: its name in config.json.

@@ -155,7 +155,8 @@ def _read_stretched(
     rope = RopeConfig(
         theta=theta,
         rope_type=rope_type,
-        factor=_read_factor(fields, rope_type, positions / original),
+        # YaRN's factor may be left to the ratio of the two contexts.
+        factor=fields.number("factor", positions / original if rope_type == "yarn" else None),
         original_max_positions=original,
         low_freq_factor=fields.number("low_freq_factor", 1.0),
         high_freq_factor=fields.number("high_freq_factor", 4.0),
@@ -169,8 +170,3 @@ def _read_stretched(
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise FileFormatError(f"{fields.where}: high_freq_factor must be above low_freq_factor")
     return rope
-
-
-def _read_factor(fields: ConfigFields, rope_type: RopeType, stretch: float) -> float:
-    """YaRN's factor may be left to the ratio of the two contexts."""
-    return fields.number("factor", stretch if rope_type == "yarn" else None)

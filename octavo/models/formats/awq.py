@@ -35,16 +35,9 @@ _PER_WORD = 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _KEYS = frozenset(
     {
-        *(
-            "backend",
-            "bits",
-            "do_fuse",
-            "exllama_config",
-            "fuse_max_seq_len",
-            "group_size",
-            "modules_to_fuse",
-        ),
-        *("modules_to_not_convert", "pre_quantized", "quant_method", "version", "zero_point"),
+        *("backend", "bits", "do_fuse", "exllama_config", "fuse_max_seq_len", "group_size"),
+        *("modules_to_fuse", "modules_to_not_convert", "pre_quantized", "quant_method", "version"),
+        "zero_point",
     }
 )
 

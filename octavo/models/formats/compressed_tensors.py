@@ -62,7 +62,7 @@ def arguments_of(group: ConfigFields, name: str) -> ConfigFields:
 
     Raises:
         UnsupportedModelError: an argument is unknown.
-        FileFormatError: it is no object.
+        FileFormatError: it is not an object.
     """
     where = f"{group.where}: {name}"
     arguments = group.mapping(name)

@@ -39,19 +39,12 @@ from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredTens
 _KEYS = frozenset(
     {
         *("backend", "batch_size", "bits", "block_name_to_quantize", "cache_block_outputs", "dataset"),
-        *(
-            "checkpoint_format",
-            "damp_auto_increment",
-            "damp_percent",
-            "desc_act",
-            "dynamic",
-            "exllama_config",
-        ),
-        *("format", "group_size", "is_marlin_format", "lm_head", "max_input_length", "meta", "mse"),
-        *("model_file_base_name", "model_name_or_path", "model_seqlen", "modules_to_not_convert"),
-        *("module_name_preceding_first_block", "modules_in_block_to_quantize", "pack_dtype", "pad_token_id"),
-        *("quant_method", "quantizer", "static_groups", "sym", "tokenizer", "true_sequential"),
-        *("use_cuda_fp16", "use_exllama", "version"),
+        *("checkpoint_format", "damp_auto_increment", "damp_percent", "desc_act", "dynamic"),
+        *("exllama_config", "format", "group_size", "is_marlin_format", "lm_head", "max_input_length"),
+        *("meta", "mse", "model_file_base_name", "model_name_or_path", "model_seqlen"),
+        *("modules_to_not_convert", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
+        *("pack_dtype", "pad_token_id", "quant_method", "quantizer", "static_groups", "sym", "tokenizer"),
+        *("true_sequential", "use_cuda_fp16", "use_exllama", "version"),
     }
 )
 

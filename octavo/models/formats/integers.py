@@ -185,7 +185,7 @@ def check_words(tensors: StoredTensors, name: str) -> tuple[int, int]:
     """Return the shape of a matrix of words.
 
     Raises:
-        WeightsError: it is no matrix.
+        WeightsError: it is not a matrix.
         UnsupportedModelError: it is of another type than int32.
     """
     shape, kind = tensors.shape(name), tensors.type_name(name)

@@ -16,7 +16,7 @@ _MOST = 1024
 
 
 class Alike(NamedTuple):
-    """What calls have in common that differ only in the numbers in their tensors.
+    """What is common to calls that differ only in the numbers in their tensors.
 
     Attributes:
         num_sequences: B, from the check.

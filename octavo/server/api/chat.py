@@ -147,7 +147,9 @@ class ChatEvents(EventWriter):
         self._has_role = [False] * n
         # An event with more than text is encoded as a whole.
         self._has_more = self._usage.is_continuous or bool(asked.return_token_ids)
-        self._texts = TextEvents(lambda index, text: self._chunk([_text_choice(index, text)]))
+        self._texts = TextEvents(
+            lambda index, text: self._chunk([ChunkChoice(index=index, delta=Delta(content=text))])
+        )
         readers = [box.reader() for _ in range(n)]
         self._writers = [DeltaWriter(reader, parallel=box.parallel) for reader in readers]
         self._is_plain = not self._has_more and readers[0] is None
@@ -170,7 +172,8 @@ class ChatEvents(EventWriter):
         shown, finish_reason = self._writers[delta.index].write(
             delta.text, delta.token_ids, delta.finish_reason
         )
-        if not self._has_more and is_text_alone(delta) and _is_content_alone(shown):
+        is_content_alone = shown.content and not (shown.reasoning_content or shown.tool_calls)
+        if not self._has_more and is_text_alone(delta) and is_content_alone:
             return before + self._texts.write(delta.index, shown.content or "")
         choice = _choice(self._answer, delta, shown, finish_reason)
         return before if choice is None else before + self._chunk([choice], self._usage.now)
@@ -199,14 +202,6 @@ class ChatEvents(EventWriter):
                 prompt_token_ids=ids,
             )
         )
-
-
-def _text_choice(index: int, text: str) -> ChunkChoice:
-    return ChunkChoice(index=index, delta=Delta(content=text))
-
-
-def _is_content_alone(shown: Delta) -> bool:
-    return bool(shown.content) and not (shown.reasoning_content or shown.tool_calls)
 
 
 def _choice(

@@ -58,7 +58,7 @@ class Answer:
 
 
 async def completions(context: Context, request: Request) -> Response:
-    """Continue prompts."""
+    """Answer POST /v1/completions: continue each prompt."""
     body = await context.read_body(request)
     asked = decode(body, CompletionRequest)
     del body

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -32,7 +33,7 @@ def event(value: msgspec.Struct) -> bytes:
 
 
 def named_event(kind: str, value: object) -> bytes:
-    """Return one event that tells its kind beside its data, too."""
+    """Return one event that has a line with its kind above its data."""
     return f"event: {kind}\n".encode() + b"data: " + encode(value) + b"\n\n"
 
 
@@ -79,7 +80,7 @@ class EventStream(Response):
 
         Args:
             writer: makes them.
-            generation: of what; aborted when the client leaves.
+            generation: the prompts to answer; aborted when the client leaves.
             keep_alive_s: idle time after which `idle` is sent; 0: never.
             write_timeout_s: how long the client may leave an event unread.
             last: sent at the end, after an error too.
@@ -204,17 +205,6 @@ class Gathered:
 
 
 def _joined(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
-    logprobs = None
-    if second.logprobs is not None:
-        logprobs = (first.logprobs or ()) + second.logprobs
-    return CompletionDelta(
-        request_id=second.request_id,
-        index=second.index,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        message=second.message,
-        output=second.output,
-    )
+    logprobs = None if second.logprobs is None else (first.logprobs or ()) + second.logprobs
+    text, token_ids = first.text + second.text, first.token_ids + second.token_ids
+    return replace(second, text=text, token_ids=token_ids, logprobs=logprobs)

@@ -12,7 +12,7 @@ class TextEvents:
     """Writes the events of one answer that differ in their text alone."""
 
     def __init__(self, write: Callable[[int, str], bytes]) -> None:
-        """Begin without any.
+        """Begin with nothing encoded.
 
         Args:
             write: encodes an event of a choice's index and its new text, the slow way. Nothing that a client

@@ -184,7 +184,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class AnswerMessage(Struct, kw_only=True):
-    """An answer."""
+    """The message of one answer: content, reasoning and calls."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"

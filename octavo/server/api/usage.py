@@ -49,15 +49,8 @@ class UsageCounter:
 
     @property
     def now(self) -> Usage | UnsetType:
-        """The usage that an event tells: what was counted so far, or nothing."""
-        if not self.is_continuous:
-            return UNSET
-        num_output = self._num_output
-        return Usage(
-            prompt_tokens=self._num_prompt,
-            completion_tokens=num_output,
-            total_tokens=self._num_prompt + num_output,
-        )
+        """The usage that an event carries: what was counted so far, or nothing."""
+        return _usage(self._num_prompt, self._num_output) if self.is_continuous else UNSET
 
     @property
     def final(self) -> Usage:
@@ -66,10 +59,10 @@ class UsageCounter:
         return _usage(self._num_prompt, self._num_output, cached)
 
 
-def _usage(num_prompt: int, num_output: int, num_cached: int) -> Usage:
+def _usage(num_prompt: int, num_output: int, num_cached: int | None = None) -> Usage:
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_output,
         total_tokens=num_prompt + num_output,
-        prompt_tokens_details=PromptTokensDetails(num_cached),
+        prompt_tokens_details=UNSET if num_cached is None else PromptTokensDetails(num_cached),
     )

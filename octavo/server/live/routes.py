@@ -105,11 +105,11 @@ class Watch:
     """
 
     def __init__(self, loop: EngineLoop, clock: Callable[[], float] = time.thread_time) -> None:
-        """Make none yet.
+        """Begin without watchers.
 
         Args:
             loop: whose engine is looked at.
-            clock: seconds that the calling thread has worked.
+            clock: returns the CPU seconds of the calling thread.
         """
         self._loop = loop
         self._clock = clock
@@ -170,7 +170,7 @@ class Watch:
                 self._task = None
 
     async def _run(self) -> None:
-        """Make snapshots for ever; should that fail, everybody's stream ends."""
+        """Make snapshots for ever; if that fails, all streams end."""
         try:
             while True:
                 begun = time.monotonic()
@@ -204,7 +204,7 @@ class Watch:
         return seen, self._clock() - begun
 
     def note_cost(self, engine_s: float, all_s: float) -> None:
-        """Take note of what a snapshot cost: of the engine's thread alone, and in all."""
+        """Note the seconds that a snapshot took: of the engine's thread alone, and in all."""
         self.engine_s += engine_s
         self._engine_cost_s = max(engine_s, self._engine_cost_s * _COST_DECAY)
         self._cost_s = max(all_s, self._cost_s * _COST_DECAY)

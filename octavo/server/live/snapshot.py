@@ -98,7 +98,6 @@ class Pool(msgspec.Struct):
     num_cached: int
     num_used: int
     num_shared: int
-    num_evictions: int
     table_entries: int
     runs: list[tuple[int, int, int]]
     parts: list[tuple[int, int, list[int]]]
@@ -260,7 +259,6 @@ def _pool(seen: Look, numbers: list[int]) -> Pool:
         num_cached=kv.num_cached,
         num_used=kv.num_referenced,
         num_shared=kv.num_shared,
-        num_evictions=kv.num_evictions,
         table_entries=kv.num_table_entries,
         runs=[(length, readers, used.get(index, -1)) for length, readers, index in runs],
         parts=[_described(parts[index], seen.block_size, numbers) for index in used],

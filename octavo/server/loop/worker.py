@@ -49,7 +49,7 @@ class Worker:
         ring: Callable[[], None],
         step_deadline_s: float,
     ) -> None:
-        """Prepare.
+        """Make the thread; `start` begins to load.
 
         Args:
             make_engine: loads the engine; called in the thread.
@@ -101,7 +101,7 @@ class Worker:
         self._notify()
 
     def abort(self, job: Job) -> None:
-        """Ask for a job's end. Takes no lock, because whoever drops a stream may hold any."""
+        """Ask for a job's end. Takes no lock: a caller that drops a stream may hold any lock."""
         # While the engine has the job, or the mail, the thread does not sleep.
         job.is_aborted = True
         self._aborts.append(job)

@@ -20,7 +20,7 @@ class Reader(Protocol):
     def num_calls(self) -> int: ...
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
-        """Take the next characters and the ids they are of; return what is certain by now."""
+        """Take the next characters and the ids of their tokens; return what is certain by now."""
         ...
 
     def finish(self) -> list[Piece]:

@@ -3,7 +3,7 @@
     content ── marker ──► opening ── { ──► object ── } ──► closing ──► content
                              └── anything else: content ──┘
 
-Everything since a marker is kept until its call is complete. If it is none, it is content.
+Everything since a marker is kept until its call is complete. If it is not a call, it is content.
 """
 
 import re
@@ -121,7 +121,7 @@ class CallReader:
         self._state = self._reading
 
     def _break(self) -> None:
-        """Give up: what was read since the marker is no call."""
+        """Give up: what was read since the marker is not a call."""
         assert self._object is not None
         given = self._object.given_up("".join(self._held))
         self._held, self._object = [], None

@@ -25,7 +25,7 @@ def described(
     Args:
         messages: checked ones (tokenizer/messages.py): contents are texts, arguments are objects.
         tools: what may be called.
-        form: how the model shall call.
+        form: how the model is to call.
     """
     plain: list[dict[str, Any]] = []
     last_role = ""

@@ -18,7 +18,7 @@ _TRANSFORMS = (
     {"type": "function", "function": "{content}"},
     {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
 )
-# A backslash before what is no letter and no digit makes it plain.
+# A backslash makes any character literal that is neither a letter nor a digit.
 _PLAIN = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^A-Za-z0-9])+")
 
 

@@ -13,8 +13,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import NotReadyError
-from octavo.router import Fleet, Flight, Marks, Replica, marks_of
-from octavo.router.marks import holder_of, is_prompt
+from octavo.router import Fleet, Flight, Marks, Replica, read_marks
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.limits import BodyReader, ClientGoneError, unless_gone
@@ -24,8 +23,6 @@ from octavo.server.replicas.proxy import Asked, Headers, Link
 REFRESH_S = 1.0
 # A replica that is down is polled more often, as it may return at any moment.
 _RETRY_S = 0.2
-# Larger bodies are parsed in another thread.
-_INLINE_BYTES = 1 << 18
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -141,22 +138,12 @@ class Front:
         query = scope["query_string"].decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
         whole = raw.decode("latin-1").removeprefix(self._config.root_path) + ("?" + query if query else "")
-        body, marks = b"", Marks()
+        body = b""
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             body = await self._bodies.read(headers, receive)
-        if body and is_prompt(path):
-            holder = self._holder(headers)
-            if len(body) > _INLINE_BYTES:
-                marks = await asyncio.to_thread(marks_of, body, holder)
-            else:
-                marks = marks_of(body, holder)
+        isolates = self._config.cache_isolation == "key"
+        marks = await read_marks(path, headers, body, isolates=isolates)
         return Asked(scope["method"], whole, headers, body, marks)
-
-    def _holder(self, headers: Headers) -> bytes:
-        """Return the holder whose cached prefixes a request may use."""
-        if self._config.cache_isolation != "key":
-            return b""
-        return holder_of(headers)
 
     async def _route(self, asked: Asked, send: Send) -> None:
         """Send a request to the best replica, and to another one if that refuses or dies before it answers.

@@ -40,7 +40,7 @@ def listen(config: ServerConfig) -> socket.socket | None:
 
 
 class StandIn:
-    """Answers whoever connects. For one event loop."""
+    """Answers every client that connects. For one event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config

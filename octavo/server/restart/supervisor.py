@@ -52,7 +52,7 @@ def supervise(config: ServerConfig) -> Child:
     """Fork children that serve, one after the other. Returns in each child, never in the parent.
 
     Raises:
-        SystemExit: in the parent: a child ended as it was told to, or the first one could not be loaded.
+        SystemExit: in the parent: a child ended on a signal, or the first one could not load.
         EngineDeadError: in the parent: the engine died more often than `max_restarts` allows.
     """
     deaths: deque[float] = deque()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from http_helpers import LiveServer, slow
-from tiny_chat import write_model
+from tiny_chat import TEMPLATE, write_model
 
 from octavo import EngineConfig
 from octavo.engine.engine import Engine
@@ -96,3 +96,18 @@ def serve_tiny(model_folder: Path) -> Iterator[Callable[..., LiveServer]]:
     yield serve
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def serve_template(tmp_path: Path, serve_tiny: Callable[..., LiveServer]) -> Callable[..., LiveServer]:
+    """Serve the tiny model with another chat template; pieces of its tokenizer may be renamed."""
+
+    def serve(template: str = TEMPLATE, *, rename: tuple[str, str] = ("", ""), **options: Any) -> LiveServer:
+        folder = write_model(tmp_path, max_model_len=4096)
+        (folder / "chat_template.jinja").write_text(template)
+        if rename[0]:
+            text = (folder / "tokenizer.json").read_text().replace(*rename)
+            (folder / "tokenizer.json").write_text(text)
+        return serve_tiny({"model": str(folder), "num_blocks": 2048}, **options)
+
+    return serve

@@ -3,59 +3,15 @@
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from http_helpers import LiveServer, chat
-from tiny_chat import TEMPLATE, write_model
+from tiny_chat import TEMPLATE
+from tool_cases import CLOCK, NAMED, SHOWN, TOOL, URL, collected, dictated, written
 
-URL = "/v1/chat/completions"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["C", "F"]}},
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "now"}}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ADVERSARIAL = ['{a,b}{ "\\ </tool_call>', '<tool_call>{"name": "x"}😀é\n']
-
-
-def dictated(text: str, **fields: Any) -> dict:
-    """A chat whose answer is this text."""
-    grammar = f"start: {json.dumps(text, ensure_ascii=False)}"
-    return chat("Hi", max_tokens=300, structured_outputs={"grammar": grammar}, **fields)
-
-
-def written(name: str, arguments: object) -> str:
-    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
-
-
-def collected(events: list[dict]) -> tuple[str, str, list[dict], str]:
-    """What a client puts together: content, reasoning, calls, finish_reason."""
-    content, reasoning, calls, reason = "", "", [], ""
-    for choice in (choice for event in events for choice in event["choices"]):
-        delta = choice["delta"]
-        content += delta.get("content") or ""
-        reasoning += delta.get("reasoning_content") or ""
-        for call in delta.get("tool_calls", []):
-            if "id" in call:
-                assert call["index"] == len(calls)
-                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
-            else:
-                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-        reason = choice["finish_reason"] or reason
-    return content, reasoning, calls, reason
 
 
 @pytest.mark.parametrize("text", ADVERSARIAL)
@@ -159,112 +115,6 @@ def test_a_form_of_content_leaves_calls_possible(roomy: LiveServer) -> None:
         assert message["content"] in ("yes", "no") or message["tool_calls"][0]["function"]["name"] == "now"
     assert None in found
     assert len(found) > 1
-
-
-HISTORY = [
-    {"role": "user", "content": "Weather?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "reasoning": "Hm.",
-        "refusal": None,
-        "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "é"}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "18 C"}]},
-]
-SHOWN = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n"
-    "{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{{ message.reasoning_content }}{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}: "
-    "{{ call.function.arguments.city }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-
-
-@pytest.fixture
-def serve_template(tmp_path: Path, serve_tiny: Callable[..., LiveServer]) -> Callable[..., LiveServer]:
-    """Serve the tiny model with another chat template; pieces of its tokenizer may be renamed."""
-
-    def serve(template: str = TEMPLATE, *, rename: tuple[str, str] = ("", ""), **options: Any) -> LiveServer:
-        folder = write_model(tmp_path, max_model_len=4096)
-        (folder / "chat_template.jinja").write_text(template)
-        if rename[0]:
-            text = (folder / "tokenizer.json").read_text().replace(*rename)
-            (folder / "tokenizer.json").write_text(text)
-        return serve_tiny({"model": str(folder), "num_blocks": 2048}, **options)
-
-    return serve
-
-
-def prompt_of(server: LiveServer, body: dict) -> str:
-    answer = server.post(URL, {**body, "return_token_ids": True}).json()
-    text = server.post("/detokenize", {"tokens": answer["prompt_token_ids"]}).json()
-    return text["prompt"]
-
-
-def test_the_template_gets_tools_and_history(serve_template: Callable[..., LiveServer]) -> None:
-    server = serve_template(SHOWN)
-    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
-    prompt = prompt_of(server, chat("", messages=HISTORY, tools=[strict], max_tokens=1))
-    assert json.dumps(TOOL) in prompt
-    assert "Hm." in prompt
-    assert "<tool_call>get_weather: é</tool_call>" in prompt
-    assert "tool\n18 C" in prompt
-
-
-def test_a_template_without_tools_gets_them_in_messages(roomy: LiveServer) -> None:
-    prompt = prompt_of(roomy, chat("", messages=HISTORY, tools=[TOOL], max_tokens=1))
-    assert json.dumps(TOOL) in prompt
-    assert written("get_weather", {"city": "é"}) in prompt
-    assert "user\n<tool_response>\n18 C\n</tool_response>" in prompt
-
-
-def test_reasoning_is_a_field_of_its_own(serve_template: Callable[..., LiveServer]) -> None:
-    server = serve_template(SHOWN)
-    text = f"Hm 😀.\n</think>\n\nYes.{written('now', {})}"
-    body = dictated(text, tools=[CLOCK])
-    message = server.post(URL, body).json()["choices"][0]["message"]
-    assert message["reasoning_content"] == "Hm 😀."
-    assert message["content"] == "Yes."
-    assert message["tool_calls"][0]["function"]["name"] == "now"
-    content, reasoning, calls, reason = collected(server.events(URL, body))
-    assert (content, reasoning, len(calls), reason) == ("Yes.", "Hm 😀.", 1, "tool_calls")
-    cut = server.post(URL, {**body, "max_tokens": 3}).json()["choices"][0]
-    assert cut["message"] == {"role": "assistant", "content": None, "reasoning_content": "Hm "[:2]}
-    assert cut["finish_reason"] == "length"
-
-
-def test_forms_and_required_calls_come_after_reasoning(serve_template: Callable[..., LiveServer]) -> None:
-    server = serve_template(SHOWN, rename=("<|endoftext|>", "</think>"))
-    # The end of the reasoning is one token, and among the likeliest.
-    bias = {"0": 4}
-    reasoned = ""
-    for fields in (
-        {"tools": [CLOCK], "tool_choice": "required", "parallel_tool_calls": False},
-        {"structured_outputs": {"choice": ["yes"]}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "yes"}}}},
-    ):
-        body = chat("Hi", max_tokens=200, temperature=1, seed=3, logit_bias=bias, **fields)
-        choice = server.post(URL, body).json()["choices"][0]
-        message = choice["message"]
-        assert choice["finish_reason"] in ("stop", "tool_calls"), choice
-        reasoned += message.get("reasoning_content", "")
-        assert message["content"] in ("yes", '"yes"', None)
-        assert message["content"] or message["tool_calls"][0]["function"]["name"] == "now"
-    assert reasoned
-
-
-def test_markers_that_are_special_tokens_are_read(serve_template: Callable[..., LiveServer]) -> None:
-    """As in Mistral's vocabularies, whose markers no decoder shows by itself."""
-    server = serve_template(TEMPLATE + "{{ tools }}[TOOL_CALLS]", rename=("<|endoftext|>", "[TOOL_CALLS]"))
-    body = chat("Hi", max_tokens=200, tools=[CLOCK], tool_choice="required", parallel_tool_calls=False)
-    (call,) = server.post(URL, body).json()["choices"][0]["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {}
-    assert len(call["id"]) == 9
-    assert collected(server.events(URL, body))[2][0]["function"] == call["function"]
 
 
 def function(**fields: Any) -> dict:

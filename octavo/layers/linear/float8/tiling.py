@@ -91,8 +91,8 @@ def has_torch(weight: Float8Weight) -> bool:
     """Return whether torch's own kernels multiply a weight.
 
     They do if each row has a scale, and sizes are multiples of 16; or, on Hopper GPUs with CUDA 12.9 or
-    later, if each 128 x 128 numbers have a scale, N is a multiple of 128, and K of 512: of scales along K
-    they want a multiple of 4.
+    later, if each tile of 128 x 128 has a scale, N is a multiple of 128, and K one of 512, as they need a
+    multiple of 4 scales along K.
     """
     num_rows, size = weight.shape
     if weight.width == size:

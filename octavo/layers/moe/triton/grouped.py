@@ -5,7 +5,7 @@
 
 Few rows per expert, as in decoding, make one tile of rows, so that every touched expert is read once and the
 others not at all. The number of programs does not depend on which experts those are: nothing waits for the
-host. Tensor cores take the weight as their left operand, whose tiles are tall, so that 16 rows are no waste.
+host. Tensor cores take the weight as their left operand, whose tiles are tall: 16 rows of x waste no lane.
 """
 
 import triton

@@ -71,7 +71,7 @@ def _choice(choice: ToolChoiceParam) -> ToolChoice:
 
 
 def _turns(message: MessageParam, where: str) -> Iterator[JsonObject]:
-    """Yield the messages of a chat that one message is: results of tools have messages of their own."""
+    """Yield the chat messages that one message becomes: each result of a tool is a message of its own."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return

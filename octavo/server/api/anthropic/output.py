@@ -43,7 +43,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 def block_events(events: Iterable[ResponseEvent]) -> bytes:
-    """Return the events that tell of the same blocks as events of /v1/responses do."""
+    """Translate events of /v1/responses to events of the same blocks."""
     written = []
     for told in events:
         if told.type in _DELTAS:
@@ -67,7 +67,7 @@ def ending(completion: CompletionOutput, items: Iterable[OutputItem]) -> Ending:
     """Return why an answer ended.
 
     Raises:
-        NotReadyError: the server stops, and has broken it off.
+        NotReadyError: the server is stopping and has aborted the answer.
     """
     if completion.finish_reason == "abort":
         raise NotReadyError("the server stops, and has broken off this answer")

@@ -94,7 +94,7 @@ class _Events(EventWriter):
         self._reader, self._writer = new_writer(box)
 
     def begin(self) -> bytes:
-        """Return that the message begins."""
+        """Return the event that begins the message."""
         self._answer.usage.input_tokens = len(self._generation.prompts[0].listed)
         return event("message_start", message=self._answer)
 
@@ -104,7 +104,7 @@ class _Events(EventWriter):
         return b"".join(block_events(write(feed(delta.text, delta.token_ids))) for delta in deltas)
 
     def finish(self) -> bytes:
-        """Return the ends of the last block and of the message."""
+        """Return the events that end the last block and the message."""
         output, writer = self._generation.outputs[0], self._writer
         events = block_events(writer.write(self._reader.finish()) + writer.finish("completed"))
         ended = ending(output.outputs[0], writer.items)

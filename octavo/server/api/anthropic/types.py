@@ -16,7 +16,7 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 
 
 class TextBlock(Block, tag="text"):
-    """Text."""
+    """A text, of either side."""
 
     text: str
 
@@ -37,7 +37,7 @@ class ToolUseBlock(Block, tag="tool_use"):
 
 
 class ToolResultBlock(Block, tag="tool_result"):
-    """What a call gave."""
+    """What a call returned."""
 
     tool_use_id: str
     content: str | list[JsonObject] = ""
@@ -50,7 +50,7 @@ Blocks = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)
 
 
 class MessageParam(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn."""
+    """One turn of a conversation."""
 
     role: Literal["user", "assistant"]
     content: str | Blocks
@@ -152,7 +152,7 @@ class MessagesError(Struct, kw_only=True):
 
 
 class MessagesErrorBody(Struct, kw_only=True):
-    """The body of every answer of these routes that is no success."""
+    """The body of every answer of these routes that reports a failure."""
 
     type: Literal["error"] = "error"
     error: MessagesError

@@ -1,4 +1,4 @@
-"""From an answer's pieces to the items of /v1/responses, and to the events that tell of them."""
+"""From an answer's pieces to the items of /v1/responses, and to the events that announce them."""
 
 import uuid
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from octavo.server.parsing.pieces import Piece
 
 
 class OutputWriter:
-    """Builds items.
+    """Builds the items of /v1/responses from the pieces of an answer.
 
     Attributes:
         items: so far; the last one may be under way.
@@ -41,7 +41,7 @@ class OutputWriter:
         self._texts: list[str] = []
 
     def write(self, pieces: Iterable[Piece]) -> list[ResponseEvent]:
-        """Add pieces; return the events that tell of them."""
+        """Add pieces; return the events that announce them."""
         events: list[ResponseEvent] = []
         for piece in pieces:
             if piece.kind in ("call", "arguments", "complete"):

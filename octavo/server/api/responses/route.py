@@ -118,7 +118,7 @@ class _Events(EventWriter):
         self._number = -1
 
     def begin(self) -> bytes:
-        """Return that the answer begins."""
+        """Return the events that begin the answer."""
         kinds = ("response.created", "response.in_progress")
         return self._written(ResponseEvent(type=kind, response=self._answer) for kind in kinds)
 
@@ -128,7 +128,7 @@ class _Events(EventWriter):
         return b"".join(self._written(write(feed(delta.text, delta.token_ids))) for delta in deltas)
 
     def finish(self) -> bytes:
-        """Return the last items and the whole answer."""
+        """Return the events of the last items and of the whole answer."""
         output, writer = self._generation.outputs[0], self._writer
         events = writer.write(self._reader.finish()) + writer.finish(_status(output))
         done = _finished(self._answer, output, writer.items)

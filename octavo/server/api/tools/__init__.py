@@ -1,1 +1,1 @@
-"""Tools and reasoning: what a chat asks for, and how its answer tells of them."""
+"""Tools and reasoning: what a chat asks for, and how its answer shows them."""

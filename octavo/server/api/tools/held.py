@@ -40,7 +40,7 @@ def held_params(box: "Toolbox", params: SamplingParams, tokenizer: Tokenizer) ->
 
 
 def _held_functions(box: "Toolbox", *, is_held: bool) -> list[HeldFunction]:
-    """Return the functions that a grammar must know; none: calls are the model's own business."""
+    """Return the functions that a grammar must know; none: no grammar constrains calls."""
     if box.must_call or is_held:
         return list(box.functions)
     held = [(name, schema if name in box.strict else None) for name, schema in box.functions]

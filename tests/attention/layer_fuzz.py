@@ -1,0 +1,90 @@
+"""Random calls of the compiled layers; see kernel_fuzz.py."""
+
+from dataclasses import replace
+
+import torch
+from attention_cases import make_case
+from fuzz_helpers import close, slots_of
+
+from octavo.attention import KVCache
+from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
+from octavo.layers.cpu.layers import compiled_layers
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks import BlockLinear, tiled
+from octavo.layers.rotary import Rotary
+from octavo.layers.stack import make_stack
+from octavo.layers.steps.cpu import CpuStep
+from octavo.parallel import TensorParallel
+
+
+def check_layers(pick):
+    """The fused small layers beside torch's operators."""
+    layers = compiled_layers()
+    assert layers is not None
+    rows, size = pick.randint(0, 5), pick.choice((1, 7, 16, 33, 100))
+    hidden, delta, weight = torch.randn(rows, size), torch.randn(rows, size), torch.randn(size)
+    total = hidden + delta
+    normed = layers.add_rms_norm(hidden, delta, weight, 1e-5)
+    assert torch.equal(hidden, total)
+    close(normed, total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight)
+    assert torch.equal(layers.add_rms_norm(total, None, weight, 1e-5), normed)
+    gate_up = torch.randn(rows, 2 * size) * 40
+    gate, up = gate_up.split(size, dim=1)
+    close(layers.silu_and_multiply(gate_up), torch.nn.functional.silu(gate) * up, scale=40.0)
+
+
+def check_blocks(pick):
+    """The product with weights in blocks of every form, beside torch's on the numbers that they stand for."""
+    bits, halves = pick.choice(((4, 1), (8, 1), (8, 2)))
+    rows, outputs, columns = pick.randint(0, 9), pick.randint(1, 40), 32 * pick.randint(1, 6)
+    low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    dtype = torch.float32 if halves == 2 else pick.choice((torch.float16, torch.float32))
+    scales = torch.randn(outputs, columns // 32 * halves).to(dtype)
+    mins = torch.randn(outputs, columns // 32).to(dtype) if halves == 1 and pick.random() < 0.5 else None
+    weight = BlockWeight(bits, torch.randint(low, high, (outputs, columns), dtype=kind), scales, mins)
+    # Whole numbers to 127, and one of that size in each block: nothing is rounded.
+    x = torch.randint(-127, 128, (rows, columns)).float()
+    x[:, ::32] = 127
+    bias = torch.randn(outputs) if pick.random() < 0.5 else None
+    expected = torch.nn.functional.linear(
+        x.double(), weight.dequantise().double(), None if bias is None else bias.double()
+    )
+    close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
+
+
+def random_linear(pick, outputs, columns):
+    """A layer of one weight in blocks."""
+    bits, low, high, kind = pick.choice(((4, 0, 16, torch.uint8), (8, -128, 128, torch.int8)))
+    scales = torch.randn(outputs, columns // 32) / columns
+    quants = torch.randint(low, high, (outputs, columns), dtype=kind)
+    return BlockLinear(tiled([BlockWeight(bits, quants, scales, None)]))
+
+
+def check_stack(pick):
+    """All layers of a decoder in one call: what they are one by one."""
+    heads, kv_heads = pick.choice(((2, 1), (4, 2), (6, 6)))
+    head_dim, hidden, inner = pick.choice((16, 48)), 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
+    seq_lens = [pick.randint(1, 50) for _ in range(pick.randint(1, 4))]
+    query_lens = [pick.randint(1, n) for n in seq_lens]
+    case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    metadata = replace(case.metadata, slot_mapping=slots_of(case), work=case.forest())
+    options = LayerOptions(0, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
+    qkv = random_linear(pick, (heads + 2 * kv_heads) * head_dim, hidden)
+    output = make_output(random_linear(pick, hidden, heads * head_dim), None, TensorParallel())
+    attention = AttentionLayer(make_input(RMSNorm(torch.rand(hidden), 1e-5), qkv), output, options)
+    gate_up = make_input(RMSNorm(torch.rand(hidden), 1e-5), random_linear(pick, 2 * inner, hidden), "silu")
+    down = make_output(random_linear(pick, hidden, inner), None, TensorParallel())
+    feed_forward, stream = FeedForward(gate_up, down), torch.randn(case.q.shape[0], hidden)
+    rope, outs = Rotary(torch.rand(head_dim // 2), 1.0), []
+    for stack in (None, make_stack([(attention, feed_forward)])):
+        cache = KVCache(torch.stack([case.k_cache, case.v_cache]).transpose(2, 3)[None].contiguous())
+        step, out = CpuStep(cache, metadata, num_heads=heads), stream.clone()
+        rotations = [step.rotations(rope, metadata.positions)]
+        if stack is None:
+            out += feed_forward(out, attention(out, None, rotations, step))
+        else:
+            step.run_layers(stack, out, rotations)
+        outs.append((out, cache.data))
+    for one, other in zip(*outs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
