@@ -32,6 +32,7 @@ from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.linear.stored_blocks import StoredBlocks
 from octavo.layers.moe.choice import stacks_experts
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward
@@ -282,7 +283,7 @@ class Builder:
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
         if self._checkpoint.stays_quantised(name):
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
-            assert isinstance(blocks, BlockWeight), f"{name}: rows of {blocks.kind} cannot be looked up"
+            assert isinstance(blocks, BlockWeight | StoredBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
             tiles = TiledBlocks(blocks, num_rows=share)
             use_huge_pages([tiles])
             return tiles, rows.start

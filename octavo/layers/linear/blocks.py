@@ -10,14 +10,17 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles
+from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles, tile_blocks
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
+from octavo.layers.linear.stored_blocks import StoredBlocks
 
 DESCRIPTION = "8-bit activations, by the C kernel"
 _GROUP = 4
+
+AnyBlocks = BlockWeight | StoredBlocks
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -28,7 +31,7 @@ def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 class TiledBlocks:
-    """A BlockWeight in the order in which the kernel reads it: 8 rows side by side.
+    """A weight in the order in which the kernel reads it: 8 rows side by side.
 
         quants  [N / 8, K / 32, 8 groups of 4 columns, 8 rows, 4]     8 bits
                 [N / 8, K / 32, 4, 8, 4]                              4 bits: group g low, g + 4 high
@@ -43,19 +46,25 @@ class TiledBlocks:
         tiles: the same for the kernel.
     """
 
-    def __init__(self, weight: BlockWeight, *, num_rows: int | None = None) -> None:
+    def __init__(self, weight: AnyBlocks, *, num_rows: int | None = None) -> None:
         """Copy a weight; num_rows: N, more than the weight has, whose rows then are 0. Default: as many."""
-        weight = weight.in_blocks()
         self.num_columns = weight.shape[1]
         self.num_rows = num_rows or weight.shape[0]
         self.bits = weight.bits
+        num_tiles = -(-self.num_rows // TILE)
+        self.order: Tensor | None = None
+        if isinstance(weight, StoredBlocks):
+            self.quants, self.scales, self.mins = tile_blocks(weight.stored, num_tiles, self.bits, weight.has_mins)
+        else:
+            self._copy(weight.in_blocks(), num_tiles * TILE - weight.shape[0])
+        self.tiles = Tiles()
+        self._describe()
+
+    def _copy(self, weight: BlockWeight, padding: int) -> None:
         self.order = weight.order
-        padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
         self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
         self.scales = _side_by_side(_padded(weight.scales, padding))
         self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
-        self.tiles = Tiles()
-        self._describe()
 
     def _describe(self) -> None:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
@@ -139,12 +148,12 @@ class BlockLinear:
         return out
 
 
-def make_layer(weights: Iterable[BlockWeight], bias: Tensor | None) -> BlockLinear:
+def make_layer(weights: Iterable[AnyBlocks], bias: Tensor | None) -> BlockLinear:
     """Return the layer of weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
     return BlockLinear(tiled(weights), bias)
 
 
-def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:
+def tiled(weights: Iterable[AnyBlocks]) -> list[TiledBlocks]:
     """Tile weights that lie above one another; neighbours of one form become one."""
     return [TiledBlocks(weight) for weight in join_rows(weights)]
 
