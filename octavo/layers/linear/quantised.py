@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 
-class QuantisedWeight(Protocol):
-    """A weight [N, K]. Rows can be cut, reordered and joined without touching a number."""
+class LayerWeight(Protocol):
+    """What a layer is made of: a QuantisedWeight, or one that lies in a kernel's order already."""
 
     @property
     def kind(self) -> str:
@@ -36,6 +36,10 @@ class QuantisedWeight(Protocol):
     def device(self) -> torch.device:
         """Where the weight lives."""
         ...
+
+
+class QuantisedWeight(LayerWeight, Protocol):
+    """A weight [N, K]. Rows can be cut, reordered and joined without touching a number."""
 
     @property
     def form(self) -> Hashable:

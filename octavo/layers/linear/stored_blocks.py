@@ -52,7 +52,7 @@ class StoredBlocks:
 
     def take(self, rows: Tensor) -> Self:
         """Return rows [n] int64 in a new order."""
-        return replace(self, stored=self.stored[rows])
+        return replace(self, stored=self.stored.index_select(0, rows))
 
     def join(self, below: Self) -> Self:
         """See QuantisedWeight."""
