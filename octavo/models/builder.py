@@ -29,11 +29,9 @@ from octavo.layers import (
     vocabulary_shard,
 )
 from octavo.layers.cpu.huge_pages import HugePages
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks
+from octavo.layers.linear.blocks import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.layers.linear.plain import Linear
-from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
-from octavo.layers.linear.stored_blocks import StoredBlocks
+from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward
@@ -241,13 +239,13 @@ class Builder:
 
     def _read_quantised(
         self, names: Sequence[str], rows: Sequence[slice], num_interleaved: int
-    ) -> Iterator[LayerWeight]:
+    ) -> Iterator[QuantisedWeight]:
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
             weight = self._checkpoint.read_quantised(name, rows=self._part(part))
             if index < num_interleaved:
                 order = torch.arange(weight.shape[0], device=weight.device)
                 weight = weight.take(interleave_halves(order, self._config.head_dim))
-            yield self._tiled(weight)
+            yield weight
 
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
         start = 0
@@ -264,19 +262,13 @@ class Builder:
         bias = bias if self._parallel.rank == 0 else None
         name, part = f"{name}.weight", self._part(columns)
         if self._checkpoint.stays_quantised(name):
-            return self._quantised_linear(
-                [self._tiled(self._checkpoint.read_quantised(name, columns=part))], bias
-            )
+            return self._quantised_linear([self._checkpoint.read_quantised(name, columns=part)], bias)
         return self._linear(self._checkpoint.read(name, columns=part), bias)
 
-    def _tiled(self, weight: QuantisedWeight) -> LayerWeight:
-        """Blocks on a CPU are finished right away: what was read of them can go."""
-        if isinstance(weight, BlockWeight | StoredBlocks) and weight.device.type == "cpu":
-            return TiledBlocks(weight, self._pages)
-        return weight
-
-    def _quantised_linear(self, weights: Iterable[LayerWeight], bias: Tensor | None) -> Linear:
-        return make_quantised_linear(list(weights), bias, dtype=self._checkpoint.dtype)
+    def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
+        # Each is finished before the next one is read: what was read of it can go.
+        finished = [tiled_on_cpu(weight, self._pages) for weight in weights]
+        return make_quantised_linear(finished, bias, dtype=self._checkpoint.dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:
@@ -294,9 +286,7 @@ class Builder:
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
         if self._checkpoint.stays_quantised(name):
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
-            assert isinstance(blocks, BlockWeight | StoredBlocks), (
-                f"{name}: rows of {blocks.kind} cannot be looked up"
-            )
+            assert isinstance(blocks, AnyBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
             return TiledBlocks(blocks, self._pages, num_rows=share), rows.start
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:

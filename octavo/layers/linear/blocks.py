@@ -14,6 +14,7 @@ from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles, tile_blocks
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
 from octavo.layers.linear.stored_blocks import StoredBlocks
 
 DESCRIPTION = "8-bit activations, by the C kernel"
@@ -162,8 +163,15 @@ def make_layer(weights: Iterable[AnyBlocks | TiledBlocks], bias: Tensor | None) 
 
 
 def tiled(weights: Iterable[AnyBlocks | TiledBlocks]) -> list[TiledBlocks]:
-    """Tile those weights that are not tiled yet."""
+    """Tile those weights that are not tiled yet, each into memory of its own."""
     return [weight if isinstance(weight, TiledBlocks) else TiledBlocks(weight) for weight in weights]
+
+
+def tiled_on_cpu(weight: QuantisedWeight, pages: HugePages) -> LayerWeight:
+    """Tile a weight in blocks on a CPU into some memory; others stay as they are."""
+    if isinstance(weight, AnyBlocks) and weight.device.type == "cpu":
+        return TiledBlocks(weight, pages)
+    return weight
 
 
 def _order_of(part: TiledBlocks) -> bytes | None:
