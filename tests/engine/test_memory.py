@@ -43,7 +43,7 @@ def test_a_gpu_without_room_for_a_process_is_named(monkeypatch: pytest.MonkeyPat
 
     pretend_a_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "mem_get_info", full)
-    with pytest.raises(OutOfMemoryError, match="cuda is full: .* \\(CUDA error: out of memory\\)"):
+    with pytest.raises(OutOfMemoryError, match=r"cuda is full: .* \(CUDA error: out of memory\)"):
         make_plan(device="cuda")
 
 

@@ -151,7 +151,7 @@ def test_a_decoder_of_another_rank_is_refused(source: ModelSource) -> None:
 def test_wrong_names_of_gpus_do_not_mean_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices, "_has_gpus", lambda: True)
+    monkeypatch.setattr(devices.Path, "glob", lambda folder, pattern: iter([folder / "nvidia0"]))
     for visible in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert devices.device_of("auto", TensorParallel()).type == "cpu"
