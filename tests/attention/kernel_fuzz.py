@@ -27,11 +27,12 @@ from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, tiled
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep
 from octavo.layers.steps.operators import OperatorStep
+from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored
 from octavo.parallel import TensorParallel
 
 BLOCK_SIZES, HEADS = (1, 2, 3, 16, 17), ((1, 1), (2, 2), (4, 2), (7, 1), (6, 2), (50, 1))
@@ -269,6 +270,19 @@ def check_blocks(pick):
     close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
 
 
+def check_tiles(pick):
+    """Blocks of a file in the kernel's order: as PyTorch orders them."""
+    name, block_bytes = pick.choice((("Q4_1", 20), ("Q8_0", 34)))
+    rows, shape = pick.randint(1, 20), (pick.randint(1, 5), block_bytes)
+    # No float16 of such bytes is infinite.
+    stored, num_rows = torch.randint(0, 60, (rows, *shape), dtype=torch.uint8), rows + pick.randint(0, 9)
+    weights = read_as_stored(name, stored), blocks_of(name, stored)
+    tiles, expected = (
+        TiledBlocks(weight, num_rows=num_rows).rows(torch.arange(num_rows)) for weight in weights
+    )
+    assert torch.equal(tiles, expected)
+
+
 def random_linear(pick, outputs, columns):
     """A layer of one weight in blocks."""
     bits, low, high, kind = pick.choice(((4, 0, 16, torch.uint8), (8, -128, 128, torch.int8)))
@@ -315,6 +329,7 @@ CHECKS = (
     (check_merge, 1),
     (check_layers, 2),
     (check_blocks, 2),
+    (check_tiles, 1),
     (check_stack, 2),
 )
 
