@@ -30,6 +30,20 @@ def freeze() -> None:
 
 
 @contextmanager
+def all_lives_on() -> Iterator[None]:
+    """Leave all objects that are made meanwhile out of collections, now and later.
+
+    For imports in a process of our own: looking through what PyTorch makes takes 0.3 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
 def no_full_collections() -> Iterator[None]:
     """Keep Python from full garbage collections; young objects are still looked through now and then.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.interrupts import raise_on_interrupt
 from octavo.config import EngineConfig
+from octavo.garbage import all_lives_on
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -17,7 +18,8 @@ def load(config: EngineConfig, *, quiet: bool = False) -> "LLM":
     PyTorch is imported here, which takes seconds: after a command has refused what it can.
     From here on Ctrl-C raises KeyboardInterrupt; before, it ends the process at once.
     """
-    from octavo.llm import LLM
+    with all_lives_on():
+        from octavo.llm import LLM
 
     llm = LLM(progress=not quiet and sys.stderr.isatty(), **dataclasses.asdict(config))
     raise_on_interrupt()

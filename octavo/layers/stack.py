@@ -3,7 +3,7 @@
 The others, on any device, are called layer by layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from octavo.layers.attention import AttentionLayer
 from octavo.layers.block import BlockInput, BlockOutput, PlainInput, PlainOutput
 from octavo.layers.cpu.stack import LayerStack, StackLayer
 from octavo.layers.feed_forward import FeedForward
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
+from octavo.layers.linear.blocks import BlockLinear
 
 
 def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> str | None:
@@ -29,10 +29,7 @@ def unsupported_reason(attention: AttentionLayer, feed_forward: FeedForward) -> 
 
 
 def make_stack(layers: Sequence[tuple[AttentionLayer, object]]) -> LayerStack | None:
-    """Return a decoder's layers as one call, or None if they have to be called one by one.
-
-    Their weights move into huge pages.
-    """
+    """Return a decoder's layers as one call, or None if they have to be called one by one."""
     known = [
         (attention, feed_forward)
         for attention, feed_forward in layers
@@ -40,7 +37,6 @@ def make_stack(layers: Sequence[tuple[AttentionLayer, object]]) -> LayerStack | 
     ]
     if len(known) < len(layers):
         return None
-    use_huge_pages([weight for layer in known for weight in _weights(*layer)])
     return LayerStack([_describe(*layer) for layer in known], alive=known)
 
 
@@ -62,13 +58,6 @@ def _compiled(projection: object) -> int | None:
     """Return the address of a linear layer as C knows it, or None if C does not."""
     linear = projection.compiled if isinstance(projection, BlockLinear) else None
     return None if linear is None else linear.address
-
-
-def _weights(attention: AttentionLayer, feed_forward: FeedForward) -> Iterator[TiledBlocks]:
-    for block in (attention.qkv_proj, attention.o_proj, feed_forward.gate_up_proj, feed_forward.down_proj):
-        assert isinstance(block, PlainInput | PlainOutput)
-        assert isinstance(block.projection, BlockLinear)
-        yield from block.projection.weights
 
 
 def _describe(attention: AttentionLayer, feed_forward: FeedForward) -> StackLayer:

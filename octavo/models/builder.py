@@ -28,8 +28,8 @@ from octavo.layers import (
     make_quantised_linear,
     vocabulary_shard,
 )
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, use_huge_pages
+from octavo.layers.cpu.huge_pages import HugePages
+from octavo.layers.linear.blocks import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts
@@ -73,6 +73,8 @@ class Builder:
         self._parallel = parallel
         self._quantization = quantization
         self._deterministic = deterministic
+        # Of weights that a CPU multiplies in their blocks.
+        self._pages = HugePages()
 
     def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
         """The embedding, and its weight for an LM head that is tied to it."""
@@ -264,7 +266,9 @@ class Builder:
         return self._linear(self._checkpoint.read(name, columns=part), bias)
 
     def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
-        return make_quantised_linear(list(weights), bias, dtype=self._checkpoint.dtype)
+        # Each is finished before the next one is read: what was read of it can go.
+        finished = [tiled_on_cpu(weight, self._pages) for weight in weights]
+        return make_quantised_linear(finished, bias, dtype=self._checkpoint.dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:
@@ -282,10 +286,8 @@ class Builder:
         rows, share = vocabulary_shard(self._config.vocab_size, self._parallel)
         if self._checkpoint.stays_quantised(name):
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
-            assert isinstance(blocks, BlockWeight), f"{name}: rows of {blocks.kind} cannot be looked up"
-            tiles = TiledBlocks(blocks, num_rows=share)
-            use_huge_pages([tiles])
-            return tiles, rows.start
+            assert isinstance(blocks, AnyBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
+            return TiledBlocks(blocks, self._pages, num_rows=share), rows.start
         weight = self._checkpoint.read(name, rows=self._part(rows))
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))

@@ -52,10 +52,15 @@ def _build(fields: GGUFFields, types: list[int]) -> tokenizers.Tokenizer:
 def _add_tokens(backend: tokenizers.Tokenizer, pieces: list[str], types: list[int]) -> None:
     """Match control and user-defined tokens in the text as a whole, before anything else."""
     added: dict[bool, list[AddedToken]] = {True: [], False: []}
+    # Plain numbers: comparing 50,000 of them with those of an enumeration takes 20 ms.
+    is_special = {
+        int(TokenType.CONTROL): True,
+        int(TokenType.UNKNOWN): True,
+        int(TokenType.USER_DEFINED): False,
+    }
     for token_id, token_type in enumerate(types):
-        special = token_type in (TokenType.CONTROL, TokenType.UNKNOWN)
-        if special or token_type == TokenType.USER_DEFINED:
-            piece = backend.id_to_token(token_id)
+        if token_type in is_special:
+            special, piece = is_special[token_type], backend.id_to_token(token_id)
             assert piece is not None, pieces[token_id]
             added[special].append(AddedToken(piece, normalized=False, special=special))
     backend.add_special_tokens(added[True])

@@ -92,12 +92,11 @@ def test_threads_change_no_bit() -> None:
 
 
 def test_weights_above_one_another_and_a_bias() -> None:
-    """Neighbours of one form become one; the others write their columns."""
+    """Each writes its columns, whatever its form."""
     weights = [
         block_weight(form, 13, 64, seed) for seed, form in enumerate((*FORMS[:1] * 2, FORMS[6], FORMS[3]))
     ]
     parts, bias, x = tiled(weights), torch.randn(52), eight_bit_rows(3, 64)
-    assert [part.num_rows for part in parts] == [26, 13, 13]
     out = BlockLinear(parts, bias)(x)
     for index, weight in enumerate(weights):
         columns = slice(13 * index, 13 * index + 13)

@@ -12,7 +12,11 @@ from gguf_builder import Tensor, metadata_of, tensors_of
 from test_gguf_dequantize import IDS, random_blocks
 
 from octavo.errors import ConfigError
-from octavo.models.formats.gguf.blocks import blocks_of, storage_of
+from octavo.layers.cpu.library import compile_failure
+from octavo.layers.linear.blocks import TiledBlocks
+from octavo.layers.linear.quantised import join_rows
+from octavo.layers.linear.stored_blocks import StoredBlocks
+from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.types import GGML_TYPES
 from octavo.models.formats.gguf.weights import GGUFWeights
@@ -39,6 +43,32 @@ def test_no_number_changes(name: str) -> None:
     num_bytes = weight.shape[1] * weight.bits / 8 + weight.scales[0].nbytes
     num_bytes += 0 if weight.mins is None else weight.mins[0].nbytes
     assert num_bytes == storage_of(name).bytes_per_number * weight.shape[1]
+
+
+@pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("num_rows", [None, 24, 25])
+def test_tiles_of_stored_blocks_are_those_of_unpacked_ones(name: str, num_rows: int | None) -> None:
+    blocks = torch.from_numpy(stored(name, 19, 96))
+    weight, order = read_as_stored(name, blocks), torch.randperm(19)
+    assert isinstance(weight, StoredBlocks)
+    tiles = TiledBlocks(weight.take(order), num_rows=num_rows)
+    expected = TiledBlocks(blocks_of(name, blocks[order]), num_rows=num_rows)
+    assert tiles.shape == expected.shape
+    assert (tiles.mins is None) == (name == "Q8_0")
+    got, wanted = ((each.quants, each.scales, each.mins) for each in (tiles, expected))
+    for tensor, other in zip(got, wanted, strict=True):
+        assert tensor is other is None or torch.equal(torch.as_tensor(tensor), torch.as_tensor(other))
+
+
+def test_stored_blocks_can_be_taken_and_joined() -> None:
+    blocks = torch.from_numpy(stored("Q4_1", 11, 64))
+    first, second = read_as_stored("Q4_1", blocks[:6]), read_as_stored("Q4_1", blocks[6:])
+    (joined,) = join_rows([first, second])
+    assert joined.shape == (11, 64)
+    assert torch.equal(joined.dequantise(), decoded("Q4_1", blocks.numpy()))
+    order = torch.tensor([10, 0, 5, 6])
+    assert torch.equal(joined.take(order).dequantise(), joined.dequantise()[order])
 
 
 def test_scales_beyond_float16_stay_exact() -> None:

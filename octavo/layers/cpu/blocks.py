@@ -1,4 +1,4 @@
-"""The product with weights in blocks, in C, called through ctypes."""
+"""Weights in blocks, tiled and multiplied in C, called through ctypes."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from octavo.errors import OutOfMemoryError
+from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import layers_library
 
-# Rows of a weight that lie side by side.
+# Rows of a weight that lie side by side; numbers that share a scale; bytes of a group of inputs.
 TILE = 8
+_BLOCK = 32
+_GROUP = 4
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -23,6 +26,40 @@ class Tiles(ctypes.Structure):
         ("num_rows", _INT),
         *((name, ctypes.c_int) for name in ("bits", "is_half", "halves")),
     ]
+
+
+def tile_blocks(
+    stored: Tensor, num_tiles: int, bits: int, has_mins: bool, pages: HugePages | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tile blocks of a file in one pass; see tiles.c.
+
+    Args:
+        stored: [N, K / 32, bytes of a block] uint8, contiguous; see StoredBlocks.
+        num_tiles: at least N / 8; what lies beyond N is 0.
+        bits: of a number, 4 or 8.
+        has_mins: a block has a minimum.
+        pages: memory for the tiles; None: torch's.
+
+    Returns:
+        quants [tiles, K / 32, 4 or 8, 8, 4] uint8 (4 bits) or int8; scales and mins [tiles, K / 32, 8]
+        float16.
+
+    Raises:
+        KernelUnavailableError: the kernel cannot be compiled.
+    """
+    num_rows, num_blocks, block_bytes = stored.shape
+    groups = bits * _BLOCK // 8 // _GROUP
+    assert stored.is_contiguous(), "blocks that lie apart"
+    assert num_rows <= num_tiles * TILE, f"{num_rows} rows in {num_tiles} tiles"
+    assert block_bytes == groups * _GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
+    number = torch.uint8 if bits == 4 else torch.int8
+    zeros = torch.zeros if pages is None else pages.zeros
+    quants = zeros((num_tiles, num_blocks, groups, TILE, _GROUP), dtype=number)
+    scales = zeros((num_tiles, num_blocks, TILE), dtype=torch.float16)
+    mins = zeros(scales.shape, dtype=torch.float16) if has_mins else None
+    tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()
+    layers_library().octavo_tile_blocks(stored.data_ptr(), num_rows, num_blocks, groups, *tiles)
+    return quants, scales, mins
 
 
 class _Linear(ctypes.Structure):

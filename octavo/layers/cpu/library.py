@@ -10,7 +10,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
 _LIBRARY = Library(
     "layers",
-    (*(_FOLDER / name for name in ("blocks.c", "layers.c", "stack.c")), *ATTENTION.sources),
+    (*(_FOLDER / name for name in ("blocks.c", "layers.c", "stack.c", "tiles.c")), *ATTENTION.sources),
     (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h")), *ATTENTION.included),
 )
 
@@ -36,6 +36,8 @@ def layers_library() -> ctypes.CDLL:
     library = load_library(_LIBRARY)
     library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
     library.octavo_block_linear.restype = ctypes.c_int
+    library.octavo_tile_blocks.argtypes = [_POINTER, *[_INT] * 3, *[_POINTER] * 3]
+    library.octavo_tile_blocks.restype = None
     library.octavo_run_layers.argtypes = [_POINTER, _INT, _POINTER, _POINTER, _INT, ctypes.c_int]
     library.octavo_run_layers.restype = ctypes.c_int
     library.octavo_add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]

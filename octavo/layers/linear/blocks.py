@@ -10,14 +10,17 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles
+from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles, tile_blocks
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.layers.linear.quantised import join_rows
+from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
+from octavo.layers.linear.stored_blocks import StoredBlocks
 
 DESCRIPTION = "8-bit activations, by the C kernel"
 _GROUP = 4
+
+AnyBlocks = BlockWeight | StoredBlocks
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -28,7 +31,7 @@ def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 class TiledBlocks:
-    """A BlockWeight in the order in which the kernel reads it: 8 rows side by side.
+    """A weight in the order in which the kernel reads it: 8 rows side by side.
 
         quants  [N / 8, K / 32, 8 groups of 4 columns, 8 rows, 4]     8 bits
                 [N / 8, K / 32, 4, 8, 4]                              4 bits: group g low, g + 4 high
@@ -43,38 +46,54 @@ class TiledBlocks:
         tiles: the same for the kernel.
     """
 
-    def __init__(self, weight: BlockWeight, *, num_rows: int | None = None) -> None:
-        """Copy a weight; num_rows: N, more than the weight has, whose rows then are 0. Default: as many."""
-        weight = weight.in_blocks()
+    def __init__(
+        self, weight: AnyBlocks, pages: HugePages | None = None, *, num_rows: int | None = None
+    ) -> None:
+        """Copy a weight.
+
+        Args:
+            weight: [n, K].
+            pages: memory for the copy; None: torch's.
+            num_rows: N, more than the weight has, whose rows then are 0. Default: as many.
+        """
         self.num_columns = weight.shape[1]
         self.num_rows = num_rows or weight.shape[0]
         self.bits = weight.bits
+        self.order: Tensor | None = None
+        num_tiles = -(-self.num_rows // TILE)
+        if isinstance(weight, StoredBlocks):
+            tensors = tile_blocks(weight.stored, num_tiles, self.bits, weight.has_mins, pages)
+            self.quants, self.scales, self.mins = tensors
+        else:
+            self._copy(weight.in_blocks(), num_tiles * TILE - weight.shape[0])
+            if pages is not None:
+                self.quants, self.scales = pages.copy(self.quants), pages.copy(self.scales)
+                self.mins = None if self.mins is None else pages.copy(self.mins)
+        self.tiles = self._describe()
+
+    def _copy(self, weight: BlockWeight, padding: int) -> None:
         self.order = weight.order
-        padding = -(-self.num_rows // TILE) * TILE - weight.shape[0]
         self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
         self.scales = _side_by_side(_padded(weight.scales, padding))
         self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
-        self.tiles = Tiles()
-        self._describe()
 
-    def _describe(self) -> None:
+    def _describe(self) -> Tiles:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
         mins = None if self.mins is None else self.mins.data_ptr()
-        self.tiles.__init__(
+        return Tiles(
             *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
             *(self.scales.dtype == torch.float16, scales_of_a_block),
         )
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """All that it holds."""
-        return [each for each in (self.quants, self.scales, self.mins) if each is not None]
+    def kind(self) -> str:
+        """See QuantisedWeight."""
+        return "blocks"
 
-    def move(self, pages: HugePages) -> None:
-        """Move into other memory."""
-        self.quants, self.scales = pages.move(self.quants), pages.move(self.scales)
-        self.mins = None if self.mins is None else pages.move(self.mins)
-        self._describe()
+    @property
+    def device(self) -> torch.device:
+        """See QuantisedWeight."""
+        return self.quants.device
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,7 +132,7 @@ class BlockLinear:
         self._products: list[tuple[Tensor | None, CompiledLinear]] = []
         row = 0
         # Weights that meet the columns of x in one order are one product.
-        for _, group in groupby(parts, lambda part: None if part.order is None else id(part.order)):
+        for _, group in groupby(parts, _order_of):
             parts = list(group)
             num_rows = sum(part.num_rows for part in parts)
             part_bias = None if bias is None else bias[row : row + num_rows]
@@ -139,21 +158,25 @@ class BlockLinear:
         return out
 
 
-def make_layer(weights: Iterable[BlockWeight], bias: Tensor | None) -> BlockLinear:
+def make_layer(weights: Iterable[AnyBlocks | TiledBlocks], bias: Tensor | None) -> BlockLinear:
     """Return the layer of weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
     return BlockLinear(tiled(weights), bias)
 
 
-def tiled(weights: Iterable[BlockWeight]) -> list[TiledBlocks]:
-    """Tile weights that lie above one another; neighbours of one form become one."""
-    return [TiledBlocks(weight) for weight in join_rows(weights)]
+def tiled(weights: Iterable[AnyBlocks | TiledBlocks]) -> list[TiledBlocks]:
+    """Tile those weights that are not tiled yet, each into memory of its own."""
+    return [weight if isinstance(weight, TiledBlocks) else TiledBlocks(weight) for weight in weights]
 
 
-def use_huge_pages(weights: Sequence[TiledBlocks]) -> None:
-    """Move weights, which layers may use already, into huge pages."""
-    pages = HugePages([tensor for weight in weights for tensor in weight.tensors])
-    for weight in weights:
-        weight.move(pages)
+def tiled_on_cpu(weight: QuantisedWeight, pages: HugePages) -> LayerWeight:
+    """Tile a weight in blocks on a CPU into some memory; others stay as they are."""
+    if isinstance(weight, AnyBlocks) and weight.device.type == "cpu":
+        return TiledBlocks(weight, pages)
+    return weight
+
+
+def _order_of(part: TiledBlocks) -> bytes | None:
+    return None if part.order is None else part.order.numpy().tobytes()
 
 
 def _padded(tensor: Tensor, num_rows: int) -> Tensor:

@@ -33,7 +33,7 @@ from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
-from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.linear.quantised import LayerWeight
 
 Gemm = Literal["skinny", "hopper", "plain"]
 
@@ -105,7 +105,7 @@ def looks_up(kind: str, device: torch.device) -> bool:
 
 
 def make_quantised_linear(
-    weights: Sequence[QuantisedWeight], bias: Tensor | None = None, *, dtype: torch.dtype
+    weights: Sequence[LayerWeight], bias: Tensor | None = None, *, dtype: torch.dtype
 ) -> Linear:
     """Return a callable from [T, K] to [T, sum of N_i] that multiplies weights as they are.
 

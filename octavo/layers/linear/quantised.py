@@ -1,9 +1,9 @@
 """Quantised weights: small numbers, and the scales that make weights of them.
 
-    kind      what is stored                                        module
-    blocks    integers of 4 or 8 bits share a scale and a min       block_weight, grouped.weight (GPU)
-    float8    float8 (e4m3) numbers; a scale for a row or a tile    float8.weight
-    mxfp4     4-bit floats; a power of two for 32 of a row          mxfp4.weight
+    kind      what is stored                                       module
+    blocks    integers of 4 or 8 bits share a scale and a min      block_weight, stored_blocks, grouped.weight
+    float8    float8 (e4m3) numbers; a scale for a row or a tile   float8.weight
+    mxfp4     4-bit floats; a power of two for 32 of a row         mxfp4.weight
 
 A format of checkpoints hands out such weights (models.weights.QuantisedSource), and linear.choice makes
 layers that multiply them as they are. To add a kind: a file with its weight; a file with its layers, which
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 
-class QuantisedWeight(Protocol):
-    """A weight [N, K]. Rows can be cut, reordered and joined without touching a number."""
+class LayerWeight(Protocol):
+    """What a layer is made of: a QuantisedWeight, or one that lies in a kernel's order already."""
 
     @property
     def kind(self) -> str:
@@ -36,6 +36,10 @@ class QuantisedWeight(Protocol):
     def device(self) -> torch.device:
         """Where the weight lives."""
         ...
+
+
+class QuantisedWeight(LayerWeight, Protocol):
+    """A weight [N, K]. Rows can be cut, reordered and joined without touching a number."""
 
     @property
     def form(self) -> Hashable:

@@ -12,6 +12,7 @@ Q*_K have 256 numbers a block, the others 32. Source: ggml's block layouts.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from octavo.layers.linear.block_weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import Storage
+from octavo.layers.linear.stored_blocks import StoredBlocks
 
 # Scales and mins [n, ...] of n blocks of the file.
 Scales = tuple[Tensor, Tensor | None]
@@ -37,6 +39,20 @@ def storage_of(type_name: str) -> Storage:
     # A GPU has a scale and a minimum, in float16.
     on_gpu = bits / 8 + 4 / (BLOCK // 2 if type_name == "Q6_K" else BLOCK)
     return Storage("blocks", bits / 8 + num_scales * scale_bytes / BLOCK, bytes_on_gpu=on_gpu, form=type_name)
+
+
+def read_as_stored(type_name: str, stored: Tensor) -> BlockWeight | StoredBlocks:
+    """Return the weight that blocks of a file make on a CPU, as they are if kernels take them so.
+
+    Args:
+        type_name: one of those above.
+        stored: [rows, blocks of a row, bytes of a block] uint8.
+    """
+    if type_name not in _AS_STORED:
+        return blocks_of(type_name, stored)
+    bits, _ = _TYPES[type_name]
+    has_mins = type_name == "Q4_1"
+    return StoredBlocks(bits, has_mins, stored.contiguous(), partial(blocks_of, type_name))
 
 
 def blocks_of(type_name: str, stored: Tensor) -> BlockWeight:
@@ -173,6 +189,8 @@ def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales * _float16_at(blocks, 0), mins * -_float16_at(blocks, 2)
 
 
+# Those that are laid out as StoredBlocks says.
+_AS_STORED = ("Q4_1", "Q8_0")
 # Bits of an integer, and what unpacks blocks [n, bytes] into integers [n, 32 or 256], a byte each.
 _TYPES: Mapping[str, tuple[int, Callable[[Tensor, Tensor], Scales]]] = MappingProxyType(
     {

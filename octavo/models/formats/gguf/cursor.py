@@ -64,13 +64,15 @@ class Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """Read `count` strings, one after the other; see `string`."""
-        # No function calls in the loop: a vocabulary and its merges are 100,000 strings or more.
-        data, end, position = self._data, self._size, self.position
+        # As little as possible in the loop: a vocabulary and its merges are 100,000 strings or more.
+        data, end, position, read_length = self._data, self._size, self.position, UINT64.unpack_from
         found: list[str] = []
         try:
             for _ in range(count):
                 start = position + 8
-                position = start + int.from_bytes(data[position:start], "little")
+                if start > end:
+                    raise self._too_short(what, position, 8)
+                position = start + read_length(data, position)[0]
                 if position - start > MAX_STRING_BYTES or position > end:
                     raise self._string_too_long(what, start, position - start)
                 found.append(data[start:position].decode())
@@ -97,8 +99,6 @@ class Cursor:
         return start
 
     def _string_too_long(self, what: str, start: int, length: int) -> FileFormatError:
-        if start > self._size:
-            return self._too_short(what, start - 8, 8)
         if length > MAX_STRING_BYTES:
             return self.error(f"the length of {what}", f"at most {MAX_STRING_BYTES} bytes", length)
         return self._too_short(what, start, length)

@@ -10,13 +10,14 @@ from torch import Tensor
 from octavo.errors import ConfigError, FileFormatError, WeightsError
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
+from octavo.layers.linear.stored_blocks import StoredBlocks
 from octavo.models.formats.gguf.architectures import (
     EXPERTS,
     ROPE_FACTORS,
     find_architecture,
     hugging_face_name,
 )
-from octavo.models.formats.gguf.blocks import blocks_of, storage_of
+from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
@@ -86,7 +87,7 @@ class GGUFWeights:
 
     def read_quantised(
         self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
-    ) -> BlockWeight:
+    ) -> BlockWeight | StoredBlocks:
         """Read a matrix in its blocks; see QuantisedSource."""
         info = self._info(name)
         first, last = slice_bounds(columns, info.shape[1])
@@ -187,14 +188,15 @@ def _halves_apart(rows: Tensor, head_dim: int) -> Tensor:
 
 def _read_blocks(
     file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: slice, device: torch.device
-) -> BlockWeight:
+) -> BlockWeight | StoredBlocks:
     """Read a part of a matrix to a device, rows in the file's order, columns at blocks of the file."""
     kind, (num_rows, num_columns) = info.type, info.shape
     row_bytes = info.nbytes // num_rows
     stored = np.empty((rows.stop - rows.start, num_columns // kind.block_size, kind.block_bytes), np.uint8)
     file.read_into(info, rows.start * row_bytes, stored.reshape(-1))
     part = slice(columns.start // kind.block_size, columns.stop // kind.block_size)
-    return blocks_of(kind.name, torch.from_numpy(stored)[:, part].to(device))
+    blocks = torch.from_numpy(stored)[:, part].to(device)
+    return (read_as_stored if device.type == "cpu" else blocks_of)(kind.name, blocks)
 
 
 def _read_part(file: GGUFFile, info: GGUFTensorInfo, rows: Part, columns: Part, dtype: torch.dtype) -> Tensor:
