@@ -1,4 +1,4 @@
-"""One engine, many callers: threads take turns, and a caller who leaves takes its requests along."""
+"""One engine, many callers: threads take turns, and the requests of a caller that leaves are aborted."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 
 Found = TypeVar("Found")
 
-# A released lock goes to whoever asks first, which would be this thread again. It sleeps this long, so that a
+# A released lock goes to the thread that asks first, which would be this one again. So it sleeps this long: a
 # thread that waits for the lock wakes up and takes it.
 _COURTESY_S = 50e-6
 

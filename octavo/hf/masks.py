@@ -52,8 +52,8 @@ def octavo_mask(
 
     Returns:
         None if every key counts; int32 [B, 1, 1, 2], the first key of each row and the one behind its last;
-        or int32 [0, 1, 1, 2] for packed sequences, whose lengths must come with the call. Four dimensions,
-        because transformers makes a mask of anything with two once more.
+        or int32 [0, 1, 1, 2] for packed sequences, whose lengths must come with the call. There are four
+        dimensions because transformers would make a mask of a tensor with two.
 
     Raises:
         InvalidArgumentError: a pattern that is not causal, bidirectional or a sliding window, or a padding
@@ -68,7 +68,7 @@ def octavo_mask(
             "bidirectional and sliding-window masks: load the model with attn_implementation='sdpa'"
         )
     causal = not names & _BIDIRECTIONAL
-    # One behind the last key that was written: positions count from the sequence's start, keys from kv_offset
+    # One past the last key that was written: positions count from the sequence's start, keys from kv_offset.
     end = q_offset + q_length - kv_offset if causal else kv_length
     whole = not isinstance(end, torch.Tensor) and end == kv_length
     if attention_mask is None:

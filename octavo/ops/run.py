@@ -42,7 +42,6 @@ def run_cached(
     Returns:
         (out [B, Sq, H, Dv] or [T, H, Dv] as q is, lse [T, H]).
     """
-    q, k_cache, _ = caches
     check_maximum("max_seqlen_q", max_seqlen_q)
     check_plan(plan)
     (q, k_cache, _), cached = caches, places.cache_seqlens

@@ -11,10 +11,11 @@ from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, tiled
+from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep
+from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored
 from octavo.parallel import TensorParallel
 
 
@@ -51,6 +52,19 @@ def check_blocks(pick):
         x.double(), weight.dequantise().double(), None if bias is None else bias.double()
     )
     close(BlockLinear(tiled([weight]), bias)(x), expected.float(), scale=1e4)
+
+
+def check_tiles(pick):
+    """Blocks of a file in the kernel's order: as PyTorch orders them."""
+    name, block_bytes = pick.choice((("Q4_1", 20), ("Q8_0", 34)))
+    rows, shape = pick.randint(1, 20), (pick.randint(1, 5), block_bytes)
+    # No float16 of such bytes is infinite.
+    stored, num_rows = torch.randint(0, 60, (rows, *shape), dtype=torch.uint8), rows + pick.randint(0, 9)
+    weights = read_as_stored(name, stored), blocks_of(name, stored)
+    tiles, expected = (
+        TiledBlocks(weight, num_rows=num_rows).rows(torch.arange(num_rows)) for weight in weights
+    )
+    assert torch.equal(tiles, expected)
 
 
 def random_linear(pick, outputs, columns):

@@ -20,7 +20,7 @@ from octavo.errors import OctavoError
 
 Found = TypeVar("Found")
 
-# What a function returned or raised, the first of which its caller takes.
+# What a function returned or raised. Several may be put there; the caller takes the first.
 _Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 

@@ -29,7 +29,7 @@ class Tiles(ctypes.Structure):
 
 
 def tile_blocks(
-    stored: Tensor, num_tiles: int, bits: int, has_mins: bool, pages: HugePages
+    stored: Tensor, num_tiles: int, bits: int, has_mins: bool, pages: HugePages | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tile blocks of a file in one pass; see tiles.c.
 
@@ -38,7 +38,7 @@ def tile_blocks(
         num_tiles: at least N / 8; what lies beyond N is 0.
         bits: of a number, 4 or 8.
         has_mins: a block has a minimum.
-        pages: memory for the tiles.
+        pages: memory for the tiles; None: torch's.
 
     Returns:
         quants [tiles, K / 32, 4 or 8, 8, 4] uint8 (4 bits) or int8; scales and mins [tiles, K / 32, 8]
@@ -53,9 +53,10 @@ def tile_blocks(
     assert num_rows <= num_tiles * TILE, f"{num_rows} rows in {num_tiles} tiles"
     assert block_bytes == groups * _GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
     number = torch.uint8 if bits == 4 else torch.int8
-    quants = pages.zeros((num_tiles, num_blocks, groups, TILE, _GROUP), number)
-    scales = pages.zeros((num_tiles, num_blocks, TILE), torch.float16)
-    mins = pages.zeros(scales.shape, torch.float16) if has_mins else None
+    zeros = torch.zeros if pages is None else pages.zeros
+    quants = zeros((num_tiles, num_blocks, groups, TILE, _GROUP), dtype=number)
+    scales = zeros((num_tiles, num_blocks, TILE), dtype=torch.float16)
+    mins = zeros(scales.shape, dtype=torch.float16) if has_mins else None
     tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()
     layers_library().octavo_tile_blocks(stored.data_ptr(), num_rows, num_blocks, groups, *tiles)
     return quants, scales, mins

@@ -53,10 +53,9 @@ class TiledBlocks:
 
         Args:
             weight: [n, K].
-            pages: memory for the copy; None: new one.
+            pages: memory for the copy; None: torch's.
             num_rows: N, more than the weight has, whose rows then are 0. Default: as many.
         """
-        pages = pages or HugePages()
         self.num_columns = weight.shape[1]
         self.num_rows = num_rows or weight.shape[0]
         self.bits = weight.bits
@@ -66,15 +65,17 @@ class TiledBlocks:
             tensors = tile_blocks(weight.stored, num_tiles, self.bits, weight.has_mins, pages)
             self.quants, self.scales, self.mins = tensors
         else:
-            self._copy(weight.in_blocks(), num_tiles * TILE - weight.shape[0], pages)
+            self._copy(weight.in_blocks(), num_tiles * TILE - weight.shape[0])
+            if pages is not None:
+                self.quants, self.scales = pages.copy(self.quants), pages.copy(self.scales)
+                self.mins = None if self.mins is None else pages.copy(self.mins)
         self.tiles = self._describe()
 
-    def _copy(self, weight: BlockWeight, padding: int, pages: HugePages) -> None:
+    def _copy(self, weight: BlockWeight, padding: int) -> None:
         self.order = weight.order
-        self.quants = pages.copy(_tiled_quants(_padded(weight.quants, padding), self.bits))
-        self.scales = pages.copy(_side_by_side(_padded(weight.scales, padding)))
-        mins = weight.mins
-        self.mins = None if mins is None else pages.copy(_side_by_side(_padded(mins, padding)))
+        self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
+        self.scales = _side_by_side(_padded(weight.scales, padding))
+        self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
 
     def _describe(self) -> Tiles:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
