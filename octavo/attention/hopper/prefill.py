@@ -105,6 +105,9 @@ def _attend_kernel(
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
+    if gather is None:
+        # Thin units may begin on an SM as soon as this program leaves it: they read and write other rows.
+        gdc_launch_dependents()
     num_items = gl.load(count) * shape.kv_heads
     work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
