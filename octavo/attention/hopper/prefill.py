@@ -18,7 +18,7 @@ for each other: while one computes weights, the other has the tensor cores.
       warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
       warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
 
-KEYS is 128 for prompts (64 if blocks are not a multiple of 128) and 64 for nodes. In steps that only decode,
+KEYS is 128 for prompts and 64 for nodes. In steps that only decode,
 a unit has 64 rows: one warpgroup and the fetching warp, 2 stages, `free` barriers with count 1. The other
 half of the SM is then for the leaves, which decode.py attends.
 
@@ -62,8 +62,7 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    wide = call.block_size % PROMPT_SHAPE.keys == 0
-    _attend(call, None, work.units, work.count, PROMPT_SHAPE if wide else NODE_SHAPE)
+    _attend(call, None, work.units, work.count, PROMPT_SHAPE)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -87,10 +86,7 @@ def _attend(
     *,
     keys_are_old: bool = True,
 ) -> None:
-    """Launch the kernel on the first units, as many as `count` [1] says.
-
-    The block size must be a multiple of the tile's keys.
-    """
+    """Launch the kernel on the first units, as many as `count` [1] says."""
     # The fetching warp gives most of its registers to the warpgroups.
     launch(
         _attend_kernel,
@@ -109,6 +105,9 @@ def _attend_kernel(
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
+    if gather is None:
+        # Thin units may begin on an SM as soon as this program leaves it: they read and write other rows.
+        gdc_launch_dependents()
     num_items = gl.load(count) * shape.kv_heads
     work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
@@ -158,7 +157,7 @@ def _fetch(
         record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
         first_tile, num_tiles = key_tiles(record, KEYS)
         table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
-        source = Source(k_matrix, v_matrix, places, table)
+        source = Source(k_matrix, v_matrix, places, table, gl.load(record + 4))
         num_tiles = gl.where(item < num_items, num_tiles, 0)
         fetched = fetch_tiles(
             source, first_tile, num_tiles, item % shape.kv_heads, pipe, fetched, shape, KEYS
