@@ -31,12 +31,14 @@ Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchr
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
 from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE
-from octavo.attention.hopper.tiles import HALF, Gather, attend_item, key_tiles, pass_item
+from octavo.attention.hopper.tiles import HALF, PREFETCH, QSMEM, Gather, attend_item, fetch_queries, key_tiles, open_turns, pass_item, which_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.shapes import TileShape
@@ -112,10 +114,19 @@ def _attend_kernel(
     work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
     pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, STAGES, NUM_USERS)
+    flags = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(flags.index(i), count=1)
+    fence_async_shared()
+    q_tiles = gl.allocate_shared_memory(
+        k_matrix.dtype,
+        [NUM_USERS, HALF, shape.head_dim],
+        gl.NVMMASharedLayout.get_default_for([HALF, shape.head_dim], k_matrix.dtype),
+    )
     if NUM_USERS == 1:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [1],
@@ -124,22 +135,13 @@ def _attend_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
-                (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
+                (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [4, 1],
             [240, 24],
         )
-
-
-@gluon.jit
-def _item(turn):
-    """Return the (unit, kv head) of a turn: forth and back through the programs, to balance their work."""
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    if turn % 2 == 1:
-        program = num_programs - 1 - program
-    return turn * num_programs + program
 
 
 @gluon.jit
@@ -152,7 +154,7 @@ def _fetch(
     units, num_items, turns = work
     fetched = 0
     for turn in range(0, turns):
-        item = _item(turn)
+        item = which_item(turn)
         # A turn beyond the last item reads that item's record and copies no tile.
         record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
         first_tile, num_tiles = key_tiles(record, KEYS)
@@ -165,35 +167,42 @@ def _fetch(
 
 
 @gluon.jit
-def _attend_first_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
+def _attend_first_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, flags, q_tiles):
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, 0)
+    _attend_half(queries, gather, score, work, pipe, shape, KEYS, 0, flags, q_tiles)
 
 
 @gluon.jit
-def _attend_second_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
+def _attend_second_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, flags, q_tiles):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, HALF)
+    _attend_half(queries, gather, score, work, pipe, shape, KEYS, HALF, flags, q_tiles)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr, flags, q_tiles
 ):  # fmt: skip
     """Attend half of the rows of all turns, from FIRST_ROW on."""
     units, num_items, turns = work
     used = 0
+    q_tile = q_tiles.index(1 if FIRST_ROW > 0 else 0)
+    open_turns(used, FIRST_ROW > 0, shape)
+    if PREFETCH == 1:
+        fetch_queries(queries, gather, work, 0, q_tile, shape, FIRST_ROW)
     for turn in range(0, turns):
-        item = _item(turn)
+        item = which_item(turn)
         if item < num_items:
             record = units + item // shape.kv_heads * RECORD
             if gl.load(record + 2) * shape.group > FIRST_ROW:
                 kv_head = item % shape.kv_heads
                 used = attend_item(
-                    queries, gather, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW
+                    queries, gather, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW, flags, q_tile, work, turn
                 )
             else:
-                used = pass_item(record, pipe, used, KEYS)
+                if PREFETCH == 1:
+                    async_copy.wait_group(0)
+                    fetch_queries(queries, gather, work, turn + 1, q_tile, shape, FIRST_ROW)
+                used = pass_item(record, pipe, used, KEYS, flags, shape)

@@ -19,10 +19,21 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from octavo.attention.hopper.pipe import clear_outside, clear_unseen
 from octavo.attention.triton.tiles import LN_2
+from octavo.attention.triton.units import RECORD
+
+import os
+
+PINGPONG = gl.constexpr(int(os.environ.get("V_PINGPONG", "0")))
+OVERLAP = gl.constexpr(int(os.environ.get("V_OVERLAP", "0")))
+QSMEM = gl.constexpr(int(os.environ.get("V_QSMEM", "0")))
+LATE = gl.constexpr(int(os.environ.get("V_LATE", "0")))
+PREFETCH = gl.constexpr(int(os.environ.get("V_PREFETCH", "0")))
+LAZY = gl.constexpr(int(os.environ.get("V_LAZY", "0")))
 
 # Query rows of a warpgroup.
 HALF = gl.constexpr(64)
@@ -51,6 +62,7 @@ class Item(NamedTuple):
     pipe: Any
     used: Any
     shape: Any
+    turn: Any
 
 
 @gluon.jit
@@ -62,11 +74,54 @@ def key_tiles(record, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def pass_item(record, pipe, used, KEYS: gl.constexpr):
+def _named(ASM: gl.constexpr, number):
+    gl.inline_asm_elementwise(ASM, "=r,r", [number], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def open_turns(number, SECOND: gl.constexpr, shape):
+    if PINGPONG == 2 and SECOND:
+        _named("bar.arrive 8, 256; mov.u32 $0, 0;", number)
+
+
+@gluon.jit
+def begin_turn(turn, number, SECOND: gl.constexpr, shape):
+    ON: gl.constexpr = shape.rows == 2 * HALF
+    if PINGPONG == 1 and ON:
+        if SECOND:
+            mbarrier.wait(turn.index(1), number & 1)
+        else:
+            mbarrier.wait(turn.index(0), (number & 1) ^ 1)
+    if PINGPONG == 2 and ON:
+        if SECOND:
+            _named("bar.sync 9, 256; mov.u32 $0, 0;", number)
+        else:
+            _named("bar.sync 8, 256; mov.u32 $0, 0;", number)
+
+
+@gluon.jit
+def end_turn(turn, number, SECOND: gl.constexpr, shape):
+    ON: gl.constexpr = shape.rows == 2 * HALF
+    if PINGPONG == 1 and ON:
+        if SECOND:
+            mbarrier.arrive(turn.index(0), count=1)
+        else:
+            mbarrier.arrive(turn.index(1), count=1)
+    if PINGPONG == 2 and ON:
+        if SECOND:
+            _named("bar.arrive 8, 256; mov.u32 $0, 0;", number)
+        else:
+            _named("bar.arrive 9, 256; mov.u32 $0, 0;", number)
+
+
+@gluon.jit
+def pass_item(record, pipe, used, KEYS: gl.constexpr, turn, shape):
     """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
+        begin_turn(turn, used + i, True, shape)
+        end_turn(turn, used + i, True, shape)
         mbarrier.wait(pipe.k_filled.index(stage), phase)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -77,7 +132,7 @@ def pass_item(record, pipe, used, KEYS: gl.constexpr):
 @gluon.jit
 def attend_item(
     queries, gather, score, record, kv_head, pipe, used, shape,
-    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
+    KEYS: gl.constexpr, FIRST_ROW: gl.constexpr, turn, q_tile, work, number,
 ):  # fmt: skip
     """Attend half of one item's rows, from the pipe's tile `used` on; return the number of the next tile."""
     D: gl.constexpr = shape.head_dim
@@ -89,19 +144,28 @@ def attend_item(
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
     token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
     position = gl.load(queries.positions + token, mask=exists, other=-1)
-    q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT)
+    if PREFETCH == 1:
+        async_copy.wait_group(0)
+        fence_async_shared()
+        q = q_tile
+    else:
+        q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT, q_tile)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
     values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
     kv_begin = 0
     if shape.begins:
         kv_begin = gl.load(record + 3)
-    item = Item(q, position, score, first_tile, kv_begin, kv_end, pipe, used, shape)
+    SECOND: gl.constexpr = FIRST_ROW > 0
+    item = Item(q, position, score, first_tile, kv_begin, kv_end, pipe, used, shape, turn)
     if num_tiles > 0:
         stage = used % pipe.stages
+        begin_turn(turn, used, SECOND, shape)
         mbarrier.wait(pipe.k_filled.index(stage), (used // pipe.stages) & 1)
         zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
-        s = warpgroup_mma(q, pipe.k.index(stage).permute((1, 0)), zero, use_acc=False)
+        s = warpgroup_mma(q, pipe.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        end_turn(turn, used, SECOND, shape)
+        s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         # There is no sum yet that the first tile's maximum could shrink.
         weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
@@ -110,14 +174,21 @@ def attend_item(
                 mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
                 end = kv_end - first_tile * KEYS
                 clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, 4)
-        weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
+        weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS, SECOND, shape)
         last = used + num_tiles - 1
         stage = last % pipe.stages
         mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
         if kv_end % KEYS != 0:
             clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
-        values = warpgroup_mma(weights, pipe.v.index(stage), values)
+        values = warpgroup_mma(weights, pipe.v.index(stage), values, is_async=True)
+        if PREFETCH == 1:
+            fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
+            # Keeps what is above above.
+            mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
+        values, weights = warpgroup_mma_wait(0, deps=(values, weights))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
+    elif PREFETCH == 1:
+        fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
     _store_results(
         queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
     )
@@ -125,7 +196,36 @@ def attend_item(
 
 
 @gluon.jit
-def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
+def which_item(turn):
+    """Return the (unit, kv head) of a turn: forth and back through the programs, to balance their work."""
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    if turn % 2 == 1:
+        program = num_programs - 1 - program
+    return turn * num_programs + program
+
+
+@gluon.jit
+def fetch_queries(queries, gather, work, turn, q_tile, shape, FIRST_ROW: gl.constexpr):
+    """Start the copy of a turn's queries to shared memory."""
+    units, num_items, turns = work
+    item = which_item(turn)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    if item < num_items:
+        record = units + item // shape.kv_heads * RECORD
+        kv_head = item % shape.kv_heads
+        row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
+        d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+        token, exists = _query_rows(
+            gather, gl.load(record + 1) + row // shape.group, row < gl.load(record + 2) * shape.group
+        )
+        head = kv_head * shape.group + row % shape.group
+        pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
+        async_copy.async_copy_global_to_shared(q_tile, pointers, mask=exists[:, None])
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr, SECOND: gl.constexpr, shape):
     """Attend an item's tiles after the first; mask only those that some row sees in part."""
     first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
@@ -133,33 +233,40 @@ def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
     if item.shape.windowed or item.shape.begins:
         left = gl.minimum(num_tiles, gl.maximum(1, gl.cdiv(full_begin, KEYS) - first_tile))
         for i in range(1, left):
-            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
+            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True, SECOND, shape)
     right = gl.maximum(left, gl.minimum(num_tiles, full_end // KEYS - first_tile))
     for i in range(left, right):
-        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, False)
+        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, False, SECOND, shape)
     for i in range(right, num_tiles):
-        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
+        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True, SECOND, shape)
     return weights, values, top, total
 
 
 @gluon.jit
-def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.constexpr):
+def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.constexpr, SECOND: gl.constexpr, shape):
     """Start the products with an item's i-th keys and, by the weights of tile i - 1, with its values."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = values.type.layout
     pipe = item.pipe
     now, before = item.used + i, item.used + i - 1
     k_stage, v_stage = now % pipe.stages, before % pipe.stages
+    begin_turn(item.turn, now, SECOND, shape)
     mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
     zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
     s = warpgroup_mma(item.q, pipe.k.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     pending = warpgroup_mma(weights, pipe.v.index(v_stage), values, is_async=True)
+    end_turn(item.turn, now, SECOND, shape)
     s = warpgroup_mma_wait(1, deps=(s,))
-    mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
+    if LATE == 0:
+        mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     new_weights, top, total, shrink = _softmax(s, top, total, i, item, KEYS, MASKED, O_LAYOUT)
+    if OVERLAP == 1:
+        mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     # The product reads the old weights until here: a dependency, so that the compiler keeps their registers.
     values, weights = warpgroup_mma_wait(0, deps=(pending, weights))
+    if LATE == 1:
+        mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
     return new_weights, values * shrink[:, None], top, total
 
@@ -212,7 +319,7 @@ def _result_rows(gather, entry, valid):
 @gluon.jit
 def _load_queries(
     queries, gather, token_begin, num_tokens, kv_head, shape,
-    FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr,
+    FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr, q_tile,
 ):  # fmt: skip
     """Load a half tile's queries as the left operand of a product, to stay in registers."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
@@ -221,9 +328,13 @@ def _load_queries(
     token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
     head = kv_head * shape.group + row % shape.group
     pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
-    return gl.convert_layout(
-        gl.load(pointers, mask=exists[:, None], other=0.0), gl.DotOperandLayout(0, S_LAYOUT, 2)
-    )
+    loaded = gl.load(pointers, mask=exists[:, None], other=0.0)
+    if QSMEM == 1:
+        q_tile.store(loaded)
+        fence_async_shared()
+        return q_tile
+    else:
+        return gl.convert_layout(loaded, gl.DotOperandLayout(0, S_LAYOUT, 2))
 
 
 @gluon.jit
