@@ -32,6 +32,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 
+import os
+
+BACK = gl.constexpr(int(os.environ.get("V_BACK", "0")))
+
+
 class Places(NamedTuple):
     """Where a (block, head, token) lies in the caches, which TMA sees as matrices.
 
@@ -101,7 +106,10 @@ def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KE
         Number of tiles fetched so far, the `fetched` before this call included.
     """
     PART: gl.constexpr = source.k.block_type.shape[0]
-    for tile in range(first_tile, first_tile + num_tiles):
+    for i in range(0, num_tiles):
+        tile = first_tile + i
+        if BACK == 1:
+            tile = first_tile + num_tiles - 1 - i
         stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
         k, k_filled = pipe.k.index(stage), pipe.k_filled.index(stage)
         v, v_filled = pipe.v.index(stage), pipe.v_filled.index(stage)

@@ -33,6 +33,8 @@ OVERLAP = gl.constexpr(int(os.environ.get("V_OVERLAP", "0")))
 QSMEM = gl.constexpr(int(os.environ.get("V_QSMEM", "0")))
 LATE = gl.constexpr(int(os.environ.get("V_LATE", "0")))
 PREFETCH = gl.constexpr(int(os.environ.get("V_PREFETCH", "0")))
+EPI = gl.constexpr(int(os.environ.get("V_EPI", "0")))
+BACK = gl.constexpr(int(os.environ.get("V_BACK", "0")))
 LAZY = gl.constexpr(int(os.environ.get("V_LAZY", "0")))
 
 # Query rows of a warpgroup.
@@ -57,6 +59,7 @@ class Item(NamedTuple):
     position: Any
     score: Any
     first_tile: Any
+    num_tiles: Any
     kv_begin: Any
     kv_end: Any
     pipe: Any
@@ -152,12 +155,14 @@ def attend_item(
         q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT, q_tile)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
+    if LAZY == 1:
+        total = sum_in_thread(gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT), KEYS)
     values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
     kv_begin = 0
     if shape.begins:
         kv_begin = gl.load(record + 3)
     SECOND: gl.constexpr = FIRST_ROW > 0
-    item = Item(q, position, score, first_tile, kv_begin, kv_end, pipe, used, shape, turn)
+    item = Item(q, position, score, first_tile, num_tiles, kv_begin, kv_end, pipe, used, shape, turn)
     if num_tiles > 0:
         stage = used % pipe.stages
         begin_turn(turn, used, SECOND, shape)
@@ -170,16 +175,25 @@ def attend_item(
         # There is no sum yet that the first tile's maximum could shrink.
         weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
         if shape.begins:  # noqa: SIM102  (decided when compiled)
-            if kv_begin % KEYS != 0:
+            if (kv_begin % KEYS != 0) & ((BACK == 0) | (num_tiles == 1)):
                 mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
                 end = kv_end - first_tile * KEYS
                 clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, 4)
+        if BACK == 1:  # noqa: SIM102
+            if kv_end % KEYS != 0:
+                mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
+                clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
         weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS, SECOND, shape)
         last = used + num_tiles - 1
         stage = last % pipe.stages
         mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
-        if kv_end % KEYS != 0:
-            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
+        if BACK == 0:
+            if kv_end % KEYS != 0:
+                clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
+        elif shape.begins:
+            if kv_begin % KEYS != 0:
+                if num_tiles > 1:
+                    clear_outside(pipe.v.index(stage), kv_begin % KEYS, KEYS, KEYS, 4)
         values = warpgroup_mma(weights, pipe.v.index(stage), values, is_async=True)
         if PREFETCH == 1:
             fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
@@ -189,10 +203,17 @@ def attend_item(
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
     elif PREFETCH == 1:
         fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
+    if LAZY == 1:
+        total = gl.convert_layout(gl.sum(total, 1), ROW)
     _store_results(
         queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
     )
     return used + num_tiles
+
+
+@gluon.jit
+def sum_in_thread(x, KEYS: gl.constexpr):
+    return gl.sum(gl.sum(gl.reshape(x, [HALF, KEYS // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -229,6 +250,29 @@ def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr, 
     """Attend an item's tiles after the first; mask only those that some row sees in part."""
     first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
+    if BACK == 1:
+        right = gl.maximum(1, num_tiles - gl.maximum(0, full_end // KEYS - first_tile))
+        left = num_tiles
+        if item.shape.windowed or item.shape.begins:
+            left = gl.maximum(right, num_tiles - gl.maximum(0, gl.cdiv(full_begin, KEYS) - first_tile))
+        for i in range(1, gl.minimum(right, num_tiles)):
+            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True, SECOND, shape)
+        for i in range(right, left):
+            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, False, SECOND, shape)
+        if item.shape.windowed or item.shape.begins:
+            for i in range(left, num_tiles):
+                weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True, SECOND, shape)
+    else:
+        weights, values, top, total = _forth(
+            weights, values, top, total, item, KEYS, SECOND, shape, first_tile, num_tiles, full_begin, full_end
+        )
+    return weights, values, top, total
+
+
+@gluon.jit
+def _forth(
+    weights, values, top, total, item, KEYS: gl.constexpr, SECOND: gl.constexpr, shape, first_tile, num_tiles, full_begin, full_end
+):
     left = 1
     if item.shape.windowed or item.shape.begins:
         left = gl.minimum(num_tiles, gl.maximum(1, gl.cdiv(full_begin, KEYS) - first_tile))
@@ -278,21 +322,31 @@ def _softmax(
     """Fold the i-th tile's scores into the maximum and sum: (weights as an operand, top, total, shrink)."""
     factor = item.score.factor
     if MASKED:
-        key = (item.first_tile + i) * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
+        tile = item.first_tile + i
+        if BACK == 1:
+            tile = item.first_tile + item.num_tiles - 1 - i
+        key = tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
         visible = (key[None, :] <= item.position[:, None]) & (key < item.kv_end)[None, :]
         if item.shape.windowed:
             visible = visible & (key[None, :] > item.position[:, None] - item.score.window)
         if item.shape.begins:
             visible = visible & (key >= item.kv_begin)[None, :]
         s = gl.where(visible, s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, 1) * factor)
+    if LAZY == 1:
+        in_thread = gl.max(gl.max(gl.reshape(s, [HALF, KEYS // 8, 4, 2]), 3), 1)
+        new_top = gl.maximum(top, gl.convert_layout(gl.max(in_thread, 1), top.type.layout) * factor)
+    else:
+        new_top = gl.maximum(top, gl.max(s, 1) * factor)
     base = new_top
     if MASKED:
         # A row without a visible key so far keeps top = -inf; base 0 makes its weights exp2(-inf) = 0.
         base = gl.where(new_top == float("-inf"), 0.0, new_top)
     weights = gl.exp2(s * factor - base[:, None])
     shrink = gl.exp2(top - base)
-    total = total * shrink + gl.sum(weights, 1)
+    if LAZY == 1:
+        total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sum_in_thread(weights, KEYS)
+    else:
+        total = total * shrink + gl.sum(weights, 1)
     operand = gl.convert_layout(weights.to(item.q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
     return operand, new_top, total, gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))
 
@@ -337,21 +391,55 @@ def _load_queries(
         return gl.convert_layout(loaded, gl.DotOperandLayout(0, S_LAYOUT, 2))
 
 
+@gluon.constexpr_function
+def _mid_layout(o_layout, head_dim, dtype):
+    if EPI.value == 0 or dtype.primitive_bitwidth != 16:
+        return o_layout
+    columns = [[0, c] for c in (32, 64) if c < head_dim]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [8, 0], [0, 2], [0, 16], *columns],
+        [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, head_dim],
+    )
+
+
+@gluon.constexpr_function
+def _out_layout(o_layout, head_dim, dtype):
+    if EPI.value == 0 or dtype.primitive_bitwidth != 16:
+        return o_layout
+    columns = [[0, c] for c in (32, 64) if c < head_dim]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *columns, [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, head_dim],
+    )
+
+
 @gluon.jit
 def _store_results(
     queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
     FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Normalise and write a half tile's rows; out 0 and lse -inf where no key was visible."""
+    OUT: gl.constexpr = _out_layout(O_LAYOUT, shape.head_dim, queries.out.dtype.element_ty)
     ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
     row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, O_LAYOUT))
     exists = row < num_tokens * shape.group
     result = _result_rows(gather, token_begin + row // shape.group, exists)
     at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
     safe = gl.where(total > 0, total, 1.0)
     out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
-    gl.store(queries.out + (at * shape.head_dim)[:, None] + d[None, :], out, mask=exists[:, None])
+    out = gl.convert_layout(gl.convert_layout(out, _mid_layout(O_LAYOUT, shape.head_dim, queries.out.dtype.element_ty)), OUT)
+    out_row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, OUT))
+    out_d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, OUT))
+    out_exists = out_row < num_tokens * shape.group
+    out_result = _result_rows(gather, token_begin + out_row // shape.group, out_exists)
+    out_at = out_result * (shape.group * shape.kv_heads) + kv_head * shape.group + out_row % shape.group
+    gl.store(queries.out + (out_at * shape.head_dim)[:, None] + out_d[None, :], out, mask=out_exists[:, None])
     lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
     gl.store(queries.lse + at, lse, mask=exists)
