@@ -35,6 +35,7 @@ LATE = gl.constexpr(int(os.environ.get("V_LATE", "0")))
 PREFETCH = gl.constexpr(int(os.environ.get("V_PREFETCH", "0")))
 EPI = gl.constexpr(int(os.environ.get("V_EPI", "0")))
 BACK = gl.constexpr(int(os.environ.get("V_BACK", "0")))
+PACK = gl.constexpr(int(os.environ.get("V_PACK", "0")))
 LAZY = gl.constexpr(int(os.environ.get("V_LAZY", "0")))
 
 # Query rows of a warpgroup.
@@ -194,12 +195,13 @@ def attend_item(
             if kv_begin % KEYS != 0:
                 if num_tiles > 1:
                     clear_outside(pipe.v.index(stage), kv_begin % KEYS, KEYS, KEYS, 4)
-        values = warpgroup_mma(weights, pipe.v.index(stage), values, is_async=True)
+        operand = unpacked(weights, q.dtype, KEYS, O_LAYOUT)
+        values = warpgroup_mma(operand, pipe.v.index(stage), values, is_async=True)
         if PREFETCH == 1:
             fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
             # Keeps what is above above.
             mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
-        values, weights = warpgroup_mma_wait(0, deps=(values, weights))
+        values, _ = warpgroup_mma_wait(0, deps=(values, operand))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
     elif PREFETCH == 1:
         fetch_queries(queries, gather, work, number + 1, q_tile, shape, FIRST_ROW)
@@ -214,6 +216,17 @@ def attend_item(
 @gluon.jit
 def sum_in_thread(x, KEYS: gl.constexpr):
     return gl.sum(gl.sum(gl.reshape(x, [HALF, KEYS // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def unpacked(weights, dtype: gl.constexpr, KEYS: gl.constexpr, O_LAYOUT: gl.constexpr):
+    if PACK == 1:
+        low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], (gl.int16, gl.int16), is_pure=True, pack=1)
+        low, high = low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
+        both = gl.reshape(gl.join(low, high), [HALF, KEYS])
+        return gl.convert_layout(both, gl.DotOperandLayout(0, O_LAYOUT, 2))
+    else:
+        return weights
 
 
 @gluon.jit
@@ -299,7 +312,8 @@ def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.c
     zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
     s = warpgroup_mma(item.q, pipe.k.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
-    pending = warpgroup_mma(weights, pipe.v.index(v_stage), values, is_async=True)
+    operand = unpacked(weights, item.q.dtype, KEYS, O_LAYOUT)
+    pending = warpgroup_mma(operand, pipe.v.index(v_stage), values, is_async=True)
     end_turn(item.turn, now, SECOND, shape)
     s = warpgroup_mma_wait(1, deps=(s,))
     if LATE == 0:
@@ -308,7 +322,7 @@ def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.c
     if OVERLAP == 1:
         mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     # The product reads the old weights until here: a dependency, so that the compiler keeps their registers.
-    values, weights = warpgroup_mma_wait(0, deps=(pending, weights))
+    values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
     if LATE == 1:
         mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
@@ -347,7 +361,14 @@ def _softmax(
         total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sum_in_thread(weights, KEYS)
     else:
         total = total * shrink + gl.sum(weights, 1)
-    operand = gl.convert_layout(weights.to(item.q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+    if PACK == 1:
+        low, high = gl.split(gl.reshape(weights, [HALF, KEYS // 2, 2]))
+        if item.q.dtype == gl.bfloat16:
+            operand = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, is_pure=True, pack=1)
+        else:
+            operand = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, is_pure=True, pack=1)
+    else:
+        operand = gl.convert_layout(weights.to(item.q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
     return operand, new_top, total, gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))
 
 
