@@ -57,7 +57,8 @@ class Item(NamedTuple):
     """What stays the same over an item's tiles; its first tile is number `used` of the pipe."""
 
     q: Any
-    position: Any
+    begin: Any
+    end: Any
     score: Any
     first_tile: Any
     num_tiles: Any
@@ -162,8 +163,13 @@ def attend_item(
     kv_begin = 0
     if shape.begins:
         kv_begin = gl.load(record + 3)
+    # The keys that each row sees.
+    row_end = gl.minimum(position + 1, kv_end)
+    row_begin = gl.zeros_like(row_end) + kv_begin
+    if shape.windowed:
+        row_begin = gl.maximum(row_begin, position - score.window + 1)
     SECOND: gl.constexpr = FIRST_ROW > 0
-    item = Item(q, position, score, first_tile, num_tiles, kv_begin, kv_end, pipe, used, shape, turn)
+    item = Item(q, row_begin, row_end, score, first_tile, num_tiles, kv_begin, kv_end, pipe, used, shape, turn)
     if num_tiles > 0:
         stage = used % pipe.stages
         begin_turn(turn, used, SECOND, shape)
@@ -340,11 +346,9 @@ def _softmax(
         if BACK == 1:
             tile = item.first_tile + item.num_tiles - 1 - i
         key = tile * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
-        visible = (key[None, :] <= item.position[:, None]) & (key < item.kv_end)[None, :]
-        if item.shape.windowed:
-            visible = visible & (key[None, :] > item.position[:, None] - item.score.window)
-        if item.shape.begins:
-            visible = visible & (key >= item.kv_begin)[None, :]
+        visible = key[None, :] < item.end[:, None]
+        if item.shape.windowed or item.shape.begins:
+            visible = visible & (key[None, :] >= item.begin[:, None])
         s = gl.where(visible, s, float("-inf"))
     if LAZY == 1:
         in_thread = gl.max(gl.max(gl.reshape(s, [HALF, KEYS // 8, 4, 2]), 3), 1)
@@ -454,7 +458,7 @@ def _store_results(
     result = _result_rows(gather, token_begin + row // shape.group, exists)
     at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
     safe = gl.where(total > 0, total, 1.0)
-    out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
+    out = (values * (1.0 / safe)[:, None]).to(queries.out.dtype.element_ty)
     out = gl.convert_layout(gl.convert_layout(out, _mid_layout(O_LAYOUT, shape.head_dim, queries.out.dtype.element_ty)), OUT)
     out_row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, OUT))
     out_d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, OUT))
