@@ -268,18 +268,11 @@ def _block_size(cache: LayerCache, metadata: AttentionMetadata) -> int:
 
 
 def _attend_units(call: "Call", metadata: AttentionMetadata, step_map: "StepMap", *, early: bool) -> None:
-    """Attend the units of the map; early: see triton.decode.attend_thin.
-
-    Where nothing runs before them that thin units may join, they join the fat ones: those end at different
-    times, and each SM that is done with them can begin to decode.
-    """
+    """Attend the units of the map; early: see triton.decode.attend_thin."""
     if not step_map.covers_all:
         call.queries.out.zero_()
         call.queries.lse.fill_(-torch.inf)
-    joins_fat = step_map.fat is not None and not early and can_overlap(call.q.device)
-    if step_map.fat is not None and joins_fat:
-        choice.attend_fat(call, step_map.fat)
     if step_map.thin is not None:
-        choice.attend_thin(call, metadata, step_map.thin, early=early or joins_fat)
-    if step_map.fat is not None and not joins_fat:
+        choice.attend_thin(call, metadata, step_map.thin, early=early)
+    if step_map.fat is not None:
         choice.attend_fat(call, step_map.fat)

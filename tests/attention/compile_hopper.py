@@ -30,7 +30,7 @@ from octavo.attention.hopper.shapes import (
     NODE_SHAPE,
     PROMPT_SHAPE,
 )
-from octavo.attention.hopper.tiles import Gather
+from octavo.attention.hopper.queries import Gather
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
@@ -48,7 +48,7 @@ def compile_kernel(kernel, arguments, source_of=GluonASTSource, **options):
             items = [describe(item, (*path, i)) for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, str):
-            if source_of is not GluonASTSource and value != "fp32":
+            if value != "fp32" and not value.startswith("tensordesc"):
                 # As Triton finds it in the arguments that most callers give.
                 facts[path] = [["tt.divisibility", 16]]
             return value

@@ -32,11 +32,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 
-import os
-
-BACK = gl.constexpr(int(os.environ.get("V_BACK", "0")))
-
-
 class Places(NamedTuple):
     """Where a (block, head, token) lies in the caches, which TMA sees as matrices.
 
@@ -100,16 +95,14 @@ def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexp
 
 @gluon.jit
 def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KEYS: gl.constexpr):
-    """Copy a sequence's tiles of one head, each as soon as its buffer is free.
+    """Copy a sequence's tiles of one head, the last tile first, each as soon as its buffer is free.
 
     Returns:
         Number of tiles fetched so far, the `fetched` before this call included.
     """
     PART: gl.constexpr = source.k.block_type.shape[0]
     for i in range(0, num_tiles):
-        tile = first_tile + i
-        if BACK == 1:
-            tile = first_tile + num_tiles - 1 - i
+        tile = first_tile + num_tiles - 1 - i
         stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
         k, k_filled = pipe.k.index(stage), pipe.k_filled.index(stage)
         v, v_filled = pipe.v.index(stage), pipe.v_filled.index(stage)
@@ -162,24 +155,12 @@ def copy_part(matrix, places, block, tile, part, kv_head, filled, buffer, shape)
 
 
 @gluon.jit
-def clear_unseen(tile, num_seen, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values after the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
-
-    Each warpgroup that uses the tile does this before its own product; all write the same zeros.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
-    held = tile.load(LAYOUT)
-    tile.store(gl.where((key < num_seen)[:, None], held, 0.0).to(held.dtype))
-    fence_async_shared()
-
-
-@gluon.jit
 def clear_outside(tile, first, end, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values before the first key and after the last one, as clear_unseen does.
+    """Zero the values before the first key and from `end` on: memory that was never written may hold NaN.
 
-    Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would
-    undo what another warpgroup has cleared there meanwhile.
+    0 * NaN is NaN. Each warpgroup that uses the tile does this before its own product; all write the same
+    zeros. Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been,
+    would undo what another warpgroup has cleared there meanwhile.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))

@@ -31,18 +31,19 @@ Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchr
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
+from octavo.attention.hopper import queries as query_tiles
+from octavo.attention.hopper.alternate import make_go
+from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
+from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
 from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE
-from octavo.attention.hopper.tiles import HALF, PREFETCH, QSMEM, Gather, attend_item, fetch_queries, key_tiles, open_turns, pass_item, which_item
+from octavo.attention.hopper.tiles import attend_item, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.shapes import TileShape
-from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import FatWork
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch
@@ -52,19 +53,21 @@ def unsupported_reason(call: Call, work: FatWork) -> str | None:
     """Return why the kernel cannot run a call's fat units, or None if it can."""
     if work.num_parts > 1 or work.row_invariant or work.shape.rows != 2 * HALF.value:
         return "it needs units of 128 rows with all their keys, and is not deterministic"
-    return caches.unsupported_reason(call)
+    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) != NODE_SHAPE:
         return f"it needs nodes in tiles of {NODE_SHAPE}"
-    return caches.unsupported_reason(call)
+    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    _attend(call, None, work.units, work.count, PROMPT_SHAPE)
+    # Keys before a unit's first one are not masked, so a tile must begin there.
+    tile = PROMPT_SHAPE if work.leaves_begin_at % PROMPT_SHAPE.keys == 0 else NODE_SHAPE
+    _attend(call, None, work.units, work.count, tile)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -107,36 +110,28 @@ def _attend_kernel(
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
-    if gather is None:
-        # Thin units may begin on an SM as soon as this program leaves it: they read and write other rows.
-        gdc_launch_dependents()
     num_items = gl.load(count) * shape.kv_heads
-    work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
+    work = Work(units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
-    pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, STAGES, NUM_USERS)
-    flags = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(flags.index(i), count=1)
-    fence_async_shared()
-    q_tiles = gl.allocate_shared_memory(
-        k_matrix.dtype,
-        [NUM_USERS, HALF, shape.head_dim],
-        gl.NVMMASharedLayout.get_default_for([HALF, shape.head_dim], k_matrix.dtype),
-    )
+    D: gl.constexpr = shape.head_dim
+    pipe = make_pipe(k_matrix, v_matrix, KEYS, D, STAGES, NUM_USERS)
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, D], k_matrix.dtype)
+    q = gl.allocate_shared_memory(k_matrix.dtype, [NUM_USERS, HALF, D], Q_LAYOUT)
     if NUM_USERS == 1:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, None, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [1],
             [24],
         )
     else:
+        go = make_go()
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
-                (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS, flags, q_tiles)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, go, shape, KEYS)),
+                (_attend_second_half, (queries, gather, score, work, q, pipe, go, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [4, 1],
@@ -151,58 +146,51 @@ def _fetch(
     """Copy the key and value tiles of all turns, each as soon as its buffer is free."""
     if not KEYS_ARE_OLD:
         gdc_wait()
-    units, num_items, turns = work
     fetched = 0
-    for turn in range(0, turns):
-        item = which_item(turn)
+    for turn in range(0, work.turns):
+        item = item_of(turn)
         # A turn beyond the last item reads that item's record and copies no tile.
-        record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
+        record = record_of(work, gl.minimum(item, work.num_items - 1), shape)
         first_tile, num_tiles = key_tiles(record, KEYS)
         table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
         source = Source(k_matrix, v_matrix, places, table, gl.load(record + 4))
-        num_tiles = gl.where(item < num_items, num_tiles, 0)
+        num_tiles = gl.where(item < work.num_items, num_tiles, 0)
         fetched = fetch_tiles(
             source, first_tile, num_tiles, item % shape.kv_heads, pipe, fetched, shape, KEYS
         )
 
 
 @gluon.jit
-def _attend_first_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, flags, q_tiles):
+def _attend_first_half(queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, 0, flags, q_tiles)
+    _attend_half(queries, gather, score, work, q.index(0), pipe, go, shape, KEYS, 0)
 
 
 @gluon.jit
-def _attend_second_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, flags, q_tiles):
+def _attend_second_half(queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, HALF, flags, q_tiles)
+    _attend_half(queries, gather, score, work, q.index(1), pipe, go, shape, KEYS, HALF)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr, flags, q_tiles
+    queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
-    """Attend half of the rows of all turns, from FIRST_ROW on."""
-    units, num_items, turns = work
+    """Attend half of the rows of all turns, from FIRST_ROW on; q: this half's queries in shared memory."""
     used = 0
-    q_tile = q_tiles.index(1 if FIRST_ROW > 0 else 0)
-    open_turns(used, FIRST_ROW > 0, shape)
-    if PREFETCH == 1:
-        fetch_queries(queries, gather, work, 0, q_tile, shape, FIRST_ROW)
-    for turn in range(0, turns):
-        item = which_item(turn)
-        if item < num_items:
-            record = units + item // shape.kv_heads * RECORD
+    fetch_queries(queries, gather, work, 0, q, shape, FIRST_ROW)
+    for turn in range(0, work.turns):
+        item = item_of(turn)
+        if item < work.num_items:
+            record = record_of(work, item, shape)
             if gl.load(record + 2) * shape.group > FIRST_ROW:
-                kv_head = item % shape.kv_heads
                 used = attend_item(
-                    queries, gather, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW, flags, q_tile, work, turn
-                )
+                    queries, gather, score, record, item % shape.kv_heads, q, work, turn, pipe, used, go,
+                    shape, KEYS, FIRST_ROW,
+                )  # fmt: skip
             else:
-                if PREFETCH == 1:
-                    async_copy.wait_group(0)
-                    fetch_queries(queries, gather, work, turn + 1, q_tile, shape, FIRST_ROW)
-                used = pass_item(record, pipe, used, KEYS, flags, shape)
+                fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+                used = pass_item(record, pipe, used, go, KEYS, FIRST_ROW)

@@ -16,9 +16,7 @@ DECODE_DIM = 128
 
 # Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
-import os
-
-PROMPT_SHAPE = TileShape(128, int(os.environ.get("V_KEYS", "128")), 8, 3, 1, 168)
+PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
 # While sequences decode, one warpgroup and the leaves (the sequences' own keys) share an SM. Each quarter of
 # the SM has 512 registers a lane, and two warps of the warpgroup's program use 272. A second such program
