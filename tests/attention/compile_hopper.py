@@ -22,6 +22,7 @@ from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.hopper.pieces import Run
 from octavo.attention.hopper.pipe import Places
+from octavo.attention.hopper.queries import Gather
 from octavo.attention.hopper.shapes import (
     BESIDE_SHAPE,
     DECODE_SHAPE,
@@ -30,7 +31,6 @@ from octavo.attention.hopper.shapes import (
     NODE_SHAPE,
     PROMPT_SHAPE,
 )
-from octavo.attention.hopper.queries import Gather
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8

@@ -1,8 +1,8 @@
 """Prefill and shared nodes on Hopper GPUs, with tensor cores and TMA driven by hand.
 
 Under the compiler's schedule the tensor cores idle during each softmax. Here one warp fetches tiles of keys
-and values, and two warpgroups use them, each with half of the query rows. They share the tiles but never wait
-for each other: while one computes weights, the other has the tensor cores.
+and values, and two warpgroups use them, each with half of the query rows. They take turns: while one computes
+weights, the other has the tensor cores. A warpgroup's own product with values, too, runs beside its softmax.
 
     one program per SM: 12 warps, of which 9 work                 shared memory: 3 stages (pipe.py)
 
@@ -13,14 +13,18 @@ for each other: while one computes weights, the other has the tensor cores.
                                                   ^                      v
       warps 0-3                _attend_first_half   rows   0 ..  63   wait filled, products, arrive free
       warps 4-7, 240 registers _attend_second_half  rows  64 .. 127   wait filled, products, arrive free
+                                                    q[2] [64, D], copied ahead of its item (queries.py)
+                                                    go[2], whose turn it is (alternate.py)
 
     in time
-      warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
-      warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
+      tensor cores  [ q k1 | p0 v0 ][ q k1 | p0 v0 ][ q k2 | p1 v1 ][ q k2 | p1 v1 ][ ...
+                      warpgroup 0     warpgroup 1     warpgroup 0     warpgroup 1
+      warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
+      warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts and 64 for nodes. In steps that only decode,
-a unit has 64 rows: one warpgroup and the fetching warp, 2 stages, `free` barriers with count 1. The other
-half of the SM is then for the leaves, which decode.py attends.
+KEYS is 128 for prompts and 64 for nodes. In steps that only decode, a unit has 64 rows: one warpgroup, which
+waits for no turn, and the fetching warp, 2 stages, `free` barriers with count 1. The other half of the SM is
+then for the leaves, which decode.py attends.
 
 Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
 query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.

@@ -1,4 +1,4 @@
-"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against the unit's key tiles, last to first.
+"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against its key tiles, last to first.
 
     tile                      n                                   n + 1
     wait      k_filled[n]          v_filled[n - 1]                k_filled[n + 1]   ...
@@ -84,16 +84,7 @@ def attend_item(
     values = gl.zeros([HALF, shape.head_dim], gl.float32, layout=O_LAYOUT)
     wait_for_queries()
     if num_tiles > 0:
-        stage, phase = used % pipe.stages, (used // pipe.stages) & 1
-        begin_products(go, used, SECOND)
-        mbarrier.wait(pipe.k_filled.index(stage), phase)
-        s = _start_scores(item, stage, KEYS)
-        end_products(go, SECOND)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(pipe.k_free.index(stage), count=1)
-        # There is no sum yet that the first tile's maximum could shrink.
-        weights, top, total, _ = _softmax(s, top, total, 0, item, shape, True, O_LAYOUT)
-        _clear_last_tile(record, item, num_tiles, shape, KEYS)
+        weights, top, total = _attend_first(top, total, item, record, shape, KEYS, SECOND, O_LAYOUT)
         weights, values, top, total = _attend_rest(
             weights, values, top, total, item, record, shape, KEYS, SECOND
         )
@@ -105,7 +96,7 @@ def attend_item(
         operand = unpack(weights, q.dtype, O_LAYOUT)
         pending = warpgroup_mma(operand, pipe.v.index(stage), values, is_async=True)
         fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
-        # See _step.
+        # As in _step.
         mbarrier.wait(pipe.v_filled.index(stage), phase)
         values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
@@ -114,6 +105,31 @@ def attend_item(
     total = gl.convert_layout(gl.sum(total, 1), ROW)
     store_results(queries, gather, values, top, total, record, kv_head, shape, FIRST_ROW)
     return used + num_tiles
+
+
+@gluon.jit
+def _attend_first(
+    top, total, item, record, shape,
+    KEYS: gl.constexpr, SECOND: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Compute the weights of an item's first tile, and clear the values of it that no row sees."""
+    stage, phase = item.used % item.pipe.stages, (item.used // item.pipe.stages) & 1
+    begin_products(item.go, item.used, SECOND)
+    mbarrier.wait(item.pipe.k_filled.index(stage), phase)
+    s = _start_scores(item, stage, KEYS)
+    end_products(item.go, SECOND)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(item.pipe.k_free.index(stage), count=1)
+    # There is no sum yet that the first tile's maximum could shrink.
+    weights, top, total, _ = _softmax(s, top, total, 0, item, shape, True, O_LAYOUT)
+    end = gl.load(record + 4) - item.last_tile * KEYS
+    first = 0
+    if shape.begins:
+        first = gl.maximum(0, gl.load(record + 3) - item.last_tile * KEYS)
+    if (end < KEYS) | (first > 0):
+        mbarrier.wait(item.pipe.v_filled.index(stage), phase)
+        clear_outside(item.pipe.v.index(stage), first, end, KEYS, 4)
+    return weights, top, total
 
 
 @gluon.jit
@@ -131,19 +147,6 @@ def _visible_keys(
     if shape.windowed:
         begin = gl.maximum(begin, position - score.window + 1)
     return begin, gl.minimum(position + 1, gl.load(record + 4))
-
-
-@gluon.jit
-def _clear_last_tile(record, item, num_tiles, shape, KEYS: gl.constexpr):
-    """Zero the values of an item's last tile that lie after its last key, or before its first one."""
-    end = gl.load(record + 4) - item.last_tile * KEYS
-    first = 0
-    if shape.begins:
-        first = gl.maximum(0, gl.load(record + 3) - item.last_tile * KEYS)
-    if (end < KEYS) | (first > 0):
-        stage = item.used % item.pipe.stages
-        mbarrier.wait(item.pipe.v_filled.index(stage), (item.used // item.pipe.stages) & 1)
-        clear_outside(item.pipe.v.index(stage), first, end, KEYS, 4)
 
 
 @gluon.jit

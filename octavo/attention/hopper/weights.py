@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 def pack(weights, DTYPE: gl.constexpr):
     """Round weights [R, K] float32 to a 16-bit dtype; returns pairs [R, K / 2] int32."""
     even, odd = gl.split(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, is_pure=True, pack=1
         )
