@@ -82,6 +82,19 @@ def test_blocks_that_are_token_major_in_memory(block_size):
     assert all(torch.equal(a, b) for a, b in zip(run(case), run(token_major), strict=True))
 
 
+@pytest.mark.parametrize("columns", [4, 8, 16])
+def test_queries_between_other_numbers(columns):
+    """Rows that begin at any multiple of 8 bytes: copies of 16 bytes take some, other kernels the rest."""
+    sizes = {"heads": 8, "head_dim": 128, "block_size": 64, "dtype": torch.bfloat16}
+    moved = to_device(make_case([200, 130] + [40] * 24, [200, 100] + [36] * 24, **sizes))
+    fused = moved.q.new_zeros(moved.q.shape[0], 8 * 128 + columns)
+    q = fused[:, columns:].unflatten(1, (8, 128))
+    q.copy_(moved.q)
+    arguments = (moved.cache, moved.metadata, ScoreOptions(0.1))
+    apart, fresh = (gpu_paged.paged_attention_with_lse(x, *arguments)[0] for x in (q, moved.q))
+    assert (apart - fresh).abs().max() < 2e-2
+
+
 @pytest.mark.parametrize("window", [1, 100, 128])
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_windows(window, block_size):
