@@ -60,7 +60,7 @@ def test_decode(dtype, block_size):
 @pytest.mark.parametrize("block_size", [16, 48, 64, 192, 256])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_mixed_batch(dtype, block_size, head_dim):
-    """Enough sequences that no unit is split: the Hopper kernel takes blocks that 64 divides."""
+    """Enough sequences that no unit is split: the Hopper kernel takes blocks that 16 divides."""
     seq_lens = [200, 130, 90, 400, 33, 0, 70, 128] + [40] * 24
     query_lens = [200, 100, 1, 130, 33, 40, 1, 128] + [36] * 24
     case = make_case(seq_lens, query_lens, heads=8, head_dim=head_dim, block_size=block_size, dtype=dtype)
