@@ -3,43 +3,45 @@
 Left alone, both start their products together, wait for them together, and then both leave the tensor cores
 idle during their softmax.
 
-    warpgroup 0   wait go[0] -> start products -> arrive go[1] -> softmax ......... wait go[0] -> ...
-    warpgroup 1                                   wait go[1] -> start products -> arrive go[0] -> softmax
+    warpgroup 0   sync 8 -> start products -> arrive 9 -> softmax .......... sync 8 -> ...
+    warpgroup 1                               sync 9 -> start products -> arrive 8 -> softmax
 
-Each has one turn per tile of keys, also for tiles that it passes over.
+8 and 9 are hardware barriers, which Triton does not use; each completes with one warpgroup that waits at it
+and one that goes on. Each warpgroup has one turn per tile of keys, also for tiles that it passes over.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 
 @gluon.jit
-def make_go():
-    """Allocate the two mbarriers; warpgroup 0 is first."""
-    go = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(go.index(0), count=1)
-    mbarrier.init(go.index(1), count=1)
-    fence_async_shared()
-    return go
+def open_turns(SECOND: gl.constexpr):
+    """Give the first turn to warpgroup 0; both warpgroups call this before their first turn."""
+    if SECOND:
+        _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit
-def begin_products(go, tile, SECOND: gl.constexpr):
-    """Wait until it is this warpgroup's turn with tile number `tile`; go None: it is alone."""
-    if go is not None:
+def begin_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
+    """Wait until it is this warpgroup's turn; ALONE: there is no other one."""
+    if not ALONE:
         if SECOND:
-            mbarrier.wait(go.index(1), tile & 1)
+            _barrier("bar.sync 9, 256; mov.u32 $0, 0;")
         else:
-            # A new barrier counts as having completed the phase before its first.
-            mbarrier.wait(go.index(0), (tile & 1) ^ 1)
+            _barrier("bar.sync 8, 256; mov.u32 $0, 0;")
 
 
 @gluon.jit
-def end_products(go, SECOND: gl.constexpr):
+def end_products(ALONE: gl.constexpr, SECOND: gl.constexpr):
     """Give the turn to the other warpgroup."""
-    if go is not None:
+    if not ALONE:
         if SECOND:
-            mbarrier.arrive(go.index(0), count=1)
+            _barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
         else:
-            mbarrier.arrive(go.index(1), count=1)
+            _barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def _barrier(ASSEMBLY: gl.constexpr):
+    # Gluon's assembly must have an operand and a result.
+    gl.inline_asm_elementwise(ASSEMBLY, "=r,r", [gl.program_id(0)], gl.int32, is_pure=False, pack=1)

@@ -14,7 +14,7 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warps 0-3                _attend_first_half   rows   0 ..  63   wait filled, products, arrive free
       warps 4-7, 240 registers _attend_second_half  rows  64 .. 127   wait filled, products, arrive free
                                                     q[2] [64, D], copied ahead of its item (queries.py)
-                                                    go[2], whose turn it is (alternate.py)
+                                                    turns by two hardware barriers (alternate.py)
 
     in time
       tensor cores  [ q k1 | p0 v0 ][ q k1 | p0 v0 ][ q k2 | p1 v1 ][ q k2 | p1 v1 ][ ...
@@ -22,7 +22,7 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
       warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts and 64 for nodes. In steps that only decode, a unit has 64 rows: one warpgroup, which
+KEYS is 128 for prompts, 64 for short ones and nodes. In steps that only decode, a unit has 64 rows: one warpgroup, which
 waits for no turn, and the fetching warp, 2 stages, `free` barriers with count 1. The other half of the SM is
 then for the leaves, which decode.py attends.
 
@@ -39,7 +39,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
 from octavo.attention.hopper import queries as query_tiles
-from octavo.attention.hopper.alternate import make_go
+from octavo.attention.hopper.alternate import open_turns
 from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
 from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
@@ -51,6 +51,9 @@ from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.work import FatWork
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch
+
+# Up to so many turns of each program, smaller tiles are faster.
+_SHORT_TURNS = 2
 
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
@@ -69,9 +72,16 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
+    _attend(call, None, work.units, work.count, _prompt_tile(call, work))
+
+
+def _prompt_tile(call: Call, work: FatWork) -> TileShape:
+    """Return the tiling for prompts: fewer keys where little work must not wait for much code to load."""
+    most_items = work.units.shape[0] * call.layer.k.shape[2]
+    is_short = most_items <= _SHORT_TURNS * num_multiprocessors(call.q.device)
     # Keys before a unit's first one are not masked, so a tile must begin there.
-    tile = PROMPT_SHAPE if work.leaves_begin_at % PROMPT_SHAPE.keys == 0 else NODE_SHAPE
-    _attend(call, None, work.units, work.count, tile)
+    begins_anywhere = work.leaves_begin_at % PROMPT_SHAPE.keys != 0
+    return NODE_SHAPE if is_short or begins_anywhere else PROMPT_SHAPE
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -124,18 +134,17 @@ def _attend_kernel(
     if NUM_USERS == 1:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, q, pipe, None, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [1],
             [24],
         )
     else:
-        go = make_go()
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, q, pipe, go, shape, KEYS)),
-                (_attend_second_half, (queries, gather, score, work, q, pipe, go, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
+                (_attend_second_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [4, 1],
@@ -165,25 +174,27 @@ def _fetch(
 
 
 @gluon.jit
-def _attend_first_half(queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr):
+def _attend_first_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, work, q.index(0), pipe, go, shape, KEYS, 0)
+    _attend_half(queries, gather, score, work, q.index(0), pipe, shape, KEYS, 0)
 
 
 @gluon.jit
-def _attend_second_half(queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr):
+def _attend_second_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, work, q.index(1), pipe, go, shape, KEYS, HALF)
+    _attend_half(queries, gather, score, work, q.index(1), pipe, shape, KEYS, HALF)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, work, q, pipe, go, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
     """Attend half of the rows of all turns, from FIRST_ROW on; q: this half's queries in shared memory."""
+    SECOND: gl.constexpr = FIRST_ROW > 0
+    open_turns(SECOND)
     used = 0
     fetch_queries(queries, gather, work, 0, q, shape, FIRST_ROW)
     for turn in range(0, work.turns):
@@ -192,9 +203,9 @@ def _attend_half(
             record = record_of(work, item, shape)
             if gl.load(record + 2) * shape.group > FIRST_ROW:
                 used = attend_item(
-                    queries, gather, score, record, item % shape.kv_heads, q, work, turn, pipe, used, go,
+                    queries, gather, score, record, item % shape.kv_heads, q, work, turn, pipe, used,
                     shape, KEYS, FIRST_ROW,
                 )  # fmt: skip
             else:
                 fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
-                used = pass_item(record, pipe, used, go, KEYS, FIRST_ROW)
+                used = pass_item(record, pipe, used, shape, KEYS, FIRST_ROW)

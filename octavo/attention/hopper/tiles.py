@@ -47,17 +47,18 @@ class Item(NamedTuple):
     last_tile: Any
     pipe: Any
     used: Any
-    go: Any
 
 
 @gluon.jit
-def pass_item(record, pipe, used, go, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr):
+def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr):
     """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
+    ALONE: gl.constexpr = shape.rows == HALF
+    SECOND: gl.constexpr = FIRST_ROW > 0
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
-        begin_products(go, used + i, FIRST_ROW > 0)
-        end_products(go, FIRST_ROW > 0)
+        begin_products(ALONE, SECOND)
+        end_products(ALONE, SECOND)
         mbarrier.wait(pipe.k_filled.index(stage), phase)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -67,7 +68,7 @@ def pass_item(record, pipe, used, go, KEYS: gl.constexpr, FIRST_ROW: gl.constexp
 
 @gluon.jit
 def attend_item(
-    queries, gather, score, record, kv_head, q, work, turn, pipe, used, go, shape,
+    queries, gather, score, record, kv_head, q, work, turn, pipe, used, shape,
     KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
 ):  # fmt: skip
     """Attend half of a turn's item, from the pipe's tile `used` on; return the number of the next tile."""
@@ -78,7 +79,7 @@ def attend_item(
     first_tile, num_tiles = key_tiles(record, KEYS)
     begin, end = _visible_keys(queries, gather, score, record, shape, FIRST_ROW, ROW)
     last_tile = first_tile + num_tiles - 1
-    item = Item(q, begin, end, score.factor, last_tile, pipe, used, go)
+    item = Item(q, begin, end, score.factor, last_tile, pipe, used)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
     total = _sum_in_thread(gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT))
     values = gl.zeros([HALF, shape.head_dim], gl.float32, layout=O_LAYOUT)
@@ -114,10 +115,11 @@ def _attend_first(
 ):  # fmt: skip
     """Compute the weights of an item's first tile, and clear the values of it that no row sees."""
     stage, phase = item.used % item.pipe.stages, (item.used // item.pipe.stages) & 1
-    begin_products(item.go, item.used, SECOND)
+    ALONE: gl.constexpr = shape.rows == HALF
+    begin_products(ALONE, SECOND)
     mbarrier.wait(item.pipe.k_filled.index(stage), phase)
     s = _start_scores(item, stage, KEYS)
-    end_products(item.go, SECOND)
+    end_products(ALONE, SECOND)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(item.pipe.k_free.index(stage), count=1)
     # There is no sum yet that the first tile's maximum could shrink.
@@ -183,13 +185,14 @@ def _step(
     pipe = item.pipe
     now, before = item.used + i, item.used + i - 1
     k_stage, v_stage = now % pipe.stages, before % pipe.stages
-    begin_products(item.go, now, SECOND)
+    ALONE: gl.constexpr = shape.rows == HALF
+    begin_products(ALONE, SECOND)
     mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
     s = _start_scores(item, k_stage, KEYS)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
     operand = unpack(weights, item.q.dtype, O_LAYOUT)
     pending = warpgroup_mma(operand, pipe.v.index(v_stage), values, is_async=True)
-    end_products(item.go, SECOND)
+    end_products(ALONE, SECOND)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
     weights, top, total, shrink = _softmax(s, top, total, i, item, shape, MASKED, O_LAYOUT)
