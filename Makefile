@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 GPU_JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); [ $$n -lt 16 ] && echo $$n || echo 16)
 GPU_PARALLEL = $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal)
 GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
-GPU_TESTS := $(addprefix tests/,attention engine hf layers llm ops parallel)
+GPU_TESTS := $(addprefix tests/,attention engine hf layers llm ops)
 COMPUTE_SANITIZER ?= compute-sanitizer
 gpu-test gpu-slow-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 
@@ -83,8 +83,10 @@ upstream-test:
 	$(PYTHON) tests/upstream/run.py $(if $(FLASH_ATTENTION),--flash-attention $(FLASH_ATTENTION)) \
 		$(if $(VLLM),--vllm $(VLLM)) --jobs $(GPU_JOBS) $(UPSTREAM_OPTIONS)
 
+# Tests of several GPUs come last and one by one: one of them fills a GPU.
 gpu-test:
 	$(GPU_PYTEST) $(GPU_PARALLEL) -m "gpu and not slow" $(GPU_TESTS)
+	$(GPU_PYTEST) -m gpu tests/parallel
 
 # All of octavo.ops' matrix of arguments, of which gpu-test takes a tenth.
 gpu-slow-test:

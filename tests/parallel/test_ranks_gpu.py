@@ -49,10 +49,11 @@ def test_two_gpus_give_the_tokens_of_one_in_float32(tiny_folder: Path) -> None:
     ids=str,
 )
 def test_two_gpus_give_what_one_gives(tiny_folder: Path, options: dict) -> None:
+    # One GPU first: what it compiles would count as late work of an engine that is ready.
+    alone = {name: value for name, value in options.items() if name != "all_reduce"}
+    expected = LLM(str(tiny_folder), **OPTIONS, **alone).generate(PROMPTS, GREEDY)
     two = LLM(str(tiny_folder), **OPTIONS, **options, tensor_parallel_size=2)
-    options.pop("all_reduce", None)
-    one = LLM(str(tiny_folder), **OPTIONS, **options)
-    expected, found = (llm.generate(PROMPTS, GREEDY) for llm in (one, two))
+    found = two.generate(PROMPTS, GREEDY)
     assert logprobs(found) == pytest.approx(logprobs(expected), abs=0.05)
     again = two.generate(PROMPTS, SamplingParams(seed=1, n=2, max_tokens=16, presence_penalty=0.5))
     assert all(len(output.outputs) == 2 for output in again)

@@ -40,6 +40,7 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--suite", action="append", choices=SUITES, help="default: all of the given checkouts"
     )
     parser.add_argument("--cases", type=int, default=5000, help="cases that run, for each suite")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case of a suite begins later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -82,7 +83,7 @@ def draw_cases(function: Any, name: str, options: argparse.Namespace) -> Iterato
 
 
 def run_case(function: Any, suite: Suite, case: Case) -> tuple[str, str]:
-    """Outcome of one case (passed, skipped, excepted or failed), and why."""
+    """Outcome of one case (passed, skipped, excepted, failed or lacked memory), and why."""
     import pytest
     import torch
 
@@ -93,10 +94,14 @@ def run_case(function: Any, suite: Suite, case: Case) -> tuple[str, str]:
             function(**case)
     except pytest.skip.Exception as skip:
         return "skipped", str(skip)
+    except torch.OutOfMemoryError as error:
+        return "lacked memory", str(error)
     except Exception as error:
         return "failed", f"{type(error).__name__}: {str(error).strip()[:300]}"
     finally:
         torch.set_default_device(None)
+        if torch.cuda.is_available():  # the processes share a GPU
+            torch.cuda.empty_cache()
     return "passed", ""
 
 
@@ -109,11 +114,12 @@ def run_suite(name: str, options: argparse.Namespace) -> dict[str, Any]:
     counts: collections.Counter[str] = collections.Counter()
     report: dict[str, Any] = {"reasons": {}, "failures": []}
     wanted = math.ceil(options.cases / options.jobs)
+    end = time.monotonic() + options.seconds
     for case in draw_cases(function, name, options):
         if options.list:
             counts["collected"] += 1
             continue
-        if counts["passed"] + counts["failed"] >= wanted:
+        if counts["passed"] + counts["failed"] >= wanted or time.monotonic() > end:
             break
         outcome, why = run_case(function, suite, case)
         counts[outcome] += 1

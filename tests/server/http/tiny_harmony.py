@@ -26,6 +26,7 @@ TEMPLATE = """\
 {%- if tools -%}
   {{- "<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n" -}}
   {%- for tool in tools -%}
+    {{- "// " + tool.function.description + "\\n" -}}
     {{- "type " + tool.function.name + " = (_: " + (tool.function.parameters | tojson) + ") => any;\\n" -}}
   {%- endfor -%}
   {{- "}<|end|>" -}}

@@ -4,6 +4,7 @@
     1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
                      the norm of a single row
     17 to 256        some: tiles unpacked in registers; fuses activation and residual sum
+                     hopper: the same by TMA and wgmma, for 4 bits on Hopper GPUs
     more             the whole weight becomes floats, then cuBLAS
 
 tiling.choose_grouped_gemm decides. Weights that cannot be one (of other bits, groups or orders of columns)
@@ -19,6 +20,7 @@ from torch.nn.functional import linear
 from octavo.gpu.device import triton_unsupported_reason
 from octavo.layers.linear.block_weight import BlockWeight
 from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.quantised import join_rows
@@ -95,6 +97,10 @@ def _product(
         from octavo.layers.linear.grouped.few import few_linear
 
         return few_linear(x, weight, bias, activation=activation, residual=residual)
+    if gemm == "some" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
+        from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+
+        return hopper_some_linear(x, weight, bias, activation=activation, residual=residual)
     if gemm == "some":
         from octavo.layers.linear.grouped.some import some_linear
 

@@ -65,15 +65,32 @@ def some_linear(
         **overlap_options(x),
     )
     if splits > 1:
-        num_columns = num_weight_rows // (1 if activation is None else 2)
-        launch(
-            _add_parts_kernel,
-            (-(-num_columns // _ADDED), num_rows),
-            *(parts, x if bias is None else bias, out, num_rows, num_weight_rows, out.stride(0)),
-            *(splits, _ADDED, *fused),
-            num_warps=_ADD_WARPS,
-            **overlap_options(x),
-        )
+        add_parts(parts, bias, out, activation, adds=residual is not None)
+    return out
+
+
+def add_parts(
+    parts: Tensor, bias: Tensor | None, out: Tensor, activation: str | None, *, adds: bool
+) -> Tensor:
+    """Write epilogue(sum of parts of K, in order, + bias) to out, and return it.
+
+    Args:
+        parts: [splits, M, N] float32 contiguous.
+        bias: see some_linear.
+        out: [M, N], or [M, N / 2] with an activation; rows any stride apart.
+        activation: see some_linear.
+        adds: whether the result is added to what out holds.
+    """
+    splits, num_rows, num_weight_rows = parts.shape
+    num_columns = num_weight_rows // (1 if activation is None else 2)
+    launch(
+        _add_parts_kernel,
+        (-(-num_columns // _ADDED), num_rows),
+        *(parts, parts if bias is None else bias, out, num_rows, num_weight_rows, out.stride(0)),
+        *(splits, _ADDED, bias is not None, activation, adds),
+        num_warps=_ADD_WARPS,
+        **overlap_options(out),
+    )
     return out
 
 

@@ -68,6 +68,8 @@ class Toolbox:
         """
         shown = [_shown_tool(tool) for tool in self.tools]
         if self.formats.harmony is not None:
+            for tool in shown:  # the template of gpt-oss fails without a description
+                tool["function"]["description"] = tool["function"].get("description", "")
             return [*shown_messages(checked_messages(messages))], shown or None
         if self.formats.shows_tools or self.formats.calls is None:
             return list(messages), shown or None

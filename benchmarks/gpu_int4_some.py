@@ -1,0 +1,184 @@
+"""Products of 17 to 256 rows with weights in 4 bits on one Hopper GPU: wgmma, the portable kernel, cuBLAS.
+
+    python benchmarks/gpu_int4_some.py [--models 8b] [--rows 17 32 64 128 256] [--save MACHINE]
+
+Times hopper_some_linear by the tiling that Octavo chooses and by others, some_linear, and bfloat16 by cuBLAS
+with a separate activation or residual sum, at the shapes of a decoder layer. Bound and method: see gpu_int4.
+Says how far products are from some_linear's, as a share of the largest value. Prints a table, then one line
+of JSON with all tilings.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, replace
+from itertools import product
+from multiprocessing import get_context
+
+import torch
+from gpu_int4 import KINDS, bound_us, random_blocks
+from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from support.common import make_parser, publish, table
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+from octavo.layers.linear.grouped.hopper.tiling import (
+    HopperSomeTiling,
+    choose_hopper_some_tiling,
+    make_tiling,
+)
+from octavo.layers.linear.grouped.some import some_linear
+from octavo.layers.linear.grouped.tiling import choose_some_tiling
+from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.layers.triton.activation import gated_activation
+
+ROWS = (17, 32, 64, 128, 256)
+# Tiles of a program, parts of K.
+VARIANTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (2, 8))
+_ROTATED_BYTES = 300e6
+_MAX_COPIES = 24
+_NUM_REPLAYS = 5
+_NUM_MULTIPROCESSORS = 132
+# Processes that compile kernels side by side.
+_COMPILERS = 14
+
+Product = Callable[[GroupedWeight], Tensor]
+
+
+def tilings(shape: Shape, num_rows: int) -> list[HopperSomeTiling]:
+    """Return the tiling that Octavo chooses, and others."""
+    chosen = choose_hopper_some_tiling(num_rows, shape.num_weight_rows, shape.size, _NUM_MULTIPROCESSORS)
+    others = [make_tiling(chosen.rows, *variant) for variant in VARIANTS]
+    return [chosen, *(tiling for tiling in others if tiling != chosen)]
+
+
+class Case:
+    """A shape's operands beside the weight, for one number of rows."""
+
+    def __init__(self, shape: Shape, num_rows: int, num_weight_rows: int) -> None:
+        """Make operands; num_weight_rows: for which some_linear is tiled."""
+        self.activation = shape.activation
+        self.tiling = choose_some_tiling(num_rows, num_weight_rows)
+        self.x = random_numbers(num_rows, shape.size)
+        self.residual = random_numbers(num_rows, shape.num_columns) if shape.adds else None
+
+    def hopper(self, tiling: HopperSomeTiling) -> Product:
+        """Return the product by wgmma."""
+        return lambda weight: hopper_some_linear(
+            self.x, weight, activation=self.activation, residual=self.residual, tiling=tiling
+        )
+
+    def portable(self, weight: GroupedWeight) -> Tensor:
+        """Multiply by the portable kernel."""
+        return some_linear(
+            self.x, weight, activation=self.activation, residual=self.residual, tiling=self.tiling
+        )
+
+    def cublas(self, weight: Tensor) -> Tensor:
+        """Multiply in bfloat16, with a separate activation or sum."""
+        out = linear(self.x, weight)
+        if self.activation is not None:
+            return gated_activation(out, self.activation)
+        return out if self.residual is None else self.residual.add_(out)
+
+    def result(self, multiply: Product, weight: GroupedWeight) -> Tensor:
+        """Return what a product gives, added to zeros: timing has changed the residual, and must find it."""
+        kept = self.residual
+        self.residual = None if kept is None else torch.zeros_like(kept)
+        out = multiply(weight).float()
+        self.residual = kept
+        return out
+
+
+def packed(shape: Shape, copies: int) -> list[GroupedWeight]:
+    """Return random weights in groups of 128 with minimums."""
+    blocks = (random_blocks(shape.num_weight_rows, shape.size, 4, 128, mins=True) for _ in range(copies))
+    return [GroupedWeight.pack(block) for block in blocks]
+
+
+def compile_all(shape: Shape, num_rows: int) -> None:
+    """Compile what a shape needs into Triton's cache, by one call each."""
+    small = replace(shape, num_weight_rows=256)
+    case, (weight,) = Case(small, num_rows, shape.num_weight_rows), packed(small, 1)
+    for tiling in tilings(shape, num_rows):
+        case.hopper(tiling)(weight)
+    case.portable(weight)
+
+
+def time_case(shape: Shape, num_rows: int, weights: list[GroupedWeight]) -> dict[str, object]:
+    """Time all products of a shape."""
+    case = Case(shape, num_rows, shape.num_weight_rows)
+    plain = [random_numbers(shape.num_weight_rows, shape.size) for _ in weights[:6]]
+    bf16 = microseconds(case.cublas, plain, _NUM_REPLAYS)
+    portable = microseconds(case.portable, weights, _NUM_REPLAYS)
+    expected = case.result(case.portable, weights[0])
+    times: dict[str, float] = {}
+    difference = 0.0
+    for tiling in tilings(shape, num_rows):
+        multiply = case.hopper(tiling)
+        error = (case.result(multiply, weights[0]) - expected).abs().max() / expected.abs().max()
+        difference = max(difference, error.item())
+        times[str(astuple(tiling))] = round(microseconds(multiply, weights, _NUM_REPLAYS), 2)
+    return {
+        "bound_us": round(bound_us(shape, KINDS["int4"], num_rows), 2),
+        "bf16_us": round(bf16, 2),
+        "some_us": round(portable, 2),
+        "hopper_us": next(iter(times.values())),
+        "best_us": min(times.values()),
+        "best": min(times, key=lambda name: times[name]),
+        "difference": round(difference, 5),
+        "all": times,
+    }
+
+
+def compare(models: list[str], all_rows: list[int]) -> list[dict[str, object]]:
+    """Compile everything in parallel, then time it alone on the GPU; sums over a layer come last."""
+    shapes = [(m, shape) for m in models for shape in MODELS[m] if shape.name != "lm_head"]
+    # Kernels are the same for rows that share a tile.
+    compiled_rows = {choose_some_tiling(rows, 1).rows: rows for rows in all_rows}.values()
+    with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_all, shape, rows) for (_, shape), rows in product(shapes, compiled_rows)]
+        for job in jobs:
+            job.result()
+    results: list[dict[str, object]] = []
+    for model, shape in shapes:
+        nbytes = bound_us(shape, KINDS["int4"], 0) * 4.8e6
+        weights = packed(shape, max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / nbytes))))
+        for rows in all_rows:
+            case = time_case(shape, rows, weights)
+            results.append({"model": model, "shape": shape.name, "rows": rows, **case})
+    sums = [layer(model, rows, results) for model, rows in product(models, all_rows)]
+    return results + sums
+
+
+def layer(model: str, rows: int, results: list[dict[str, object]]) -> dict[str, object]:
+    """Return the sums over a layer's products."""
+    own = [result for result in results if (result["model"], result["rows"]) == (model, rows)]
+    names = ("bound_us", "bf16_us", "some_us", "hopper_us", "best_us")
+    sums = {name: round(sum(float(str(result[name])) for result in own), 2) for name in names}
+    difference = max(float(str(result["difference"])) for result in own)
+    return {
+        "model": model,
+        "shape": "layer",
+        "rows": rows,
+        **sums,
+        "best": "",
+        "difference": difference,
+        "all": {},
+    }
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=["8b"])
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    results = compare(arguments.models, arguments.rows)
+    columns = [name for name in results[0] if name != "all"]
+    print(table(columns, [[result[name] for name in columns] for result in results]))
+    publish("gpu_int4_some", {"results": results}, arguments)
+
+
+if __name__ == "__main__":
+    main()

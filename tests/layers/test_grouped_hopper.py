@@ -1,0 +1,222 @@
+"""The product of packed weights for Hopper GPUs, on a CPU: what tensor cores get, and that it compiles."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from grouped_cases import packed, random_blocks
+from torch import Tensor
+from triton_layer_cases import INTERPRETED
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear.grouped.hopper import tiling as hopper_tiling
+from octavo.layers.linear.grouped.hopper.tiling import (
+    ATOM,
+    TILE,
+    HopperSomeTiling,
+    choose_hopper_some_tiling,
+    make_tiling,
+    unsupported_reason,
+)
+from octavo.layers.linear.grouped.weight import GroupedWeight
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+# Of a program, but for the system's.
+SHARED_BYTES = 227 * 1024
+NUM_MULTIPROCESSORS = 132
+
+
+@pytest.mark.parametrize("num_rows", [17, 32, 33, 64, 65, 128, 129, 256])
+@pytest.mark.parametrize("num_weight_rows", [16, 1024, 6144, 24576])
+@pytest.mark.parametrize("size", [64, 1024, 4096, 12288])
+def test_tilings_fit(num_rows: int, num_weight_rows: int, size: int) -> None:
+    tiling = choose_hopper_some_tiling(num_rows, num_weight_rows, size, NUM_MULTIPROCESSORS)
+    assert tiling.rows >= min(num_rows, 128)
+    assert tiling.row_stages % 2 == 0
+    assert tiling.word_stages >= max(2, tiling.row_stages // 2)
+    assert 1 <= tiling.num_splits <= -(-size // 256)
+    assert tiling.shared_bytes <= SHARED_BYTES - 1024
+
+
+def test_narrow_weights_are_split() -> None:
+    """Else most SMs have nothing to do."""
+    assert choose_hopper_some_tiling(128, 4096, 12288, NUM_MULTIPROCESSORS).num_splits >= 4
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU pass for tensors on a Hopper GPU."""
+    monkeypatch.setattr(hopper_tiling, "nvidia_generation", lambda device: 9)
+
+
+def weight_of(num_rows: int, size: int, **options) -> GroupedWeight:
+    return packed(random_blocks(num_rows, size, **options), "cpu")
+
+
+def test_what_the_kernel_can_multiply(on_hopper: None) -> None:
+    x = torch.zeros(40, 256, dtype=torch.bfloat16)
+    for group in (32, 64, 128, 256):
+        assert unsupported_reason(x, weight_of(48, 256, group=group), is_gated=True) is None
+    assert unsupported_reason(x, weight_of(37, 256), is_gated=False) is None
+    assert "multiple of 8 rows" in str(unsupported_reason(x, weight_of(40, 256), is_gated=True))
+    assert "4 bits" in str(unsupported_reason(x, weight_of(48, 256, bits=8, group=32), is_gated=False))
+    odd = torch.zeros(40, 260, dtype=torch.bfloat16)[:, :256]
+    assert "16 bytes" in str(unsupported_reason(odd, weight_of(48, 256), is_gated=False))
+    assert "16 bytes" in str(unsupported_reason(x[:, 4:], weight_of(48, 256), is_gated=False))
+
+
+def test_a_cpu_does_not_use_it() -> None:
+    reason = unsupported_reason(torch.zeros(40, 256), weight_of(48, 256), is_gated=False)
+    assert reason == "it needs a Hopper GPU (compute capability 9.0), got a weight on cpu"
+
+
+def test_arguments_that_do_not_fit(on_hopper: None) -> None:
+    from octavo.layers.linear.grouped.hopper.gemm import hopper_some_linear
+
+    x, weight = torch.zeros(40, 256, dtype=torch.bfloat16), weight_of(48, 256)
+    with pytest.raises(InvalidArgumentError, match="x must be float16 or bfloat16"):
+        hopper_some_linear(x.float(), weight)
+    with pytest.raises(InvalidArgumentError, match="multiple of 8 rows"):
+        hopper_some_linear(x, weight_of(40, 256), activation="silu")
+    with pytest.raises(InvalidArgumentError, match="bias must be"):
+        hopper_some_linear(x, weight, torch.zeros(16, dtype=torch.bfloat16))
+    for stages in ((3, 8), (6, 2), (2, 1)):
+        with pytest.raises(InvalidArgumentError, match="a tiling needs"):
+            hopper_some_linear(x, weight, tiling=HopperSomeTiling(64, 1, *stages))
+
+
+def halves_of(register: Tensor, dtype: torch.dtype) -> Tensor:
+    """Registers [...] as two numbers of 16 bits each [..., 2]."""
+    return register.to(torch.int32).unsqueeze(-1).view(dtype)
+
+
+def run_asm(asm: str, operands: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Do what PTX of one result says to registers of 32 bits, kept as int64; fused sums are rounded once."""
+    values = dict(operands)
+
+    def value(name: str) -> Tensor:
+        return torch.tensor(int(name, 0)) if name[0].isdigit() else values[name]
+
+    lines = re.findall(r"^(?:\{.*|)\s*([a-z][\w.]*) ([^;{]*);", asm, re.MULTILINE)
+    for name, arguments in lines:
+        out, *given = arguments.replace(" ", "").split(",")
+        a, *others = (value(each) for each in given)
+        if name == "shr.u32":
+            values[out] = a >> others[0]
+        elif name == "lop3.b32":
+            assert others[2] == 0xEA
+            values[out] = a & others[0] | others[1]
+        elif name == "mov.b32":
+            values[out] = a
+        else:
+            kind = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
+            floats = [halves_of(each, dtype).double() for each in (a, *others)]
+            assert name in (f"add.rn.{kind}", f"fma.rn.{kind}")
+            result = floats[0] + floats[1] if name[0] == "a" else floats[0] * floats[1] + floats[2]
+            values[out] = result.to(dtype).view(torch.int32)[..., 0].long() & 0xFFFFFFFF
+    return values["$0"]
+
+
+def places_of_registers(num_columns: int) -> Tensor:
+    """[8 warps, 32 lanes, registers, 2]: rows and columns of wgmma's first operand as Gluon lays it out."""
+    from triton._C.libtriton import gluon_ir, ir
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.experimental.gluon import language as gl
+
+    context = ir.context()
+    ir.load_dialects(context)
+    CUDABackend(GPUTarget("cuda", 90, 32)).load_dialects(context)
+    builder = gluon_ir.GluonOpBuilder(context)
+    operand = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 128, 16]), 2)
+    layout = builder.to_linear_layout(operand._to_ir(builder), [TILE, num_columns])
+    bases = [layout.warp_bases, layout.lane_bases, layout.reg_bases]
+    places = torch.zeros(1, 2, dtype=torch.int64)
+    for base in [base for each in bases for base in reversed(each)]:
+        places = torch.stack((places, places ^ torch.tensor(base)), 1).flatten(0, 1)
+    return places.view(8, 32, -1, 2)
+
+
+def place_in_wgmma(
+    warp: Tensor, lane: Tensor, step: Tensor, register: Tensor, i: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a register's number i, as PTX's manual says of wgmma's 64 x 16 operand."""
+    row = 16 * warp + lane // 4 + 8 * (register % 2)
+    return row, 16 * step + 2 * (lane % 4) + 8 * (register // 2) + i
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [32, 64, 256])
+def test_every_lane_has_the_weights_that_tensor_cores_take_from_it(dtype: torch.dtype, group: int) -> None:
+    """From the words that a lane reads, by the kernel's own PTX, to the operands of all steps of a span."""
+    from octavo.layers.linear.grouped.hopper.unpack import scale_asm
+
+    weight = weight_of(TILE, 256, group=group)
+    row, word = places_of_registers(32).unbind(-1)
+    words = weight.words[row, word].long()
+    both = weight.pairs.T.contiguous().view(torch.float16).view(TILE, -1, 2).float()
+    scales, mins = both.unbind(-1)
+    if dtype == torch.bfloat16:
+        mins = mins + 8 * scales
+    got = torch.zeros(TILE, 256, dtype=dtype)
+    for plane in range(8):
+        bits = (words >> 16 * (plane // 4) & 0xFFFF).view(8, 32, -1, 2)
+        first_row = row.view(8, 32, -1, 2)[..., 0]
+        scale, low = (
+            (number[:, 32 * plane // group].to(dtype).view(torch.int16).long() & 0xFFFF)[first_row] * 0x10001
+            for number in (scales, mins)
+        )
+        operands = {"$1": bits[..., 0] | bits[..., 1] << 16, "$2": scale, "$4": low}
+        registers = halves_of(run_asm(scale_asm(plane % 4, dtype == torch.bfloat16), operands, dtype), dtype)
+        at, column = place_in_wgmma(*torch.meshgrid(*map(torch.arange, (8, 32, 2, 4, 2)), indexing="ij"))
+        got[at, 32 * plane + column] = registers.view(at.shape)
+    exact = weight.dequantise() / weight.factor
+    # One rounding, or those of the scale, of the minimum and of the weight.
+    unit = torch.finfo(dtype).eps / 2
+    scale = scales.repeat_interleave(group, 1)
+    low = mins.repeat_interleave(group, 1).abs()
+    bound = unit * exact.abs() if dtype == torch.float16 else unit * (exact.abs() + 8 * scale + low) * 1.01
+    assert ((got.float() - exact).abs() <= bound).all()
+
+
+def test_planes_side_by_side_are_an_atom() -> None:
+    """Joining two planes moves nothing between lanes: a lane's registers of an atom are theirs in turn."""
+    plane, atom = places_of_registers(32), places_of_registers(ATOM)
+    right = plane + torch.tensor([0, 32])
+    assert torch.equal(torch.cat((plane, right), 2), atom)
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, dict[str, int]]:
+    """Facts about the kernel as compiled for a Hopper GPU, by case."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    helpers = Path(__file__).parents[1] / "attention"
+    environment["PYTHONPATH"] = os.pathsep.join([str(helpers), environment.get("PYTHONPATH", "")])
+    script = Path(__file__).with_name("compile_grouped_hopper.py")
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_kernel_fits_a_hopper_gpu_and_its_wgmmas_run_on(figures: dict[str, dict[str, int]]) -> None:
+    """Where registers do not suffice, the assembler lets every wgmma wait for the one before."""
+    assert len(figures) == 4
+    for name, facts in figures.items():
+        assert facts["stack"] == facts["spills"] == 0, name
+        assert facts["shared"] <= SHARED_BYTES, name
+        # Four steps of 16 columns in an atom; four atoms in a span, two tiles.
+        assert (facts["wgmmas"], facts["chains"]) == (32, 8), name
+
+
+def test_all_buffers_hold_whole_spans() -> None:
+    for rows in (32, 64, 128):
+        for tiles in (1, 2):
+            tiling = make_tiling(rows, tiles)
+            assert 160 * 1024 <= tiling.shared_bytes <= SHARED_BYTES - 1024

@@ -1,0 +1,89 @@
+"""The product of 17 to 256 rows and a weight of 4 bits on a Hopper GPU: forms, epilogues, ragged sizes."""
+
+import pytest
+import torch
+from grouped_cases import both_ways, options_of, packed, random_blocks
+from torch import Tensor
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
+
+from octavo.gpu import launch as triton_launch
+from octavo.layers.linear.grouped.hopper import gemm
+from octavo.layers.linear.grouped.hopper.tiling import HopperSomeTiling, make_tiling
+from octavo.layers.linear.grouped.weight import GroupedWeight
+
+IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
+DTYPES = [torch.bfloat16, torch.float16]
+FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "bias"]]
+
+
+def check(x: Tensor, weight: GroupedWeight, tiling: HopperSomeTiling | None = None, **options) -> None:
+    """Run the kernel on poisoned memory and hold it to twice the error of plain torch."""
+    plain, exact = both_ways(x, weight, **options)
+    with poisoned_memory():
+        got = gemm.hopper_some_linear(x, weight, tiling=tiling, **options)
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [32, 64, 128, 4096])
+@pytest.mark.parametrize("mins", [False, True])
+@pytest.mark.parametrize("num_rows", [17, 32, 33, 64, 100, 128, 129, 200, 256])
+def test_forms_of_weights(dtype: torch.dtype, group: int, mins: bool, num_rows: int) -> None:
+    weight = packed(random_blocks(1536, 4096, group=group, mins=mins), "cuda")
+    check(random(num_rows, 4096, device="cuda", dtype=dtype), weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_weight_rows", "size"), [(16, 64), (37, 320), (1030, 96), (1000, 2880)])
+@pytest.mark.parametrize("num_rows", [17, 61, 131])
+@pytest.mark.parametrize("num_splits", [None, 1, 3])
+def test_sizes_that_are_no_multiple_of_a_tile(
+    dtype: torch.dtype, num_weight_rows: int, size: int, num_rows: int, num_splits: int | None
+) -> None:
+    weight = packed(random_blocks(num_weight_rows, size, group=32), "cuda")
+    # Rows of a wider tensor.
+    x = random(num_rows, size + 8, device="cuda", dtype=dtype)[:, :size]
+    check(x, weight, None if num_splits is None else make_tiling(64, 2, num_splits))
+
+
+@pytest.mark.parametrize("names", FUSED)
+@pytest.mark.parametrize("num_splits", [1, 2, 5])
+@pytest.mark.parametrize("tiles", [1, 2])
+@pytest.mark.parametrize("rows", [32, 64, 128])
+def test_what_is_fused(names: list[str], num_splits: int, tiles: int, rows: int) -> None:
+    weight = packed(random_blocks(2 * 1000, 1280, group=64), "cuda")
+    x = random(77, 1280, device="cuda", dtype=torch.bfloat16)
+    options = options_of(names, 77, 2000, 1280, "cuda", torch.bfloat16)
+    check(x, weight, make_tiling(rows, tiles, num_splits), **options)
+
+
+@pytest.mark.parametrize("stages", [(2, 2), (2, 4), (4, 2), (4, 3)])
+def test_few_buffers(stages: tuple[int, int]) -> None:
+    """Each is used again and again."""
+    weight = packed(random_blocks(512, 4096, group=128), "cuda")
+    x = random(64, 4096, device="cuda", dtype=torch.bfloat16)
+    check(x, weight, HopperSomeTiling(64, 1, *stages))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_kernels_that_follow_one_another(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads what the one before wrote."""
+    monkeypatch.setattr(triton_launch, "OVERLAP", overlaps)
+    weights = [packed(random_blocks(1024, 1024, group=128, seed=seed), "cuda") for seed in range(8)]
+    x = random(128, 1024, device="cuda", dtype=torch.bfloat16)
+    got = x
+    for weight in weights:
+        before = got
+        got = gemm.hopper_some_linear(before, weight)
+    torch.cuda.synchronize()
+    assert_as_good_as_torch(got, *both_ways(before, weights[-1]))
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    weight = packed(random_blocks(1536, 4096, group=128), "cuda")
+    x = random(128, 4096, device="cuda", dtype=torch.bfloat16)
+    y = torch.cat((x[:50], 100 * x[50:]))
+    first, second = (gemm.hopper_some_linear(each, weight) for each in (x, y))
+    assert torch.equal(first[:50], second[:50])
+    assert torch.equal(first, gemm.hopper_some_linear(x, weight))
