@@ -152,6 +152,7 @@ def figures() -> dict[str, dict[str, int]]:
         "nodes beside": compile_nodes(BESIDE_SHAPE, gather),
         "nodes": compile_nodes(NODE_SHAPE, gather),
         "prompts": compile_nodes(PROMPT_SHAPE, None),
+        "short prompts": compile_nodes(NODE_SHAPE, None),
         "prompts, short blocks": compile_nodes(PROMPT_SHAPE, None, 16),
         "nodes, short blocks": compile_nodes(NODE_SHAPE, gather, 16),
         "nodes beside, short blocks": compile_nodes(BESIDE_SHAPE, gather, 16),

@@ -53,6 +53,7 @@ def figures(compiled):
         ("nodes beside", BESIDE_SHAPE),
         ("nodes", NODE_SHAPE),
         ("prompts", PROMPT_SHAPE),
+        ("short prompts", NODE_SHAPE),
         ("prompts, short blocks", PROMPT_SHAPE),
         ("nodes, short blocks", NODE_SHAPE),
         ("nodes beside, short blocks", BESIDE_SHAPE),

@@ -22,9 +22,9 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
       warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts, 64 for short ones and nodes. In steps that only decode, a unit has 64 rows: one warpgroup, which
-waits for no turn, and the fetching warp, 2 stages, `free` barriers with count 1. The other half of the SM is
-then for the leaves, which decode.py attends.
+KEYS is 128 for prompts, 64 for short ones and nodes. In steps that only decode, a unit has 64 rows: one
+warpgroup, which waits for no turn, and the fetching warp, 2 stages, `free` barriers with count 1. The other
+half of the SM is then for the leaves, which decode.py attends.
 
 Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
 query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.
