@@ -120,6 +120,8 @@ def chosen_shape(monkeypatch, generation, **changes):
     [
         ({}, DECODE_SHAPE),
         ({"dtype": torch.float16, "block_size": 320, "group": 16}, DECODE_SHAPE),
+        ({"block_size": 16}, DECODE_SHAPE),
+        ({"block_size": 96}, DECODE_SHAPE),
         ({"num_sequences": 2, "shares": True}, FEW_LEAVES_SHAPE),
         ({"num_sequences": 127, "shares": True}, FEW_LEAVES_SHAPE),
         ({"num_sequences": 128, "shares": True}, LEAF_SHAPE),
@@ -140,8 +142,8 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
         {"head_dim": 80},
         {"head_dim": 256},
         {"block_size": 1},
-        {"block_size": 16},
-        {"block_size": 96},
+        {"block_size": 8},
+        {"block_size": 40},
         {"group": 17},
     ],
 )

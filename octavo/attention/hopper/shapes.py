@@ -14,8 +14,7 @@ DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 """Decoding, one warp a program."""
 DECODE_DIM = 128
 
-# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py. Prompts use tiles of twice the
-# keys where blocks are that long.
+# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
@@ -38,6 +37,6 @@ def unsupported_reason(
         return f"its tensor-core products are of bfloat16 and float16, not {dtype}"
     if head_dim not in (64, 128):
         return f"it is written for head dimensions 64 and 128, not {head_dim}"
-    if block_size % 64 != 0:
-        return f"TMA copies 64 keys at a time: block_size must be a multiple, not {block_size}"
+    if block_size % 16 != 0:
+        return f"TMA copies at least 16 keys at a time: block_size must be a multiple, not {block_size}"
     return None

@@ -37,11 +37,13 @@ class _Visibility:
         options: of the layers; only window and right are read.
         positions: [T] int32, to be written where they are shifted.
         leaf_begin: [S] int32 tokens that nodes cover, or None.
+        leaves_begin_at: see FatWork.
     """
 
     options: ScoreOptions
     positions: Tensor
     leaf_begin: Tensor | None = None
+    leaves_begin_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def plan_step(
     if forest is not None:
         num_sequences, tile_keys = metadata.seq_lens.shape[0], max(thin.keys, fat.keys)
         forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
-        see = replace(see, leaf_begin=forest.leaf_begin)
+        see = replace(see, leaf_begin=forest.leaf_begin, leaves_begin_at=forest.align_tokens)
     most_programs = layers.whole_unit_programs(metadata.seq_lens.device, fat)
     max_thin_tokens = thin.rows // layers.group
     has_fat = metadata.max_query_len > max_thin_tokens
@@ -221,7 +223,7 @@ def _fat_work(
     num_items = (num_tokens // tile_tokens + 1) * layers.num_kv_heads
     num_parts = count_parts(shape, most_programs, num_items, metadata.max_seq_len, num_splits)
     results = (num_tokens, layers.num_heads, layers.value_dim)
-    return FatWork.allocate(shape, units, count, num_parts, results)
+    return FatWork.allocate(shape, units, count, num_parts, results, see.leaves_begin_at)
 
 
 def count_parts(
