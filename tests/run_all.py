@@ -40,8 +40,9 @@ def main() -> int:
     # Tests start some hundred processes: they read bytecode instead of compiling the package again. It lies
     # where Python puts it: elsewhere that of the libraries, which pip has made, would not be found.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Pyright alone would leave a core idle; niced, it hardly slows tests that watch a clock.
-    name, command = TYPES[0], ["nice", *TYPES[1]]
+    # Pyright alone would leave a core idle: niced so far that it ends before the tests, and hardly slows
+    # those that watch a clock.
+    name, command = TYPES[0], ["nice", "-n", "5", *TYPES[1]]
     with (
         tempfile.TemporaryFile("w+") as report,
         subprocess.Popen(command, stdout=report, stderr=report) as types,

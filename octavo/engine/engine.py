@@ -100,7 +100,7 @@ class Engine:
         """Make everything else, and do now what requests would otherwise wait for."""
         plan, vocab_size = self.plan, self.model_config.vocab_size
         self.prompts = PromptReader(
-            *(self.tokenizer, vocab_size), max_model_len=plan.max_model_len, num_kv_tokens=plan.num_kv_tokens
+            self.tokenizer, vocab_size, max_model_len=plan.max_model_len, num_kv_tokens=plan.num_kv_tokens
         )
         more = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self._eos_token_ids = self.model_config.eos_token_ids | more
@@ -211,7 +211,10 @@ class Engine:
         request_id = self._maker.checked_id(request_id, self.outputs)
         self._begin()
         requests = self._maker.make(
-            *(request_id, token_ids.packed, params, lambda: self.manager.new_sequence(salt)),
+            request_id,
+            token_ids.packed,
+            params,
+            lambda: self.manager.new_sequence(salt),
             prompt_logprobs_start=prompt_logprobs_start,
             read_along=read_along,
             priority=priority,

@@ -59,7 +59,8 @@ def read_decoder(
     weights = open_weights(source, config.load_format, shapes=parameter_shapes(plan.model), seed=config.seed)
     try:
         return load_decoder(
-            *(plan.model, weights),
+            plan.model,
+            weights,
             dtype=plan.dtype,
             device=plan.device,
             parallel=plan.parallel,

@@ -41,6 +41,9 @@ class PrefixRouter(RequestRouter):
         if choice is None:
             return []
         best = able[choice.index]
+        # Now, not when it is routed: requests that come meanwhile would all take the same one of equals.
+        self._num_choices += 1
+        known[choice.index].last_chosen = self._num_choices
         return [[best], [replica for replica in able if replica is not best]]
 
     def on_request_routed(
@@ -53,8 +56,6 @@ class PrefixRouter(RequestRouter):
         marks = _marks_of(pending_request)
         num_tokens = num_tokens_of(marks, self._known.values())
         saved = min(replica.saved_tokens(marks), num_tokens)
-        self._num_choices += 1
-        replica.last_chosen = self._num_choices
         if marks.digests:
             replica.expect(marks, num_tokens)
         request_id = pending_request.metadata.internal_request_id

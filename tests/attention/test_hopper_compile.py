@@ -1,13 +1,10 @@
 """The Gluon kernels compile for a Hopper GPU, and those that share a multiprocessor fit it."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from compiled_figures import compiled_figures
 
 from octavo.attention.hopper.shapes import (
     BESIDE_SHAPE,
@@ -29,13 +26,7 @@ QUARTER_REGISTERS, DEALT_REGISTERS = 65536 // 4, 256
 @pytest.fixture(scope="module")
 def compiled():
     """{"hopper" or "portable": {kernel: {registers, stack, shared}}}."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("compile_portable.py")
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return compiled_figures(Path(__file__).with_name("compile_portable.py"))
 
 
 @pytest.fixture

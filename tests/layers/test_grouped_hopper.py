@@ -1,14 +1,11 @@
 """The product of packed weights for Hopper GPUs, on a CPU: what tensor cores get, and that it compiles."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from compiled_figures import compiled_figures
 from grouped_cases import packed, random_blocks
 from torch import Tensor
 from triton_layer_cases import INTERPRETED
@@ -194,15 +191,7 @@ def test_planes_side_by_side_are_an_atom() -> None:
 @pytest.fixture(scope="module")
 def figures() -> dict[str, dict[str, int]]:
     """Facts about the kernel as compiled for a Hopper GPU, by case."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    helpers = Path(__file__).parents[1] / "attention"
-    environment["PYTHONPATH"] = os.pathsep.join([str(helpers), environment.get("PYTHONPATH", "")])
-    script = Path(__file__).with_name("compile_grouped_hopper.py")
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return compiled_figures(Path(__file__).with_name("compile_grouped_hopper.py"))
 
 
 def test_the_kernel_fits_a_hopper_gpu_and_its_wgmmas_run_on(figures: dict[str, dict[str, int]]) -> None:

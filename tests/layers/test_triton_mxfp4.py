@@ -1,13 +1,10 @@
 """Experts with biases, and experts in MXFP4, in Triton against the dequantised weights in float64."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from compiled_figures import compiled_figures
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
@@ -156,15 +153,7 @@ def test_a_bias_chooses_experts(device: str, dtype: torch.dtype) -> None:
 
 def test_kernels_of_4_bits_fit_a_hopper_gpu() -> None:
     """Two numbers a register stay where they are: moving them took as long as all the rest."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    helpers = Path(__file__).parents[1] / "attention"
-    environment["PYTHONPATH"] = os.pathsep.join([str(helpers), environment.get("PYTHONPATH", "")])
-    script = Path(__file__).with_name("compile_experts.py")
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = compiled_figures(Path(__file__).with_name("compile_experts.py"))
     assert len(found) == 5
     for name, facts in found.items():
         assert facts["stack"] == 0, name

@@ -119,7 +119,15 @@ class ForestPlan:
         """
         lengths = check_lengths(seq_lens, cu_seqlens_q, may_be_short=may_be_short)
         first_keys = None if kv_begin is None else check_kv_begin(kv_begin, lengths)
-        return _plan(lengths, SharedPrefixes.none(), 1, tile_tokens, split_tokens, right, first_keys)
+        return _plan(
+            lengths,
+            SharedPrefixes.none(),
+            block_size=1,
+            tile_tokens=tile_tokens,
+            split_tokens=split_tokens,
+            right=right,
+            first_keys=first_keys,
+        )
 
     @classmethod
     def from_block_tables(
@@ -157,7 +165,15 @@ class ForestPlan:
         query_lens = lengths.query_lens
         num_shareable = shareable_blocks(lengths.seq_lens, query_lens, block_size)
         shared = find_shared_prefixes(block_tables, num_shareable, query_lens, block_size, costs)
-        return _plan(lengths, shared, block_size, costs.tile_tokens, split_tokens, right, None)
+        return _plan(
+            lengths,
+            shared,
+            block_size=block_size,
+            tile_tokens=costs.tile_tokens,
+            split_tokens=split_tokens,
+            right=right,
+            first_keys=None,
+        )
 
     @property
     def num_items(self) -> int:
@@ -194,11 +210,12 @@ def _check_tables(block_tables: np.ndarray, seq_lens: np.ndarray, block_size: in
 def _plan(
     lengths: Lengths,
     shared: SharedPrefixes,
+    *,
     block_size: int,
     tile_tokens: int,
     split_tokens: int,
     right: int | None,
-    kv_begin: np.ndarray | None,
+    first_keys: np.ndarray | None,
 ) -> ForestPlan:
     if min(tile_tokens, split_tokens) < 1:
         raise InvalidArgumentError(
@@ -206,9 +223,9 @@ def _plan(
         )
     if right is not None and right < 0:
         raise InvalidArgumentError(f"right must be at least 0 tokens, or None for all; got {right}")
-    segments = find_segments(lengths, shared, block_size, kv_begin)
+    segments = find_segments(lengths, shared, block_size, first_keys)
     items = cut_keys(cut_queries(segments, tile_tokens, right), split_tokens)
-    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, kv_begin)
+    return _assemble(segments.pool, items, lengths, shared.sharing(block_size), right, first_keys)
 
 
 def _assemble(

@@ -38,7 +38,7 @@ class StepBuffers:
         self._data[0] = -1
         self.rows, self.places, self.positions = self._data[:3]
         self.decode_inputs = self._data[2:]
-        shape = (max(max_num_seqs, plan.max_num_batched_tokens), decoder.config.hidden_size)
+        shape = (plan.max_num_tokens, decoder.config.hidden_size)
         self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
         self.outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 

@@ -285,7 +285,7 @@ def _parts(places: list[int]) -> list[list[int]]:
 def _forest_of(decoder: Decoder, kv_cache: KVCache, plan: ExecutionPlan) -> DeviceForest:
     return DeviceForest(
         max_num_seqs=plan.max_num_seqs,
-        max_num_tokens=max(plan.max_num_seqs, plan.max_num_batched_tokens),
+        max_num_tokens=plan.max_num_tokens,
         num_heads=decoder.num_heads,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.config.head_dim,

@@ -62,6 +62,11 @@ class ExecutionPlan:
         return self.config.share_prefixes and not self.config.deterministic
 
     @property
+    def max_num_tokens(self) -> int:
+        """Most tokens of a step: each of its sequences has one at least, whatever the budget."""
+        return max(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the model, all ranks' together."""
         return num_parameters(self.model)

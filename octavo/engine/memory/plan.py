@@ -67,7 +67,9 @@ def _plan_without_cache(
     if config.deterministic:
         _check_deterministic(config, device, dtype)
     kept = kept_storage(
-        *(parameter_shapes(share), stored, config.quantization),
+        parameter_shapes(share),
+        stored,
+        config.quantization,
         device=device,
         dtype=dtype,
         deterministic=config.deterministic,

@@ -59,7 +59,8 @@ def cpu_working_bytes(plan: ExecutionPlan, max_num_tokens: int) -> int:
         max_num_tokens: no step has more, whatever its budget.
     """
     num_tokens = min(plan.max_num_batched_tokens, max_num_tokens)
-    activations = _CPU_SLACK * num_tokens * _bytes_per_token(plan)
+    share = rank_share(plan.model, plan.parallel)
+    activations = _CPU_SLACK * num_tokens * _bytes_per_token(share, plan.dtype.itemsize)
     # Float32 logits; log-probabilities, if all requests want them, of a copy; and slack.
     return activations + 4 * _FLOAT32 * min(plan.max_num_seqs, num_tokens) * plan.model.vocab_size
 
@@ -73,11 +74,10 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
         plan: all but the memory of steps and the number of blocks.
     """
     model, itemsize, num_seqs = plan.model, plan.dtype.itemsize, plan.max_num_seqs
-    num_tokens = max(num_seqs, plan.max_num_batched_tokens)
+    share = rank_share(model, plan.parallel)
     # Activations, and the buffer that steps with prompts leave their result in.
-    total = (
-        _WORKSPACE_BYTES + GRAPH_BYTES + num_tokens * (_bytes_per_token(plan) + itemsize * model.hidden_size)
-    )
+    token_bytes = _bytes_per_token(share, itemsize) + itemsize * model.hidden_size
+    total = _WORKSPACE_BYTES + GRAPH_BYTES + plan.max_num_tokens * token_bytes
     # Every rank has all logits: those that are kept, and those in the graphs' pool, which all graphs share.
     is_float32 = plan.config.deterministic or model.final_softcap != 0
     total += 2 * num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
@@ -85,12 +85,14 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
     # Tables of the device's rows, and those that both kinds of graphs read.
     total += 3 * _INT32 * num_seqs * plan.max_blocks
     if plan.shares_prefixes:
-        num_heads = rank_share(model, plan.parallel).num_heads
         total += DeviceForest.nbytes(
-            max_num_seqs=num_seqs, max_num_tokens=num_tokens, num_heads=num_heads, head_dim=model.head_dim
+            max_num_seqs=num_seqs,
+            max_num_tokens=plan.max_num_tokens,
+            num_heads=share.num_heads,
+            head_dim=share.head_dim,
         )
     if "blocks" in plan.quantised_bytes:
-        total += _unpacked_bytes(plan)
+        total += _unpacked_bytes(share, itemsize)
     return total + (RANKS_BYTES if plan.parallel.size > 1 else 0)
 
 
@@ -105,19 +107,17 @@ def rare_bytes(vocab_size: int, max_num_seqs: int) -> int:
     return counts + _RARE_BYTES + COPIED_BYTES
 
 
-def _unpacked_bytes(plan: ExecutionPlan) -> int:
+def _unpacked_bytes(share: ModelConfig, itemsize: int) -> int:
     """Return the bytes of the largest product's weight: packed weights become floats for many rows.
 
     The same room serves loading, when no step runs: the product's matrices take a byte a number while they
     are read, and once more when they are joined.
     """
-    share = rank_share(plan.model, plan.parallel)
-    return plan.dtype.itemsize * share.hidden_size * max(_qkv_size(share), 2 * share.intermediate_size)
+    return itemsize * share.hidden_size * max(_qkv_size(share), 2 * share.intermediate_size)
 
 
-def _bytes_per_token(plan: ExecutionPlan) -> int:
+def _bytes_per_token(share: ModelConfig, itemsize: int) -> int:
     """Return the bytes of one token's activations at the point where a layer holds most of them."""
-    share, itemsize = rank_share(plan.model, plan.parallel), plan.dtype.itemsize
     # Queries, keys and values; the attention's result, its logsumexp; its projection back.
     attention = itemsize * (_qkv_size(share) + share.num_heads * share.head_dim) + _FLOAT32 * share.num_heads
     if share.has_sinks:

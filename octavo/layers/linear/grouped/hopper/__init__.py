@@ -1,1 +1,1 @@
-"""The product of 17 to 256 rows and a weight of 4 bits on Hopper GPUs."""
+"""The GEMM of 17 to 256 rows with a weight of 4 bits on Hopper GPUs."""

@@ -1,4 +1,4 @@
-"""Where the product of packed weights for Hopper GPUs runs, and how it is tiled. Imports no Triton."""
+"""Where the GEMM with packed weights for Hopper GPUs runs, and how it is tiled. Imports no Triton."""
 
 from dataclasses import dataclass
 from functools import cache
