@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from octavo.engine.gpu.graphs import StepGraphs
+from octavo.engine.memory.working import SMALL_BYTES
 from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
@@ -85,6 +86,9 @@ class Preparation:
     def _reserve(self) -> None:
         """Let PyTorch's allocators take memory from the driver, and keep it."""
         torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self._device)
+        mib = 2**20
+        small = [torch.empty(mib, dtype=torch.uint8, device=self._device) for _ in range(SMALL_BYTES // mib)]
+        del small
         pinned = []
         for num_bytes, number in _PINNED_BLOCKS.items():
             pinned += [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(number)]

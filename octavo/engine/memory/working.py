@@ -19,6 +19,8 @@ RANKS_BYTES = 2**29 + SHARED_BYTES
 _FLOAT32 = _INT32 = 4
 # Logits of prompts in float32, twice, and twice their sort keys, which are twice as large.
 _RARE_BYTES = 6 * 32 * 2**20
+SMALL_BYTES = 16 * 2**20
+"""Segments of 2 MiB from which PyTorch serves up to 1 MiB, which it never takes from a larger one."""
 # Factor by which steps on a CPU exceed their activations: freed memory is reused, but not given back.
 _CPU_SLACK = 3
 
@@ -81,7 +83,7 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
     # Every rank has all logits: those that are kept, and those in the graphs' pool, which all graphs share.
     is_float32 = plan.config.deterministic or model.final_softcap != 0
     total += 2 * num_seqs * model.vocab_size * (_FLOAT32 if is_float32 else itemsize)
-    total += rare_bytes(model.vocab_size, num_seqs)
+    total += rare_bytes(model.vocab_size, num_seqs) + SMALL_BYTES
     # Tables of the device's rows, and those that both kinds of graphs read.
     total += 3 * _INT32 * num_seqs * plan.max_blocks
     if plan.shares_prefixes:
