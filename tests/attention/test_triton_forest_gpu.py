@@ -28,7 +28,7 @@ def make_forest(case):
         block_size=case.k_cache.shape[1],
         dtype=case.q.dtype,
         device=DEVICE,
-        max_partials=4096,
+        max_partials=8192,
     )
     return forest
 
@@ -178,7 +178,7 @@ def test_extend(query_lens):
 
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_many_prompts_beside_nodes(block_size):
-    """Enough that no unit is split. Nodes end at 640 and 960 keys: not where tiles of 128 keys begin."""
+    """Enough for tiles of 128 keys, but half of the leaves begin at 960 keys, which is not where such tiles do."""
     assert_within_twice_plain_torch(shared_case([40] * 130, block_size=block_size))
 
 
