@@ -178,7 +178,7 @@ def test_extend(query_lens):
 
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_many_prompts_beside_nodes(block_size):
-    """Enough for tiles of 128 keys, but half of the leaves begin at 960 keys, which is not where such tiles do."""
+    """Enough for tiles of 128 keys, but half of the leaves begin at 960 keys, where no such tile begins."""
     assert_within_twice_plain_torch(shared_case([40] * 130, block_size=block_size))
 
 

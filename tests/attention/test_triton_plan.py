@@ -8,7 +8,13 @@ from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, trit
 
 from octavo.attention.choice import decode_tile
 from octavo.attention.hopper import shapes as hopper_shapes
-from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.hopper.shapes import (
+    DECODE_SHAPE,
+    FEW_LEAVES_SHAPE,
+    LEAF_SHAPE,
+    NODE_SHAPE,
+    PROMPT_SHAPE,
+)
 from octavo.attention.triton.decode import _partial_id
 from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton.step_map import plan_step
@@ -159,6 +165,22 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
 @pytest.mark.parametrize("generation", [0, 8, 10])
 def test_other_gpus_decode_by_portable_tiles(monkeypatch, generation):
     assert chosen_shape(monkeypatch, generation) == thin_shape(4, 128, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "leaves_begin_at", "expected"),
+    [
+        (64 + 256, 0, NODE_SHAPE),
+        (64 + 1024, 0, NODE_SHAPE),
+        (8192, 0, PROMPT_SHAPE),
+        (8192, 128, PROMPT_SHAPE),
+        (8192, 64, NODE_SHAPE),
+    ],
+)
+def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, leaves_begin_at, expected):
+    """Of 16 heads, on a GPU of 132 SMs."""
+    monkeypatch.setattr(hopper_shapes, "num_multiprocessors", lambda device: 132)
+    assert hopper_shapes.prompt_tile(torch.device("cuda"), num_tokens * 16, leaves_begin_at) == expected
 
 
 @triton.jit

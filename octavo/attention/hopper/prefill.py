@@ -43,7 +43,7 @@ from octavo.attention.hopper.alternate import open_turns
 from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
 from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
-from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE
+from octavo.attention.hopper.shapes import NODE_SHAPE, prompt_tile
 from octavo.attention.hopper.tiles import attend_item, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
@@ -51,9 +51,6 @@ from octavo.attention.triton.shapes import TileShape
 from octavo.attention.triton.work import FatWork
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch
-
-# Up to so many turns of each program, smaller tiles are faster.
-_SHORT_TURNS = 2
 
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
@@ -72,16 +69,9 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    _attend(call, None, work.units, work.count, _prompt_tile(call, work))
-
-
-def _prompt_tile(call: Call, work: FatWork) -> TileShape:
-    """Return the tiling for prompts: fewer keys where little work must not wait for much code to load."""
-    most_items = work.units.shape[0] * call.layer.k.shape[2]
-    is_short = most_items <= _SHORT_TURNS * num_multiprocessors(call.q.device)
-    # Keys before a unit's first one are not masked, so a tile must begin there.
-    begins_anywhere = work.leaves_begin_at % PROMPT_SHAPE.keys != 0
-    return NODE_SHAPE if is_short or begins_anywhere else PROMPT_SHAPE
+    num_tokens, num_heads, _ = call.q.shape
+    tile = prompt_tile(call.q.device, num_tokens * num_heads, work.leaves_begin_at)
+    _attend(call, None, work.units, work.count, tile)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from octavo.attention.triton.shapes import TileShape
-from octavo.gpu.device import nvidia_generation
+from octavo.gpu.device import num_multiprocessors, nvidia_generation
 
 DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 """Decoding, one warp a program."""
@@ -25,6 +25,22 @@ PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
+
+# Up to so many turns of each program, prompts are faster in NODE_SHAPE.
+_SHORT_TURNS = 2
+
+
+def prompt_tile(device: torch.device, num_rows: int, leaves_begin_at: int) -> TileShape:
+    """Return the tiling for prompts: fewer keys where little work must not wait for much code to load.
+
+    Args:
+        device: where the kernel runs.
+        num_rows: query tokens times heads. Units are not counted, because a captured step has room for many
+            sequences, most of which are empty.
+        leaves_begin_at: see FatWork. Keys before a unit's first one are not masked: a tile must begin there.
+    """
+    is_short = num_rows <= _SHORT_TURNS * num_multiprocessors(device) * PROMPT_SHAPE.rows
+    return NODE_SHAPE if is_short or leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
 
 
 @cache
