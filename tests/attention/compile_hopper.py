@@ -30,6 +30,7 @@ from octavo.attention.hopper.shapes import (
     LEAF_SHAPE,
     NODE_SHAPE,
     PROMPT_SHAPE,
+    SHORT_SHAPE,
 )
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 
@@ -152,7 +153,8 @@ def figures() -> dict[str, dict[str, int]]:
         "nodes beside": compile_nodes(BESIDE_SHAPE, gather),
         "nodes": compile_nodes(NODE_SHAPE, gather),
         "prompts": compile_nodes(PROMPT_SHAPE, None),
-        "short prompts": compile_nodes(NODE_SHAPE, None),
+        "short prompts": compile_nodes(SHORT_SHAPE, None),
+        "prompts beside nodes": compile_nodes(NODE_SHAPE, None),
         "prompts, short blocks": compile_nodes(PROMPT_SHAPE, None, 16),
         "nodes, short blocks": compile_nodes(NODE_SHAPE, gather, 16),
         "nodes beside, short blocks": compile_nodes(BESIDE_SHAPE, gather, 16),

@@ -43,7 +43,7 @@ from octavo.attention.hopper.alternate import open_turns
 from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
 from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
-from octavo.attention.hopper.shapes import NODE_SHAPE, prompt_tile
+from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
 from octavo.attention.hopper.tiles import attend_item, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
@@ -55,8 +55,11 @@ from octavo.gpu.launch import launch
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
     """Return why the kernel cannot run a call's fat units, or None if it can."""
-    if work.num_parts > 1 or work.row_invariant or work.shape.rows != 2 * HALF.value:
-        return "it needs units of 128 rows with all their keys, and is not deterministic"
+    is_tiled = work.shape == SHORT_SHAPE or work.shape.rows == PROMPT_SHAPE.rows
+    if work.num_parts > 1 or work.row_invariant or not is_tiled:
+        return (
+            f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, and all keys; not deterministic"
+        )
     return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
@@ -69,9 +72,7 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    num_tokens, num_heads, _ = call.q.shape
-    tile = prompt_tile(call.q.device, num_tokens * num_heads, work.leaves_begin_at)
-    _attend(call, None, work.units, work.count, tile)
+    _attend(call, None, work.units, work.count, attended_tile(work.shape, work.leaves_begin_at))
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -99,7 +100,7 @@ def _attend(
     # The fetching warp gives most of its registers to the warpgroups.
     launch(
         _attend_kernel,
-        (num_multiprocessors(call.q.device),),
+        (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
         *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,

@@ -18,6 +18,9 @@ DECODE_DIM = 128
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 
+# Short prompts: one warpgroup and one fetching warp, two such programs on an SM.
+SHORT_SHAPE = TileShape(64, 64, 4, 3, 2, 128)
+
 # While sequences decode, one warpgroup and the leaves (the sequences' own keys) share an SM. Each quarter of
 # the SM has 512 registers a lane, and two warps of the warpgroup's program use 272. A second such program
 # does not fit, so it cannot keep the leaves out. The other 240 serve one warp of leaves, or two with many
@@ -26,21 +29,29 @@ BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
 
-# Up to so many turns of each program, prompts are faster in NODE_SHAPE.
+# Up to so many units of PROMPT_SHAPE for each SM, prompts are faster in SHORT_SHAPE.
 _SHORT_TURNS = 2
 
 
-def prompt_tile(device: torch.device, num_rows: int, leaves_begin_at: int) -> TileShape:
-    """Return the tiling for prompts: fewer keys where little work must not wait for much code to load.
+def is_short(device: torch.device, group: int, num_rows: int) -> bool:
+    """Say whether prompts are best tiled by SHORT_SHAPE: little work must not wait for much code to load.
 
     Args:
         device: where the kernel runs.
+        group: query heads per kv head.
         num_rows: query tokens times heads. Units are not counted, because a captured step has room for many
             sequences, most of which are empty.
-        leaves_begin_at: see FatWork. Keys before a unit's first one are not masked: a tile must begin there.
     """
-    is_short = num_rows <= _SHORT_TURNS * num_multiprocessors(device) * PROMPT_SHAPE.rows
-    return NODE_SHAPE if is_short or leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
+    most_rows = _SHORT_TURNS * num_multiprocessors(device) * PROMPT_SHAPE.rows
+    return group <= SHORT_SHAPE.rows and num_rows <= most_rows
+
+
+def attended_tile(tile: TileShape, leaves_begin_at: int) -> TileShape:
+    """Return how the kernel attends prompts whose units are cut by `tile`; leaves_begin_at: see FatWork."""
+    if tile == SHORT_SHAPE:
+        return tile
+    # Keys before a unit's first one are not masked, so a tile must begin there.
+    return NODE_SHAPE if leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
 
 
 @cache
