@@ -2,6 +2,7 @@
 
     choose_impl      "auto" -> c | triton | torch: the fastest that can run here
     decode_tile      the tiling for decoding
+    prompt_tile      the tiling for prompts
     node_tiles       the tiling for shared nodes
     attend_*         launch the Hopper kernel if it supports the call, else the portable one
 
@@ -165,6 +166,26 @@ def decode_tile(
             return hopper.LEAF_SHAPE if num_sequences >= _MANY_LEAVES else hopper.FEW_LEAVES_SHAPE
         return hopper.DECODE_SHAPE
     return thin_shape(group, padded_head_dim(head_dim), dtype, is_alone=num_sequences == 1)
+
+
+def prompt_tile(
+    device: torch.device,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    *,
+    num_rows: int,
+    portable: TileShape,
+) -> TileShape:
+    """Return the tiling that cuts prompts into units, if these are left whole; arguments as for decode_tile.
+
+    Args:
+        num_rows: query tokens times heads.
+        portable: the tiling for the portable kernel, and for all but short prompts.
+    """
+    reason = hopper.unsupported_reason(device, dtype, head_dim=head_dim, block_size=block_size)
+    return hopper.SHORT_SHAPE if reason is None and hopper.is_short(device, group, num_rows) else portable
 
 
 def node_tiles(

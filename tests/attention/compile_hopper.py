@@ -4,6 +4,7 @@ A process of its own: where Triton's interpreter is switched on, its compiler is
 """
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from octavo.attention.hopper import decode as hopper_decode
 from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.hopper.pieces import Run
 from octavo.attention.hopper.pipe import Places
+from octavo.attention.hopper.queries import Gather
 from octavo.attention.hopper.shapes import (
     BESIDE_SHAPE,
     DECODE_SHAPE,
@@ -28,11 +30,11 @@ from octavo.attention.hopper.shapes import (
     LEAF_SHAPE,
     NODE_SHAPE,
     PROMPT_SHAPE,
+    SHORT_SHAPE,
 )
-from octavo.attention.hopper.tiles import Gather
 from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 
-HEAD_DIM, GROUP, KV_HEADS, BLOCK_SIZE = 128, 2, 8, 128
+HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
 SCORE = Score("fp32", 0, 0.0, None, None, None)
 CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
 PLACES = Places("i32", "i32", 0)
@@ -52,7 +54,7 @@ def compiled_kernel(kernel, arguments, source_of=GluonASTSource, **options):
             items = [describe(item, (*path, i)) for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, str):
-            if source_of is not GluonASTSource and value != "fp32":
+            if value != "fp32" and not value.startswith("tensordesc"):
                 # As Triton finds it in the arguments that most callers give.
                 facts[path] = [["tt.divisibility", 16]]
             return value
@@ -82,13 +84,15 @@ def inspect_cubin(compiled, tool, *options):
     return done.stdout + done.stderr
 
 
-def matrix(keys):
-    layout = gl.NVMMASharedLayout.get_default_for([keys, HEAD_DIM], gl.bfloat16)
-    return f"tensordesc<bf16[{keys}, {HEAD_DIM}],{layout!r}>"
+def matrix(keys, block_size):
+    """A cache's matrix as caches.py describes it."""
+    part = [math.gcd(keys, block_size), 64]
+    layout = gl.NVMMASharedLayout.get_default_for(part, gl.bfloat16)
+    return f"tensordesc<bf16{part},{layout!r}>"
 
 
-def shape_of(tile, *, begins=False):
-    sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, tile.rows, tile.keys)
+def shape_of(tile, block_size, *, begins=False):
+    sizes = (GROUP, KV_HEADS, HEAD_DIM, HEAD_DIM, block_size, tile.rows, tile.keys)
     flags = [False] * 5
     values = (HEAD_DIM, HEAD_DIM, begins)
     return Shape(*(tl.constexpr(value) for value in (*sizes, *flags, *values)))
@@ -98,27 +102,38 @@ def queries(results):
     return Queries("*bf16", "i32", "i32", "*i32", results, "*fp32")
 
 
-def compile_decode(tile, *, begins=False):
+def compile_decode(tile, block_size=128, *, begins=False):
     """Of leaves, which write float32."""
+    matrices = [matrix(tile.keys, block_size)] * 2
     run = Run("*i32", "*i32", "*i32", "*fp32", "*fp32")
     arguments = [
-        *(queries("*fp32"), CACHE, matrix(tile.keys), matrix(tile.keys), PLACES, SCORE, run),
-        *("*i32", "i32", "i32", shape_of(tile, begins=begins), GROUP, tile.num_stages, False, True),
+        *(queries("*fp32"), CACHE, *matrices, PLACES, SCORE, run),
+        *(
+            "*i32",
+            "i32",
+            "i32",
+            shape_of(tile, block_size, begins=begins),
+            GROUP,
+            tile.num_stages,
+            False,
+            True,
+        ),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}
     return compile_kernel(hopper_decode._attend_thin_kernel, arguments, **options)
 
 
-def compile_nodes(tile, gather, *, begins=False):
+def compile_nodes(tile, gather, block_size=128, *, begins=False):
     """Of nodes, or of prompts if nothing is gathered."""
+    matrices = [matrix(tile.keys, block_size)] * 2
     arguments = [
-        *(queries("*fp32" if gather else "*bf16"), gather, CACHE, matrix(tile.keys), matrix(tile.keys)),
+        *(queries("*fp32" if gather else "*bf16"), gather, CACHE, *matrices),
         *(
             PLACES,
             SCORE,
             "*i32",
             "*i32",
-            shape_of(tile, begins=begins),
+            shape_of(tile, block_size, begins=begins),
             tile.keys,
             tile.num_stages,
             tile.rows == 64,
@@ -138,7 +153,12 @@ def figures() -> dict[str, dict[str, int]]:
         "nodes beside": compile_nodes(BESIDE_SHAPE, gather),
         "nodes": compile_nodes(NODE_SHAPE, gather),
         "prompts": compile_nodes(PROMPT_SHAPE, None),
-        "prompts, short blocks": compile_nodes(NODE_SHAPE, None),
+        "short prompts": compile_nodes(SHORT_SHAPE, None),
+        "prompts beside nodes": compile_nodes(NODE_SHAPE, None),
+        "prompts, short blocks": compile_nodes(PROMPT_SHAPE, None, 16),
+        "nodes, short blocks": compile_nodes(NODE_SHAPE, gather, 16),
+        "nodes beside, short blocks": compile_nodes(BESIDE_SHAPE, gather, 16),
+        "decode, short blocks": compile_decode(DECODE_SHAPE, 16),
         "decode from a first key": compile_decode(DECODE_SHAPE, begins=True),
         "prompts from a first key": compile_nodes(PROMPT_SHAPE, None, begins=True),
     }

@@ -67,7 +67,7 @@ def check(case, window=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("block_size", [64, 128, 320])
+@pytest.mark.parametrize("block_size", [16, 48, 64, 128, 320])
 @pytest.mark.parametrize("seq_lens", [LONG, SHORT, PADDED], ids=["long", "short", "padded"])
 def test_decode(seq_lens, block_size, dtype):
     """Heads cut into pieces for many programs; many sequences for one; dead rows between live ones."""

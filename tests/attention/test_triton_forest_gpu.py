@@ -28,7 +28,7 @@ def make_forest(case):
         block_size=case.k_cache.shape[1],
         dtype=case.q.dtype,
         device=DEVICE,
-        max_partials=4096,
+        max_partials=8192,
     )
     return forest
 
@@ -114,7 +114,7 @@ def check_nodes(case):
     forest = make_forest(case)
     plan = upload(forest, case)
     out, lse, is_hopper = node_results(case, plan, forest)
-    assert is_hopper == (torch.cuda.get_device_capability()[0] == 9 and case.k_cache.shape[1] % 64 == 0)
+    assert is_hopper == (torch.cuda.get_device_capability()[0] == 9 and case.k_cache.shape[1] % 16 == 0)
     exact_out, exact_lse = expected_nodes(case, plan, torch.float64)
     plain_out, _ = expected_nodes(case, plan, case.q.dtype)
     assert not out.isnan().any()
@@ -174,6 +174,12 @@ def test_other_heads(heads, head_dim):
 @pytest.mark.parametrize("query_lens", [[5] * 12, [1, 70, 3, 64, 1, 9] * 2, [40] * 12])
 def test_extend(query_lens):
     assert_within_twice_plain_torch(shared_case(query_lens))
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_many_prompts_beside_nodes(block_size):
+    """Enough for tiles of 128 keys, but half of the leaves begin at 960 keys, where no such tile begins."""
+    assert_within_twice_plain_torch(shared_case([40] * 130, block_size=block_size))
 
 
 def test_a_graph_outlives_plans_growth_and_death():

@@ -6,12 +6,22 @@ import pytest
 import torch
 from triton_cases import DEVICE, make_case, poisoned_memory, tl, to_device, triton
 
-from octavo.attention.choice import decode_tile
+from octavo.attention import choice
+from octavo.attention.choice import decode_tile, prompt_tile
 from octavo.attention.hopper import shapes as hopper_shapes
-from octavo.attention.hopper.shapes import DECODE_SHAPE, FEW_LEAVES_SHAPE, LEAF_SHAPE
+from octavo.attention.hopper.shapes import (
+    DECODE_SHAPE,
+    FEW_LEAVES_SHAPE,
+    LEAF_SHAPE,
+    NODE_SHAPE,
+    PROMPT_SHAPE,
+    SHORT_SHAPE,
+)
+from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.decode import _partial_id
 from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton.step_map import plan_step
+from octavo.attention.triton.uniform import plan_uniform
 
 
 def step_map(seq_lens, query_lens, **options):
@@ -120,6 +130,8 @@ def chosen_shape(monkeypatch, generation, **changes):
     [
         ({}, DECODE_SHAPE),
         ({"dtype": torch.float16, "block_size": 320, "group": 16}, DECODE_SHAPE),
+        ({"block_size": 16}, DECODE_SHAPE),
+        ({"block_size": 96}, DECODE_SHAPE),
         ({"num_sequences": 2, "shares": True}, FEW_LEAVES_SHAPE),
         ({"num_sequences": 127, "shares": True}, FEW_LEAVES_SHAPE),
         ({"num_sequences": 128, "shares": True}, LEAF_SHAPE),
@@ -140,8 +152,8 @@ def test_hopper_gpus_decode_by_their_own_tiles(monkeypatch, changes, expected):
         {"head_dim": 80},
         {"head_dim": 256},
         {"block_size": 1},
-        {"block_size": 16},
-        {"block_size": 96},
+        {"block_size": 8},
+        {"block_size": 40},
         {"group": 17},
     ],
 )
@@ -157,6 +169,53 @@ def test_what_the_copy_engine_cannot_take_is_decoded_by_portable_tiles(monkeypat
 @pytest.mark.parametrize("generation", [0, 8, 10])
 def test_other_gpus_decode_by_portable_tiles(monkeypatch, generation):
     assert chosen_shape(monkeypatch, generation) == thin_shape(4, 128, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "leaves_begin_at", "expected"),
+    [
+        (64 + 256, 0, SHORT_SHAPE),
+        (64 + 1024, 64, SHORT_SHAPE),
+        (8192, 0, PROMPT_SHAPE),
+        (8192, 128, PROMPT_SHAPE),
+        (8192, 64, NODE_SHAPE),
+    ],
+)
+def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, leaves_begin_at, expected):
+    """Of 16 heads, on a GPU of 132 SMs."""
+    monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: 9)
+    monkeypatch.setattr(hopper_shapes, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
+    portable = fat_shape(2, 128, torch.bfloat16)
+    rows = {"num_rows": num_tokens * 16, "portable": portable}
+    units = prompt_tile(torch.device("cuda"), 2, 128, torch.bfloat16, 64, **rows)
+    assert hopper_shapes.attended_tile(units, leaves_begin_at) == expected
+    assert (units == portable) == (expected != SHORT_SHAPE)
+    assert prompt_tile(torch.device("cuda"), 2, 128, torch.float32, 64, **rows) == portable
+    assert prompt_tile(torch.device("cuda"), 128, 128, torch.bfloat16, 64, **rows) == portable
+
+
+@pytest.mark.parametrize(("query_len", "num_parts"), [(100, 4), (300, 1)])
+def test_units_are_small_only_where_they_are_left_whole(monkeypatch, query_len, num_parts):
+    """By either planner; parts of a few units' keys are for the portable kernel, in its own tiling."""
+    monkeypatch.setattr(hopper_shapes, "nvidia_generation", lambda device: 9)
+    monkeypatch.setattr(hopper_shapes, "unsupported_reason", hopper_shapes.unsupported_reason.__wrapped__)
+    for module in (choice, hopper_shapes):
+        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 132)
+    case = to_device(make_case([5000], [query_len], heads=16, kv_heads=8, head_dim=128, block_size=64))
+    metadata = case.metadata
+    sizes = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16, "block_size": 64}
+    ragged = plan_step(metadata, num_tokens=query_len, **sizes).fat
+    uniform, _ = plan_uniform(
+        metadata.seq_lens, None, query_len=query_len, max_seq_len=5000, value_dim=128,
+        cache_dtype=torch.bfloat16, options=ScoreOptions(1.0), **sizes,
+    )  # fmt: skip
+    for work in (ragged, uniform.fat):
+        assert work.num_parts == num_parts
+        assert work.shape == (SHORT_SHAPE if num_parts == 1 else fat_shape(2, 128, torch.bfloat16))
+        counts = [unit[2] for unit in live(work.units)]
+        assert sum(counts) == query_len
+        assert max(counts) == work.shape.rows // 2
 
 
 @triton.jit

@@ -1,10 +1,11 @@
 """A paged cache as TMA reads it: one matrix whose tiles are copied to shared memory.
 
 cache [N, B, KH, D]      a matrix of rows of D numbers, token after token in memory
-tile  (block, head, t)   `keys` rows of it, from block * block_rows + head * head_rows + t on
+part  (block, head, t)   rows of it, from block * block_rows + head * head_rows + t on, of 128 bytes each
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from octavo.attention.triton.arguments import Call
 
 _Sizes = tuple[int, ...]
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+_SWIZZLED_BYTES = 128
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -58,13 +60,13 @@ class _Address(NamedTuple):
 
 
 def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDescriptor, Places]:
-    """Describe a call's keys and values to TMA, in tiles of `keys` keys, which divide a block.
+    """Describe a call's keys and values to TMA, for tiles of `keys` keys in parts that lie in one block each.
 
     Where a sequence lies within one block, tiles begin at any multiple of `keys`. The last one may reach into
     other memory of the cache, or past its end, where TMA reads 0.
     """
     k, v = call.layer.k, call.layer.v
-    geometry = (k.dtype, k.shape, k.stride(), keys)
+    geometry = (k.dtype, k.shape, k.stride(), math.gcd(keys, call.block_size))
     k_matrix, places = _describe(k.data_ptr(), *geometry)
     v_matrix, _ = _describe(v.data_ptr(), *geometry)
     return k_matrix, v_matrix, places
@@ -75,14 +77,14 @@ def describe_caches(call: Call, keys: int) -> tuple[TensorDescriptor, TensorDesc
 def _describe(
     pointer: int, dtype: torch.dtype, shape: _Sizes, strides: _Sizes, keys: int
 ) -> tuple[TensorDescriptor, Places]:
-    """Describe the cache [N, B, KH, D] at an address as a matrix, copied in tiles of `keys` keys."""
+    """Describe the cache [N, B, KH, D] at an address as a matrix, copied in parts of `keys` keys."""
     num_blocks, block_size, num_heads, head_dim = shape
     block, token, head, _ = strides
     head_rows, head_columns = (head // token, 0) if head % token == 0 else (0, head)
     block_rows = block // token
     num_rows = (num_blocks - 1) * block_rows + (num_heads - 1) * head_rows + block_size
     size = [num_rows, (num_heads - 1) * head_columns + head_dim]
-    tile = [keys, head_dim]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[dtype])
-    matrix = TensorDescriptor(_Address(pointer, dtype), size, [token, 1], tile, layout)
+    part = [keys, _SWIZZLED_BYTES // dtype.itemsize]
+    layout = gl.NVMMASharedLayout.get_default_for(part, _DTYPES[dtype])
+    matrix = TensorDescriptor(_Address(pointer, dtype), size, [token, 1], part, layout)
     return matrix, Places(block_rows, head_rows, head_columns)

@@ -89,7 +89,7 @@ def _attend_thin_kernel(
     tiles_per_program = gl.load(run.schedule)
     now, order = plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)
-    ahead = look_ahead(cache, run, now, order, shape)
+    ahead = look_ahead(source, run, now, order, shape)
     for _ in gl.static_range(STAGES - 1):
         ahead = fetch(source, run, ahead, order, pipe, shape)
     done = now.at * 0

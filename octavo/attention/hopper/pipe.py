@@ -3,10 +3,10 @@
     fetching warp                       shared memory, stages s < NUM_STAGES            NUM_USERS warpgroups
 
     wait k_free[s]   <---------------------- k_free[s]   count NUM_USERS <----------------- arrive after q k
-    expect bytes, TMA copy ----------------> k[s] [KEYS, D]
+    expect bytes, TMA copies --------------> k[s] [KEYS, D]
                        TMA, bytes done ----> k_filled[s] count 1 -------------------------> wait, then q k
     wait v_free[s]   <---------------------- v_free[s]   count NUM_USERS <----------------- arrive after w v
-    expect bytes, TMA copy ----------------> v[s] [KEYS, D]
+    expect bytes, TMA copies --------------> v[s] [KEYS, D]
                        TMA, bytes done ----> v_filled[s] count 1 -------------------------> wait, then w v
 
 Tile number n lies in stage n % NUM_STAGES. A user waits for phase (n // NUM_STAGES) % 2 of `filled`. The
@@ -14,6 +14,15 @@ fetching warp waits for the opposite phase of `free`, which a new barrier passes
 
 prefill.py uses all of it, with 3 stages (2 in steps that only decode). decode.py has one warp that copies and
 uses, so it waits for `filled` only.
+
+A tile is copied in parts: as many of its keys as surely lie in one block of the cache, times the 128 bytes
+that a swizzled row of shared memory has. Part (c, p) is where one copy of the whole tile would put it:
+
+    KEYS = 64, D = 128, blocks of 16:     columns 0 .. 63     columns 64 .. 127
+                          keys  0 .. 15      part (0, 0)          part (1, 0)       block table[4 * tile]
+                               16 .. 31      part (0, 1)          part (1, 1)       block table[4 * tile + 1]
+                               32 .. 47      part (0, 2)          part (1, 2)
+                               48 .. 63      part (0, 3)          part (1, 3)
 """
 
 from typing import Any, NamedTuple
@@ -35,12 +44,19 @@ class Places(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A sequence's keys and values: the matrices, where a token lies in them, and the block ids."""
+    """A sequence's keys and values.
+
+    k, v: the caches as matrices.
+    places: where a token lies in them.
+    table: the sequence's block ids.
+    kv_end: its last key + 1.
+    """
 
     k: Any
     v: Any
     places: Any
     table: Any
+    kv_end: Any
 
 
 class Pipe(NamedTuple):
@@ -79,56 +95,72 @@ def make_pipe(k, v, KEYS: gl.constexpr, D: gl.constexpr, NUM_STAGES: gl.constexp
 
 @gluon.jit
 def fetch_tiles(source, first_tile, num_tiles, kv_head, pipe, fetched, shape, KEYS: gl.constexpr):
-    """Copy a sequence's tiles of one head, each as soon as its buffer is free.
+    """Copy a sequence's tiles of one head, the last tile first, each as soon as its buffer is free.
 
     Returns:
         Number of tiles fetched so far, the `fetched` before this call included.
     """
-    for tile in range(first_tile, first_tile + num_tiles):
-        block = gl.load(source.table + tile * KEYS // shape.block_size)
-        at = tile_place(source.places, block, tile, kv_head, shape, KEYS)
+    PART: gl.constexpr = source.k.block_type.shape[0]
+    for i in range(0, num_tiles):
+        tile = first_tile + num_tiles - 1 - i
         stage, phase = fetched % pipe.stages, (fetched // pipe.stages + 1) & 1
+        k, k_filled = pipe.k.index(stage), pipe.k_filled.index(stage)
+        v, v_filled = pipe.v.index(stage), pipe.v_filled.index(stage)
         mbarrier.wait(pipe.k_free.index(stage), phase)
-        copy_tile(source.k, at, pipe.k_filled.index(stage), pipe.k.index(stage))
+        expect_tile(k, k_filled)
+        # Not unrolled, since the warp has few registers.
+        for part in range(0, KEYS // PART):
+            block = block_id(source, tile, part, shape, KEYS)
+            copy_part(source.k, source.places, block, tile, part, kv_head, k_filled, k, shape)
         mbarrier.wait(pipe.v_free.index(stage), phase)
-        copy_tile(source.v, at, pipe.v_filled.index(stage), pipe.v.index(stage))
+        expect_tile(v, v_filled)
+        for part in range(0, KEYS // PART):
+            block = block_id(source, tile, part, shape, KEYS)
+            copy_part(source.v, source.places, block, tile, part, kv_head, v_filled, v, shape)
         fetched += 1
     return fetched
 
 
 @gluon.jit
-def tile_place(places, block, tile, kv_head, shape, KEYS: gl.constexpr):
-    """Return the row and column of a tile in the caches' matrices; `block` holds the tile."""
-    row = block * places.block_rows + kv_head * places.head_rows
-    return [row + tile * KEYS % shape.block_size, kv_head * places.head_columns]
+def block_id(source, tile, part, shape, KEYS: gl.constexpr):
+    """Load the id of the block of a tile's part; 0 for one that begins after the last key: no row sees it."""
+    PART: gl.constexpr = source.k.block_type.shape[0]
+    key = tile * KEYS + part * PART
+    return gl.load(source.table + key // shape.block_size, mask=key < source.kv_end, other=0)
 
 
 @gluon.jit
-def copy_tile(matrix, at, filled, buffer):
-    """Start a TMA copy of a tile to a buffer; the barrier `filled` completes with it."""
-    mbarrier.expect(filled, matrix.block_type.nbytes)
-    tma.async_copy_global_to_shared(matrix, at, filled, buffer)
+def expect_tile(buffer, filled):
+    """Let the barrier `filled` complete with the copies of all parts of a tile."""
+    mbarrier.expect(filled, buffer.shape[0] * buffer.shape[1] * buffer.dtype.primitive_bitwidth // 8)
 
 
 @gluon.jit
-def clear_unseen(tile, num_seen, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values after the last key: memory that was never written may hold NaN, and 0 * NaN is NaN.
-
-    Each warpgroup that uses the tile does this before its own product; all write the same zeros.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
-    held = tile.load(LAYOUT)
-    tile.store(gl.where((key < num_seen)[:, None], held, 0.0).to(held.dtype))
-    fence_async_shared()
+def copy_part(matrix, places, block, tile, part, kv_head, filled, buffer, shape):
+    """Start the TMA copies of a part of a tile, which lies in a block, to its places in a buffer."""
+    KEYS: gl.constexpr = buffer.shape[0]
+    PART: gl.constexpr = matrix.block_type.shape[0]
+    WIDTH: gl.constexpr = matrix.block_type.shape[1]
+    NUM_PARTS: gl.constexpr = KEYS // PART
+    NUM_COLUMNS: gl.constexpr = shape.head_dim // WIDTH
+    parts = buffer._reinterpret(matrix.dtype, [NUM_COLUMNS * NUM_PARTS, PART, WIDTH], matrix.layout)
+    row = (
+        block * places.block_rows
+        + kv_head * places.head_rows
+        + (tile * KEYS + part * PART) % shape.block_size
+    )
+    for c in gl.static_range(NUM_COLUMNS):
+        at = [row, kv_head * places.head_columns + c * WIDTH]
+        tma.async_copy_global_to_shared(matrix, at, filled, parts.index(c * NUM_PARTS + part))
 
 
 @gluon.jit
 def clear_outside(tile, first, end, KEYS: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Zero the values before the first key and after the last one, as clear_unseen does.
+    """Zero the values before the first key and from `end` on: memory that was never written may hold NaN.
 
-    Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been, would
-    undo what another warpgroup has cleared there meanwhile.
+    0 * NaN is NaN. Each warpgroup that uses the tile does this before its own product; all write the same
+    zeros. Both sides at once: a warpgroup that cleared one side, and wrote the other one back as it had been,
+    would undo what another warpgroup has cleared there meanwhile.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [NUM_WARPS, 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))

@@ -1,8 +1,8 @@
 """Prefill and shared nodes on Hopper GPUs, with tensor cores and TMA driven by hand.
 
 Under the compiler's schedule the tensor cores idle during each softmax. Here one warp fetches tiles of keys
-and values, and two warpgroups use them, each with half of the query rows. They share the tiles but never wait
-for each other: while one computes weights, the other has the tensor cores.
+and values, and two warpgroups use them, each with half of the query rows. They take turns: while one computes
+weights, the other has the tensor cores. A warpgroup's own product with values, too, runs beside its softmax.
 
     one program per SM: 12 warps, of which 9 work                 shared memory: 3 stages (pipe.py)
 
@@ -13,14 +13,19 @@ for each other: while one computes weights, the other has the tensor cores.
                                                   ^                      v
       warps 0-3                _attend_first_half   rows   0 ..  63   wait filled, products, arrive free
       warps 4-7, 240 registers _attend_second_half  rows  64 .. 127   wait filled, products, arrive free
+                                                    q[2] [64, D], copied ahead of its item (queries.py)
+                                                    turns by two hardware barriers (alternate.py)
 
     in time
-      warpgroup 0   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 | p1 v1 ][ softmax ...
-      warpgroup 1                   [ q k1 | p0 v0 ][ softmax -> p1 ][ q k2 ...
+      tensor cores  [ q k1 | p0 v0 ][ q k1 | p0 v0 ][ q k2 | p1 v1 ][ q k2 | p1 v1 ][ ...
+                      warpgroup 0     warpgroup 1     warpgroup 0     warpgroup 1
+      warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
+      warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts (64 if blocks are not a multiple of 128) and 64 for nodes. In steps that only decode,
-a unit has 64 rows: one warpgroup and the fetching warp, 2 stages, `free` barriers with count 1. The other
-half of the SM is then for the leaves, which decode.py attends.
+KEYS is 128 for prompts, and 64 for nodes and prompts beside them. A unit of short prompts, or of nodes in steps
+that only decode, has 64 rows and tiles of 64 keys: one warpgroup, which waits for no turn, and the fetching
+warp, `free` barriers with count 1. Short prompts have two such programs on an SM; beside nodes, which then have
+2 stages, the other half of the SM is for the leaves, which decode.py attends.
 
 Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
 query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.
@@ -34,13 +39,16 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.hopper import caches
+from octavo.attention.hopper import queries as query_tiles
+from octavo.attention.hopper.alternate import open_turns
+from octavo.attention.hopper.items import Work, item_of, key_tiles, record_of
 from octavo.attention.hopper.pipe import Source, fetch_tiles, make_pipe
-from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE
-from octavo.attention.hopper.tiles import HALF, Gather, attend_item, key_tiles, pass_item
+from octavo.attention.hopper.queries import HALF, Gather, fetch_queries
+from octavo.attention.hopper.shapes import NODE_SHAPE, PROMPT_SHAPE, SHORT_SHAPE, attended_tile
+from octavo.attention.hopper.tiles import attend_item, pass_item
 from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.triton.arguments import Call
 from octavo.attention.triton.shapes import TileShape
-from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import FatWork
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch
@@ -48,22 +56,24 @@ from octavo.gpu.launch import launch
 
 def unsupported_reason(call: Call, work: FatWork) -> str | None:
     """Return why the kernel cannot run a call's fat units, or None if it can."""
-    if work.num_parts > 1 or work.row_invariant or work.shape.rows != 2 * HALF.value:
-        return "it needs units of 128 rows with all their keys, and is not deterministic"
-    return caches.unsupported_reason(call)
+    is_tiled = work.shape == SHORT_SHAPE or work.shape.rows == PROMPT_SHAPE.rows
+    if work.num_parts > 1 or work.row_invariant or not is_tiled:
+        return (
+            f"it needs units of {PROMPT_SHAPE.rows} rows, or {SHORT_SHAPE}, and all keys; not deterministic"
+        )
+    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
     """Return why the kernel cannot run a forest's fat units, or None if it can."""
     if forest.fat_tile(decodes=False) != NODE_SHAPE:
         return f"it needs nodes in tiles of {NODE_SHAPE}"
-    return caches.unsupported_reason(call)
+    return caches.unsupported_reason(call) or query_tiles.unsupported_reason(call)
 
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    wide = call.block_size % PROMPT_SHAPE.keys == 0
-    _attend(call, None, work.units, work.count, PROMPT_SHAPE if wide else NODE_SHAPE)
+    _attend(call, None, work.units, work.count, attended_tile(work.shape, work.leaves_begin_at))
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:
@@ -87,14 +97,11 @@ def _attend(
     *,
     keys_are_old: bool = True,
 ) -> None:
-    """Launch the kernel on the first units, as many as `count` [1] says.
-
-    The block size must be a multiple of the tile's keys.
-    """
+    """Launch the kernel on the first units, as many as `count` [1] says."""
     # The fetching warp gives most of its registers to the warpgroups.
     launch(
         _attend_kernel,
-        (num_multiprocessors(call.q.device),),
+        (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
         *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
@@ -110,13 +117,16 @@ def _attend_kernel(
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
     num_items = gl.load(count) * shape.kv_heads
-    work = (units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
+    work = Work(units, num_items, gl.cdiv(num_items, gl.num_programs(0)))
     NUM_USERS: gl.constexpr = shape.rows // HALF
-    pipe = make_pipe(k_matrix, v_matrix, KEYS, shape.head_dim, STAGES, NUM_USERS)
+    D: gl.constexpr = shape.head_dim
+    pipe = make_pipe(k_matrix, v_matrix, KEYS, D, STAGES, NUM_USERS)
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, D], k_matrix.dtype)
+    q = gl.allocate_shared_memory(k_matrix.dtype, [NUM_USERS, HALF, D], Q_LAYOUT)
     if NUM_USERS == 1:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [1],
@@ -125,22 +135,13 @@ def _attend_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_first_half, (queries, gather, score, work, pipe, shape, KEYS)),
-                (_attend_second_half, (queries, gather, score, work, pipe, shape, KEYS)),
+                (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
+                (_attend_second_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
                 (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
             ],
             [4, 1],
             [240, 24],
         )
-
-
-@gluon.jit
-def _item(turn):
-    """Return the (unit, kv head) of a turn: forth and back through the programs, to balance their work."""
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    if turn % 2 == 1:
-        program = num_programs - 1 - program
-    return turn * num_programs + program
 
 
 @gluon.jit
@@ -150,51 +151,53 @@ def _fetch(
     """Copy the key and value tiles of all turns, each as soon as its buffer is free."""
     if not KEYS_ARE_OLD:
         gdc_wait()
-    units, num_items, turns = work
     fetched = 0
-    for turn in range(0, turns):
-        item = _item(turn)
+    for turn in range(0, work.turns):
+        item = item_of(turn)
         # A turn beyond the last item reads that item's record and copies no tile.
-        record = units + gl.minimum(item, num_items - 1) // shape.kv_heads * RECORD
+        record = record_of(work, gl.minimum(item, work.num_items - 1), shape)
         first_tile, num_tiles = key_tiles(record, KEYS)
         table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
-        source = Source(k_matrix, v_matrix, places, table)
-        num_tiles = gl.where(item < num_items, num_tiles, 0)
+        source = Source(k_matrix, v_matrix, places, table, gl.load(record + 4))
+        num_tiles = gl.where(item < work.num_items, num_tiles, 0)
         fetched = fetch_tiles(
             source, first_tile, num_tiles, item % shape.kv_heads, pipe, fetched, shape, KEYS
         )
 
 
 @gluon.jit
-def _attend_first_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
+def _attend_first_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
         gdc_launch_dependents()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, 0)
+    _attend_half(queries, gather, score, work, q.index(0), pipe, shape, KEYS, 0)
 
 
 @gluon.jit
-def _attend_second_half(queries, gather, score, work, pipe, shape, KEYS: gl.constexpr):
+def _attend_second_half(queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr):
     if gather is not None:
         gdc_wait()
-    _attend_half(queries, gather, score, work, pipe, shape, KEYS, HALF)
+    _attend_half(queries, gather, score, work, q.index(1), pipe, shape, KEYS, HALF)
 
 
 @gluon.jit
 def _attend_half(
-    queries, gather, score, work, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
+    queries, gather, score, work, q, pipe, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
-    """Attend half of the rows of all turns, from FIRST_ROW on."""
-    units, num_items, turns = work
+    """Attend half of the rows of all turns, from FIRST_ROW on; q: this half's queries in shared memory."""
+    SECOND: gl.constexpr = FIRST_ROW > 0
+    open_turns(SECOND)
     used = 0
-    for turn in range(0, turns):
-        item = _item(turn)
-        if item < num_items:
-            record = units + item // shape.kv_heads * RECORD
+    fetch_queries(queries, gather, work, 0, q, shape, FIRST_ROW)
+    for turn in range(0, work.turns):
+        item = item_of(turn)
+        if item < work.num_items:
+            record = record_of(work, item, shape)
             if gl.load(record + 2) * shape.group > FIRST_ROW:
-                kv_head = item % shape.kv_heads
                 used = attend_item(
-                    queries, gather, score, record, kv_head, pipe, used, shape, KEYS, FIRST_ROW
-                )
+                    queries, gather, score, record, item % shape.kv_heads, q, work, turn, pipe, used,
+                    shape, KEYS, FIRST_ROW,
+                )  # fmt: skip
             else:
-                used = pass_item(record, pipe, used, KEYS)
+                fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+                used = pass_item(record, pipe, used, shape, KEYS, FIRST_ROW)

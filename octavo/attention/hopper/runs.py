@@ -13,7 +13,7 @@
                             ahead   the tile that TMA copies next, up to STAGES - 1 tiles before its use
 
                             fetch: copy tile (k, v) -> k_filled, v_filled of stage `fetched % STAGES`
-                                   load the block id of the tile after it, for the next call
+                                   load the block ids of the tile after it, for the next call
 
 The warp, its buffers and its barriers are in decode.py. Nothing here waits.
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.attention.hopper.pipe import copy_tile, tile_place
+from octavo.attention.hopper.pipe import Source, block_id, copy_part, expect_tile
 from octavo.attention.triton.units import RECORD
 
 
@@ -62,14 +62,12 @@ class Ahead(NamedTuple):
     """The next tile to be copied.
 
     cursor: where it lies; the cursor at which the program attends is behind it.
-    table: the block ids of its sequence.
-    block: its block's id.
+    blocks: the ids of its blocks.
     fetched: tiles copied so far.
     """
 
     cursor: Any
-    table: Any
-    block: Any
+    blocks: Any
     fetched: Any
 
 
@@ -150,42 +148,46 @@ def _unit_tiles(run, unit, shape):
 
 
 @gluon.jit
-def _table(cache, run, unit):
-    """Return a pointer to the block ids of a unit's sequence."""
-    return cache.table + gl.load(run.units + unit * RECORD).to(gl.int64) * cache.table_row
+def _blocks(source, run, cursor, exists, shape):
+    """Load the block ids of the parts of a cursor's tile; 0 if it does not exist."""
+    k_matrix, v_matrix, places, cache = source
+    record = run.units + cursor.unit * RECORD
+    table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
+    sequence = Source(k_matrix, v_matrix, places, table, gl.where(exists, gl.load(record + 4), 0))
+    blocks = ()
+    for part in gl.static_range(shape.keys // k_matrix.block_type.shape[0]):
+        blocks = blocks + (block_id(sequence, cursor.tile, part, shape, shape.keys),)  # noqa: RUF005
+    return blocks
 
 
 @gluon.jit
-def _block(table, tile, exists, shape):
-    """Load the block id of a tile; 0 if it does not exist."""
-    return gl.load(table + tile * shape.keys // shape.block_size, mask=exists, other=0)
-
-
-@gluon.jit
-def look_ahead(cache, run, now, order, shape):
+def look_ahead(source, run, now, order, shape):
     """Return the first `ahead` of fetch: copies begin at the cursor."""
-    table = _table(cache, run, now.unit)
-    return Ahead(now, table, _block(table, now.tile, order.num_tiles > 0, shape), now.at * 0)
+    return Ahead(now, _blocks(source, run, now, order.num_tiles > 0, shape), now.at * 0)
 
 
 @gluon.jit
 def fetch(source, run, ahead, order, pipe, shape):
     """Start the copy of the next tile, if the run has one; return the `ahead` of the next call.
 
-    It also loads the block id of the tile after that one, so that the next call need not wait for it.
+    It also loads the block ids of the tile after that one, so that the next call need not wait for them.
     """
-    cursor, table, block, fetched = ahead
+    cursor, blocks, fetched = ahead
     if fetched < order.num_tiles:
-        k_matrix, v_matrix, places, cache = source
-        place = tile_place(places, block, cursor.tile, cursor.kv_head, shape, shape.keys)
-        stage = fetched % pipe.stages
-        copy_tile(k_matrix, place, pipe.k_filled.index(stage), pipe.k.index(stage))
-        copy_tile(v_matrix, place, pipe.v_filled.index(stage), pipe.v.index(stage))
+        k_matrix, v_matrix, places, _ = source
+        tile, kv_head, stage = cursor.tile, cursor.kv_head, fetched % pipe.stages
+        k, k_filled = pipe.k.index(stage), pipe.k_filled.index(stage)
+        v, v_filled = pipe.v.index(stage), pipe.v_filled.index(stage)
+        expect_tile(k, k_filled)
+        for part in gl.static_range(len(blocks)):
+            copy_part(k_matrix, places, blocks[part], tile, part, kv_head, k_filled, k, shape)
+        expect_tile(v, v_filled)
+        for part in gl.static_range(len(blocks)):
+            copy_part(v_matrix, places, blocks[part], tile, part, kv_head, v_filled, v, shape)
         fetched += 1
         at, unit, kv_head, tile, left, first_tile, num_tiles = cursor
         cursor = Cursor(at + 1, unit, kv_head, tile + 1, left - 1, first_tile, num_tiles)
         if left == 1:
             cursor = next_piece(run, cursor, order, shape)
-            table = _table(cache, run, cursor.unit)
-        block = _block(table, cursor.tile, fetched < order.num_tiles, shape)
-    return Ahead(cursor, table, block, fetched)
+        blocks = _blocks(source, run, cursor, fetched < order.num_tiles, shape)
+    return Ahead(cursor, blocks, fetched)

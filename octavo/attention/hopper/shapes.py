@@ -8,16 +8,18 @@ from functools import cache
 import torch
 
 from octavo.attention.triton.shapes import TileShape
-from octavo.gpu.device import nvidia_generation
+from octavo.gpu.device import num_multiprocessors, nvidia_generation
 
 DECODE_SHAPE = TileShape(16, 32, 1, 3, 4, 255)
 """Decoding, one warp a program."""
 DECODE_DIM = 128
 
-# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py. Prompts use tiles of twice the
-# keys where blocks are that long.
+# Two warpgroups of 64 rows and one fetching warp fill an SM; see prefill.py.
 NODE_SHAPE = TileShape(128, 64, 8, 3, 1, 168)
 PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
+
+# Short prompts: one warpgroup and one fetching warp, two such programs on an SM.
+SHORT_SHAPE = TileShape(64, 64, 4, 3, 2, 128)
 
 # While sequences decode, one warpgroup and the leaves (the sequences' own keys) share an SM. Each quarter of
 # the SM has 512 registers a lane, and two warps of the warpgroup's program use 272. A second such program
@@ -26,6 +28,30 @@ PROMPT_SHAPE = TileShape(128, 128, 8, 3, 1, 168)
 BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
+
+# Up to so many units of PROMPT_SHAPE for each SM, prompts are faster in SHORT_SHAPE.
+_SHORT_TURNS = 2
+
+
+def is_short(device: torch.device, group: int, num_rows: int) -> bool:
+    """Say whether prompts are best tiled by SHORT_SHAPE: little work must not wait for much code to load.
+
+    Args:
+        device: where the kernel runs.
+        group: query heads per kv head.
+        num_rows: query tokens times heads. Units are not counted, because a captured step has room for many
+            sequences, most of which are empty.
+    """
+    most_rows = _SHORT_TURNS * num_multiprocessors(device) * PROMPT_SHAPE.rows
+    return group <= SHORT_SHAPE.rows and num_rows <= most_rows
+
+
+def attended_tile(tile: TileShape, leaves_begin_at: int) -> TileShape:
+    """Return how the kernel attends prompts whose units are cut by `tile`; leaves_begin_at: see FatWork."""
+    if tile == SHORT_SHAPE:
+        return tile
+    # Keys before a unit's first one are not masked, so a tile must begin there.
+    return NODE_SHAPE if leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
 
 
 @cache
@@ -38,6 +64,6 @@ def unsupported_reason(
         return f"its tensor-core products are of bfloat16 and float16, not {dtype}"
     if head_dim not in (64, 128):
         return f"it is written for head dimensions 64 and 128, not {head_dim}"
-    if block_size % 64 != 0:
-        return f"TMA copies 64 keys at a time: block_size must be a multiple, not {block_size}"
+    if block_size % 16 != 0:
+        return f"TMA copies at least 16 keys at a time: block_size must be a multiple, not {block_size}"
     return None

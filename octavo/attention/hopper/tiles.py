@@ -1,18 +1,21 @@
-"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against the unit's key tiles.
+"""The work of one warpgroup of hopper/prefill.py: 64 rows of a unit against its key tiles, last to first.
 
     tile                      n                                   n + 1
     wait      k_filled[n]          v_filled[n - 1]                k_filled[n + 1]   ...
     tensor    [ s = q k[n] ........][ o += w[n - 1] v[n - 1] ....][ s = q k[n + 1]  ...
-    cores      both are started together, and run while the warpgroup goes on
+    cores      both are started together, in the warpgroup's turn (alternate.py), and run while it goes on
     warps           wait for s, arrive k_free[n]
                     [ softmax of s -> w[n] ]
                                     wait for o, arrive v_free[n - 1], o *= shrink
-    first tile     q k[0] and its softmax alone
-    last tile      at the end w[last] v[last] alone, with values after the last key set to 0
+    first tile     q k[0] and its softmax alone, then values after the last key set to 0
+    last tile      at the end w[last] v[last] alone, beside it the copy of the next turn's queries
 
-[n] stands for stage n % STAGES of the pipe, whose buffers the fetching warp fills (pipe.py). Queries and
-weights are operands in registers, keys and values in shared memory. A warpgroup without rows in a unit
+[n] stands for stage n % STAGES of the pipe, whose buffers the fetching warp fills (pipe.py). Weights are
+operands in registers; queries, keys and values in shared memory. A warpgroup without rows in a unit
 (pass_item) must still arrive at the `free` barriers, since they count both warpgroups.
+
+A sequence's last tile is the first, since the causal mask hides part of that one from nearly every unit:
+masking costs instructions, and the first tile runs alone and is masked anyway.
 """
 
 from typing import Any, NamedTuple
@@ -21,52 +24,41 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from octavo.attention.hopper.pipe import clear_outside, clear_unseen
-from octavo.attention.triton.tiles import LN_2
-
-# Query rows of a warpgroup.
-HALF = gl.constexpr(64)
-
-
-class Gather(NamedTuple):
-    """Scattered query tokens: entry i is row tokens[i] of q, and its partial result is row partial_ids[i].
-
-    Rows of q from num_rows on do not exist.
-    """
-
-    tokens: Any
-    partial_ids: Any
-    num_rows: Any
+from octavo.attention.hopper.alternate import begin_products, end_products
+from octavo.attention.hopper.items import key_tiles
+from octavo.attention.hopper.pipe import clear_outside
+from octavo.attention.hopper.queries import HALF, fetch_queries, query_rows, store_results, wait_for_queries
+from octavo.attention.hopper.weights import pack, unpack
 
 
 class Item(NamedTuple):
-    """What stays the same over an item's tiles; its first tile is number `used` of the pipe."""
+    """What stays the same over an item's tiles.
+
+    q: queries in shared memory.
+    begin, end: [HALF] int32, the keys that each row sees.
+    factor: of scores.
+    last_tile: of the item's keys; it is the first to be attended, and number `used` of the pipe.
+    """
 
     q: Any
-    position: Any
-    score: Any
-    first_tile: Any
-    kv_begin: Any
-    kv_end: Any
+    begin: Any
+    end: Any
+    factor: Any
+    last_tile: Any
     pipe: Any
     used: Any
-    shape: Any
 
 
 @gluon.jit
-def key_tiles(record, KEYS: gl.constexpr):
-    """Return a unit's first key tile and the number of its tiles; 0 for an unused record."""
-    exists = gl.load(record + 2) > 0
-    first = gl.load(record + 3) // KEYS
-    return first, gl.where(exists, gl.cdiv(gl.load(record + 4), KEYS) - first, 0)
-
-
-@gluon.jit
-def pass_item(record, pipe, used, KEYS: gl.constexpr):
+def pass_item(record, pipe, used, shape, KEYS: gl.constexpr, FIRST_ROW: gl.constexpr):
     """Free an item's tiles for a half that has no rows in it; return the number of the next tile."""
+    ALONE: gl.constexpr = shape.rows == HALF
+    SECOND: gl.constexpr = FIRST_ROW > 0
     _, num_tiles = key_tiles(record, KEYS)
     for i in range(0, num_tiles):
         stage, phase = (used + i) % pipe.stages, ((used + i) // pipe.stages) & 1
+        begin_products(ALONE, SECOND)
+        end_products(ALONE, SECOND)
         mbarrier.wait(pipe.k_filled.index(stage), phase)
         mbarrier.arrive(pipe.k_free.index(stage), count=1)
         mbarrier.wait(pipe.v_filled.index(stage), phase)
@@ -76,171 +68,184 @@ def pass_item(record, pipe, used, KEYS: gl.constexpr):
 
 @gluon.jit
 def attend_item(
-    queries, gather, score, record, kv_head, pipe, used, shape,
+    queries, gather, score, record, kv_head, q, work, turn, pipe, used, shape,
     KEYS: gl.constexpr, FIRST_ROW: gl.constexpr,
 ):  # fmt: skip
-    """Attend half of one item's rows, from the pipe's tile `used` on; return the number of the next tile."""
-    D: gl.constexpr = shape.head_dim
+    """Attend half of a turn's item, from the pipe's tile `used` on; return the number of the next tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape.head_dim, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    token_begin, num_tokens, kv_end = gl.load(record + 1), gl.load(record + 2), gl.load(record + 4)
+    SECOND: gl.constexpr = FIRST_ROW > 0
     first_tile, num_tiles = key_tiles(record, KEYS)
-    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
-    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
-    position = gl.load(queries.positions + token, mask=exists, other=-1)
-    q = _load_queries(queries, gather, token_begin, num_tokens, kv_head, shape, FIRST_ROW, S_LAYOUT)
+    begin, end = _visible_keys(queries, gather, score, record, shape, FIRST_ROW, ROW)
+    last_tile = first_tile + num_tiles - 1
+    item = Item(q, begin, end, score.factor, last_tile, pipe, used)
     top = gl.full([HALF], float("-inf"), gl.float32, layout=ROW)
-    total = gl.full([HALF], 0.0, gl.float32, layout=ROW)
-    values = gl.zeros([HALF, D], gl.float32, layout=O_LAYOUT)
-    kv_begin = 0
-    if shape.begins:
-        kv_begin = gl.load(record + 3)
-    item = Item(q, position, score, first_tile, kv_begin, kv_end, pipe, used, shape)
+    total = _sum_in_thread(gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT))
+    values = gl.zeros([HALF, shape.head_dim], gl.float32, layout=O_LAYOUT)
+    wait_for_queries()
     if num_tiles > 0:
-        stage = used % pipe.stages
-        mbarrier.wait(pipe.k_filled.index(stage), (used // pipe.stages) & 1)
-        zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
-        s = warpgroup_mma(q, pipe.k.index(stage).permute((1, 0)), zero, use_acc=False)
-        mbarrier.arrive(pipe.k_free.index(stage), count=1)
-        # There is no sum yet that the first tile's maximum could shrink.
-        weights, top, total, _ = _softmax(s, top, total, 0, item, KEYS, True, O_LAYOUT)
+        weights, top, total = _attend_first(top, total, item, record, shape, KEYS, SECOND, O_LAYOUT)
+        weights, values, top, total = _attend_rest(
+            weights, values, top, total, item, record, shape, KEYS, SECOND
+        )
+        stage, phase = (used + num_tiles - 1) % pipe.stages, ((used + num_tiles - 1) // pipe.stages) & 1
+        mbarrier.wait(pipe.v_filled.index(stage), phase)
         if shape.begins:  # noqa: SIM102  (decided when compiled)
-            if kv_begin % KEYS != 0:
-                mbarrier.wait(pipe.v_filled.index(stage), (used // pipe.stages) & 1)
-                end = kv_end - first_tile * KEYS
-                clear_outside(pipe.v.index(stage), kv_begin % KEYS, end, KEYS, 4)
-        weights, values, top, total = _attend_rest(weights, values, top, total, item, record, KEYS)
-        last = used + num_tiles - 1
-        stage = last % pipe.stages
-        mbarrier.wait(pipe.v_filled.index(stage), (last // pipe.stages) & 1)
-        if kv_end % KEYS != 0:
-            clear_unseen(pipe.v.index(stage), kv_end % KEYS, KEYS, 4)
-        values = warpgroup_mma(weights, pipe.v.index(stage), values)
+            if (num_tiles > 1) & (gl.load(record + 3) % KEYS != 0):
+                clear_outside(pipe.v.index(stage), gl.load(record + 3) % KEYS, KEYS, KEYS, 4)
+        operand = unpack(weights, q.dtype, O_LAYOUT)
+        pending = warpgroup_mma(operand, pipe.v.index(stage), values, is_async=True)
+        fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+        # As in _step.
+        mbarrier.wait(pipe.v_filled.index(stage), phase)
+        values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
         mbarrier.arrive(pipe.v_free.index(stage), count=1)
-    _store_results(
-        queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape, FIRST_ROW, O_LAYOUT
-    )
+    else:
+        fetch_queries(queries, gather, work, turn + 1, q, shape, FIRST_ROW)
+    total = gl.convert_layout(gl.sum(total, 1), ROW)
+    store_results(queries, gather, values, top, total, record, kv_head, shape, FIRST_ROW)
     return used + num_tiles
 
 
 @gluon.jit
-def _attend_rest(weights, values, top, total, item, record, KEYS: gl.constexpr):
+def _attend_first(
+    top, total, item, record, shape,
+    KEYS: gl.constexpr, SECOND: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Compute the weights of an item's first tile, and clear the values of it that no row sees."""
+    stage, phase = item.used % item.pipe.stages, (item.used // item.pipe.stages) & 1
+    ALONE: gl.constexpr = shape.rows == HALF
+    begin_products(ALONE, SECOND)
+    mbarrier.wait(item.pipe.k_filled.index(stage), phase)
+    s = _start_scores(item, stage, KEYS)
+    end_products(ALONE, SECOND)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(item.pipe.k_free.index(stage), count=1)
+    # There is no sum yet that the first tile's maximum could shrink.
+    weights, top, total, _ = _softmax(s, top, total, 0, item, shape, True, O_LAYOUT)
+    end = gl.load(record + 4) - item.last_tile * KEYS
+    first = 0
+    if shape.begins:
+        first = gl.maximum(0, gl.load(record + 3) - item.last_tile * KEYS)
+    if (end < KEYS) | (first > 0):
+        mbarrier.wait(item.pipe.v_filled.index(stage), phase)
+        clear_outside(item.pipe.v.index(stage), first, end, KEYS, 4)
+    return weights, top, total
+
+
+@gluon.jit
+def _visible_keys(
+    queries, gather, score, record, shape, FIRST_ROW: gl.constexpr, ROW: gl.constexpr
+):  # fmt: skip
+    """Return the first key that each row sees and the one after the last, [HALF] int32."""
+    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
+    exists = row < gl.load(record + 2) * shape.group
+    token, exists = query_rows(gather, gl.load(record + 1) + row // shape.group, exists)
+    position = gl.load(queries.positions + token, mask=exists, other=-1)
+    begin = gl.zeros_like(position)
+    if shape.begins:
+        begin += gl.load(record + 3)
+    if shape.windowed:
+        begin = gl.maximum(begin, position - score.window + 1)
+    return begin, gl.minimum(position + 1, gl.load(record + 4))
+
+
+@gluon.jit
+def _attend_rest(
+    weights, values, top, total, item, record, shape, KEYS: gl.constexpr, SECOND: gl.constexpr
+):  # fmt: skip
     """Attend an item's tiles after the first; mask only those that some row sees in part."""
     first_tile, num_tiles = key_tiles(record, KEYS)
     full_begin, full_end = gl.load(record + 5), gl.load(record + 6)
-    left = 1
-    if item.shape.windowed or item.shape.begins:
-        left = gl.minimum(num_tiles, gl.maximum(1, gl.cdiv(full_begin, KEYS) - first_tile))
-        for i in range(1, left):
-            weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
-    right = gl.maximum(left, gl.minimum(num_tiles, full_end // KEYS - first_tile))
-    for i in range(left, right):
-        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, False)
-    for i in range(right, num_tiles):
-        weights, values, top, total = _step(i, weights, values, top, total, item, KEYS, True)
+    right = gl.minimum(num_tiles, gl.maximum(1, num_tiles - gl.maximum(0, full_end // KEYS - first_tile)))
+    for i in range(1, right):
+        weights, values, top, total = _step(i, weights, values, top, total, item, shape, KEYS, True, SECOND)
+    left = num_tiles
+    if shape.windowed or shape.begins:
+        num_partly = gl.maximum(0, gl.cdiv(full_begin, KEYS) - first_tile)
+        left = gl.maximum(right, num_tiles - num_partly)
+    for i in range(right, left):
+        weights, values, top, total = _step(i, weights, values, top, total, item, shape, KEYS, False, SECOND)
+    if shape.windowed or shape.begins:
+        for i in range(left, num_tiles):
+            weights, values, top, total = _step(
+                i, weights, values, top, total, item, shape, KEYS, True, SECOND
+            )
     return weights, values, top, total
 
 
 @gluon.jit
-def _step(i, weights, values, top, total, item, KEYS: gl.constexpr, MASKED: gl.constexpr):
+def _step(
+    i, weights, values, top, total, item, shape,
+    KEYS: gl.constexpr, MASKED: gl.constexpr, SECOND: gl.constexpr,
+):  # fmt: skip
     """Start the products with an item's i-th keys and, by the weights of tile i - 1, with its values."""
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = values.type.layout
     pipe = item.pipe
     now, before = item.used + i, item.used + i - 1
     k_stage, v_stage = now % pipe.stages, before % pipe.stages
+    ALONE: gl.constexpr = shape.rows == HALF
+    begin_products(ALONE, SECOND)
     mbarrier.wait(pipe.k_filled.index(k_stage), (now // pipe.stages) & 1)
-    zero = gl.zeros([HALF, KEYS], gl.float32, layout=S_LAYOUT)
-    s = warpgroup_mma(item.q, pipe.k.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = _start_scores(item, k_stage, KEYS)
     mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
-    pending = warpgroup_mma(weights, pipe.v.index(v_stage), values, is_async=True)
+    operand = unpack(weights, item.q.dtype, O_LAYOUT)
+    pending = warpgroup_mma(operand, pipe.v.index(v_stage), values, is_async=True)
+    end_products(ALONE, SECOND)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(pipe.k_free.index(k_stage), count=1)
-    new_weights, top, total, shrink = _softmax(s, top, total, i, item, KEYS, MASKED, O_LAYOUT)
-    # The product reads the old weights until here: a dependency, so that the compiler keeps their registers.
-    values, weights = warpgroup_mma_wait(0, deps=(pending, weights))
+    weights, top, total, shrink = _softmax(s, top, total, i, item, shape, MASKED, O_LAYOUT)
+    # Waits for nothing, but it is a branch: over it, ptxas does not move the next wait before the softmax.
+    mbarrier.wait(pipe.v_filled.index(v_stage), (before // pipe.stages) & 1)
+    # The product reads its weights until here: a dependency, so that the compiler keeps their registers.
+    values, _ = warpgroup_mma_wait(0, deps=(pending, operand))
     mbarrier.arrive(pipe.v_free.index(v_stage), count=1)
-    return new_weights, values * shrink[:, None], top, total
+    return weights, values * shrink[:, None], top, total
 
 
 @gluon.jit
-def _softmax(
-    s, top, total, i, item, KEYS: gl.constexpr, MASKED: gl.constexpr, O_LAYOUT: gl.constexpr
-):  # fmt: skip
-    """Fold the i-th tile's scores into the maximum and sum: (weights as an operand, top, total, shrink)."""
-    factor = item.score.factor
+def _start_scores(item, stage, KEYS: gl.constexpr):
+    """Start the product of an item's queries with a stage's keys; returns what will be [HALF, KEYS]."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    zero = gl.zeros([HALF, KEYS], gl.float32, layout=LAYOUT)
+    return warpgroup_mma(item.q, item.pipe.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _softmax(s, top, total, i, item, shape, MASKED: gl.constexpr, O_LAYOUT: gl.constexpr):
+    """Fold the i-th tile's scores into the maximum and sum: (packed weights, top, total, shrink).
+
+    total is [HALF, 4]: each thread sums what it has of a row, and they add their sums at the end.
+    """
+    KEYS: gl.constexpr = s.shape[1]
     if MASKED:
-        key = (item.first_tile + i) * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
-        visible = (key[None, :] <= item.position[:, None]) & (key < item.kv_end)[None, :]
-        if item.shape.windowed:
-            visible = visible & (key[None, :] > item.position[:, None] - item.score.window)
-        if item.shape.begins:
-            visible = visible & (key >= item.kv_begin)[None, :]
+        key = (item.last_tile - i) * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s.type.layout))
+        visible = key[None, :] < item.end[:, None]
+        if shape.windowed or shape.begins:
+            visible = visible & (key[None, :] >= item.begin[:, None])
         s = gl.where(visible, s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, 1) * factor)
+    highest = gl.max(gl.max(gl.max(_by_thread(s), 3), 1), 1)
+    new_top = gl.maximum(top, gl.convert_layout(highest, top.type.layout) * item.factor)
     base = new_top
     if MASKED:
         # A row without a visible key so far keeps top = -inf; base 0 makes its weights exp2(-inf) = 0.
         base = gl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = gl.exp2(s * factor - base[:, None])
+    weights = gl.exp2(s * item.factor - base[:, None])
     shrink = gl.exp2(top - base)
-    total = total * shrink + gl.sum(weights, 1)
-    operand = gl.convert_layout(weights.to(item.q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-    return operand, new_top, total, gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))
+    thread_shrink = gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))
+    total = total * thread_shrink[:, None] + _sum_in_thread(weights)
+    packed = pack(weights, item.q.dtype)
+    return packed, new_top, total, gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))
 
 
 @gluon.jit
-def _query_rows(gather, entry, valid):
-    """Return each entry's row of q [R] int64 and whether it exists [R]; without gather, the entry itself."""
-    if gather is None:
-        return entry.to(gl.int64), valid
-    else:
-        token = gl.load(gather.tokens + entry, mask=valid, other=0)
-        return token.to(gl.int64), valid & (token < gather.num_rows)
+def _by_thread(x):
+    """Return x [R, K] in the layout of products as [R, K / 8, 4, 2]: the third dimension is the threads'."""
+    return gl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
-def _result_rows(gather, entry, valid):
-    """Return each entry's row of the results [R] int64; without gather, the entry itself."""
-    if gather is None:
-        return entry.to(gl.int64)
-    else:
-        return gl.load(gather.partial_ids + entry, mask=valid, other=0).to(gl.int64)
-
-
-@gluon.jit
-def _load_queries(
-    queries, gather, token_begin, num_tokens, kv_head, shape,
-    FIRST_ROW: gl.constexpr, S_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Load a half tile's queries as the left operand of a product, to stay in registers."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    token, exists = _query_rows(gather, token_begin + row // shape.group, row < num_tokens * shape.group)
-    head = kv_head * shape.group + row % shape.group
-    pointers = queries.q + (token * queries.token + head * queries.head)[:, None] + d[None, :]
-    return gl.convert_layout(
-        gl.load(pointers, mask=exists[:, None], other=0.0), gl.DotOperandLayout(0, S_LAYOUT, 2)
-    )
-
-
-@gluon.jit
-def _store_results(
-    queries, gather, values, top, total, token_begin, num_tokens, kv_head, shape,
-    FIRST_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Normalise and write a half tile's rows; out 0 and lse -inf where no key was visible."""
-    ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
-    row = FIRST_ROW + gl.arange(0, HALF, layout=ROW)
-    d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(0, O_LAYOUT))
-    exists = row < num_tokens * shape.group
-    result = _result_rows(gather, token_begin + row // shape.group, exists)
-    at = result * (shape.group * shape.kv_heads) + kv_head * shape.group + row % shape.group
-    safe = gl.where(total > 0, total, 1.0)
-    out = (values / safe[:, None]).to(queries.out.dtype.element_ty)
-    gl.store(queries.out + (at * shape.head_dim)[:, None] + d[None, :], out, mask=exists[:, None])
-    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
-    gl.store(queries.lse + at, lse, mask=exists)
+def _sum_in_thread(x):
+    """Sum what each of the four threads of a row has of it [R, 4]."""
+    return gl.sum(gl.sum(_by_thread(x), 3), 1)

@@ -1,5 +1,7 @@
 """A forest of shared prefixes on the device: a NodePlan in device memory, and its partial results."""
 
+from math import lcm
+
 import numpy as np
 import torch
 
@@ -162,6 +164,11 @@ class DeviceForest:
             align_tokens=max(thin.keys, fat.keys),
             min_segment_tokens=self._min_segment_tokens,
         )
+
+    @property
+    def align_tokens(self) -> int:
+        """Nodes end at multiples of so many tokens, beside prompts."""
+        return lcm(self.block_size, self.tiling(decodes=False).align_tokens)
 
     def num_programs(self, shape: TileShape) -> int:
         """Return how many programs of a tiling run concurrently."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from octavo.attention.choice import decode_tile, whole_unit_programs
+from octavo.attention.choice import decode_tile, prompt_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
@@ -37,11 +37,13 @@ class _Visibility:
         options: of the layers; only window and right are read.
         positions: [T] int32, to be written where they are shifted.
         leaf_begin: [S] int32 tokens that nodes cover, or None.
+        leaves_begin_at: see FatWork.
     """
 
     options: ScoreOptions
     positions: Tensor
     leaf_begin: Tensor | None = None
+    leaves_begin_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,20 @@ class _Layers:
             shares=shares,
         )
 
-    def fat_tile(self) -> TileShape:
+    def fat_tile(self, metadata: AttentionMetadata, num_tokens: int, num_splits: int) -> TileShape:
         """Return the tiling for many query tokens."""
-        return fat_shape(self.group, self._padded_dim, self._product_dtype)
+        portable = fat_shape(self.group, self._padded_dim, self._product_dtype)
+        if self.num_parts(portable, metadata, num_tokens, num_splits) > 1:
+            return portable
+        return prompt_tile(
+            metadata.seq_lens.device,
+            self.group,
+            self.head_dim,
+            self.cache_dtype,
+            self._known_block_size,
+            num_rows=num_tokens * self.num_heads,
+            portable=portable,
+        )
 
     def split_tile(self) -> TileShape:
         """Return the tiling for few query tokens whose keys are read in parts."""
@@ -95,9 +108,15 @@ class _Layers:
         """Return the only tiling of a deterministic step."""
         return shapes.deterministic_shape(self.group, self._padded_dim, self._product_dtype)
 
-    def whole_unit_programs(self, device: torch.device, tile: TileShape) -> int:
-        """See choice.whole_unit_programs."""
-        return whole_unit_programs(device, self.head_dim, self.cache_dtype, self._known_block_size, tile)
+    def num_parts(
+        self, tile: TileShape, metadata: AttentionMetadata, num_tokens: int, num_splits: int
+    ) -> int:
+        """Return how many programs share the keys of a fat unit; num_splits: see plan_step."""
+        device, block_size = metadata.seq_lens.device, self._known_block_size
+        most_programs = whole_unit_programs(device, self.head_dim, self.cache_dtype, block_size, tile)
+        # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
+        num_items = (num_tokens // (tile.rows // self.group) + 1) * self.num_kv_heads
+        return count_parts(tile, most_programs, num_items, metadata.max_seq_len, num_splits)
 
     @property
     def _known_block_size(self) -> int:
@@ -166,21 +185,20 @@ def plan_step(
         return StepMap(None, work, window, None, right, positions)
     forest = metadata.forest if window is None else None
     thin = thin or layers.thin_tile(metadata.seq_lens, shares=forest is not None)
-    fat = fat or layers.fat_tile()
+    fat = fat or layers.fat_tile(metadata, num_tokens, num_splits)
     if forest is not None:
         num_sequences, tile_keys = metadata.seq_lens.shape[0], max(thin.keys, fat.keys)
         forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
-        see = replace(see, leaf_begin=forest.leaf_begin)
-    most_programs = layers.whole_unit_programs(metadata.seq_lens.device, fat)
+        see = replace(see, leaf_begin=forest.leaf_begin, leaves_begin_at=forest.align_tokens)
     max_thin_tokens = thin.rows // layers.group
     has_fat = metadata.max_query_len > max_thin_tokens
     if num_splits > 0:
         tile = fat if has_fat else layers.split_tile()
-        work = _fat_work(tile, metadata, layers, num_tokens, 0, most_programs, see, num_splits)
+        work = _fat_work(tile, metadata, layers, num_tokens, 0, see, num_splits)
         return StepMap(None, work, window, forest, right, positions, covers_all=False)
     thin_work, fat_work = _thin_work(thin, metadata, layers, see), None
     if has_fat:
-        fat_work = _fat_work(fat, metadata, layers, num_tokens, max_thin_tokens, most_programs, see)
+        fat_work = _fat_work(fat, metadata, layers, num_tokens, max_thin_tokens, see)
     return StepMap(thin_work, fat_work, window, forest, right, positions)
 
 
@@ -207,21 +225,18 @@ def _fat_work(
     layers: _Layers,
     num_tokens: int,
     max_thin_tokens: int,
-    most_programs: int,
     see: _Visibility,
     num_splits: int = 0,
 ) -> FatWork:
-    """Cut queries into units and their keys into parts; most_programs: see choice.whole_unit_programs."""
+    """Cut queries into units and their keys into parts."""
     tile_tokens = shape.rows // layers.group
     # A captured step has room for many sequences, but its tokens bound how many have over max_thin_tokens.
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
-    num_items = (num_tokens // tile_tokens + 1) * layers.num_kv_heads
-    num_parts = count_parts(shape, most_programs, num_items, metadata.max_seq_len, num_splits)
+    num_parts = layers.num_parts(shape, metadata, num_tokens, num_splits)
     results = (num_tokens, layers.num_heads, layers.value_dim)
-    return FatWork.allocate(shape, units, count, num_parts, results)
+    return FatWork.allocate(shape, units, count, num_parts, results, see.leaves_begin_at)
 
 
 def count_parts(

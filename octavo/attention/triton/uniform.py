@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.choice import decode_tile, whole_unit_programs
+from octavo.attention.choice import decode_tile, prompt_tile, whole_unit_programs
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import fat_shape, padded_head_dim, thin_shape
+from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim, thin_shape
 from octavo.attention.triton.step_map import MOST_PIECES, count_parts
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
@@ -71,8 +71,17 @@ def plan_uniform(
         num_sequences=num_sequences,
         shares=False,
     )
+
+    def num_parts(tile: TileShape) -> int:
+        num_items = num_sequences * -(-query_len // (tile.rows // group)) * num_kv_heads
+        most = whole_unit_programs(seq_lens.device, head_dim, cache_dtype, known_block_size, tile)
+        return count_parts(tile, most, num_items, max_seq_len, num_splits)
+
     if query_len > thin.rows // group:
         shape = fat_shape(group, padded_dim, torch.float16 if cache_dtype == FLOAT8 else dtype)
+        if num_parts(shape) == 1:
+            facts = (seq_lens.device, group, head_dim, cache_dtype, known_block_size)
+            shape = prompt_tile(*facts, num_rows=num_sequences * query_len * num_heads, portable=shape)
     else:
         shape = thin_shape(group, padded_dim, cache_dtype) if num_splits > 0 else thin
     is_thin = query_len <= thin.rows // group and num_splits == 0
@@ -101,10 +110,8 @@ def plan_uniform(
         work = ThinWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
         step_map = StepMap(work, None, options.window, None, options.right, positions)
     else:
-        num_items = num_sequences * num_tiles * num_kv_heads
-        most = whole_unit_programs(seq_lens.device, head_dim, cache_dtype, known_block_size, shape)
-        parts = count_parts(shape, most, num_items, max_seq_len, num_splits)
-        fat = FatWork.allocate(shape, units, count, parts, (num_tokens, num_heads, value_dim))
+        results = (num_tokens, num_heads, value_dim)
+        fat = FatWork.allocate(shape, units, count, num_parts(shape), results)
         step_map = StepMap(None, fat, options.window, None, options.right, positions)
     return step_map, cu_seqlens_q
 

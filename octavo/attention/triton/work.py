@@ -52,6 +52,7 @@ class FatWork:
         partial_out: [parts, T, H, D] float32, results of parts; empty with a single part.
         partial_lse: [parts, T, H] float32, in units of log 2.
         row_invariant: a row's result must not depend on the other rows of its tile.
+        leaves_begin_at: units beside nodes begin at multiples of so many keys; 0: there are no nodes.
     """
 
     shape: TileShape
@@ -61,16 +62,23 @@ class FatWork:
     partial_out: Tensor
     partial_lse: Tensor
     row_invariant: bool = False
+    leaves_begin_at: int = 0
 
     @classmethod
     def allocate(
-        cls, shape: TileShape, units: Tensor, count: Tensor, num_parts: int, results: tuple[int, int, int]
+        cls,
+        shape: TileShape,
+        units: Tensor,
+        count: Tensor,
+        num_parts: int,
+        results: tuple[int, int, int],
+        leaves_begin_at: int = 0,
     ) -> "FatWork":
         """Allocate the results [T, H, Dv] of parts, if there are several."""
         partial_shape = (num_parts if num_parts > 1 else 0, *results)
         partial_out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
         partial_lse = torch.empty(partial_shape[:3], dtype=torch.float32, device=units.device)
-        return cls(shape, units, count, num_parts, partial_out, partial_lse)
+        return cls(shape, units, count, num_parts, partial_out, partial_lse, leaves_begin_at=leaves_begin_at)
 
 
 @dataclass(frozen=True, slots=True)
