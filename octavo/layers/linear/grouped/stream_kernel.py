@@ -29,26 +29,20 @@ class Shape(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    words_ptr: Any
-    pairs_ptr: Any
-    index: Any
-    inner: Any
-    index_p: Any
-    group_p: Any
+    words_at: Any
+    pairs_at: Any
+    span: Any
+    group: Any
     words: Any
     pairs: Any
 
 
 @gluon.jit
-def _weight_row(first, index, num_columns, own: gl.constexpr):
-    return gl.minimum(first + index % own, num_columns - 1) + index // own * num_columns
-
-
-@gluon.jit
-def _plan_copies(words_ptr, pairs_ptr, shape: gl.constexpr):
+def _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape: gl.constexpr, own: gl.constexpr):
     PLACES: gl.constexpr = 256 // shape.group * shape.warps
     COPY: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [shape.warps, 1, 1], [2, 1, 0])
     COPY_PAIRS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // shape.columns, shape.columns], [shape.warps, 1], [1, 0])
+    NUM_SPANS: gl.constexpr = (shape.size + 255) // 256
     warp = gl.arange(0, shape.warps, gl.SliceLayout(1, gl.SliceLayout(2, COPY)))[:, None, None]
     index = gl.arange(0, shape.columns, gl.SliceLayout(0, gl.SliceLayout(2, COPY)))[None, :, None]
     word = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, COPY)))[None, None, :]
@@ -60,34 +54,35 @@ def _plan_copies(words_ptr, pairs_ptr, shape: gl.constexpr):
     pairs = gl.allocate_shared_memory(
         gl.int32, [shape.stages, PLACES, shape.columns], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
-    # Groups of a turn, warp by warp.
-    return _Copies(words_ptr, pairs_ptr, index, (warp, word), index_p, place, words, pairs)
+    weight_row = index % own + index // own * num_columns
+    words_at = words_ptr + (weight_row * (NUM_SPANS * 32) + word)
+    pairs_at = pairs_ptr + (index_p % own + index_p // own * num_columns)
+    span = first_span + warp
+    group = first_span * (256 // shape.group) + place
+    if (NUM_SPANS % shape.warps) == 0:
+        words_at += span * 32
+        pairs_at += group * num_weight_rows
+    return _Copies(words_at, pairs_at, span, group, words, pairs)
 
 
 @gluon.jit
-def _copy_step(copies, step, first, num_columns, num_weight_rows, first_span, num_steps, shape: gl.constexpr, own: gl.constexpr, is_masked: gl.constexpr):
+def _copy_step(copies, step, first, num_columns, num_weight_rows, num_steps, shape: gl.constexpr, own: gl.constexpr):
     """Copy each warp's span of a step, turns of a tile one after the other."""
     GROUPS: gl.constexpr = 256 // shape.group
     NUM_SPANS: gl.constexpr = (shape.size + 255) // 256
     stage = step % shape.stages
     tile, turn = step // shape.turns, step % shape.turns
-    begin = first + tile * own
-    span = first_span + turn * shape.warps
-    warp, word = copies.inner
-    weight_row = _weight_row(begin, copies.index, num_columns, own)
-    known = gl.minimum(span + warp, NUM_SPANS - 1)
-    async_copy.async_copy_global_to_shared(
-        copies.words.index(stage),
-        copies.words_ptr + (weight_row * (NUM_SPANS * 32) + known * 32 + word),
-        mask=warp * 0 + step < num_steps if is_masked else None,
-    )
-    group = gl.minimum(span * GROUPS + copies.group_p, NUM_SPANS * GROUPS - 1)
-    weight_row_p = _weight_row(begin, copies.index_p, num_columns, own)
-    async_copy.async_copy_global_to_shared(
-        copies.pairs.index(stage),
-        copies.pairs_ptr + (group * num_weight_rows + weight_row_p),
-        mask=group * 0 + step < num_steps if is_masked else None,
-    )
+    begin = gl.minimum(first + tile * own, num_columns - own)
+    words_at = copies.words_at + begin * (NUM_SPANS * 32)
+    pairs_at = copies.pairs_at + begin
+    if (NUM_SPANS % shape.warps) == 0:
+        words_at += turn * (shape.warps * 32)
+        pairs_at += turn * (shape.warps * GROUPS) * num_weight_rows
+    else:
+        words_at += gl.minimum(copies.span + turn * shape.warps, NUM_SPANS - 1) * 32
+        pairs_at += gl.minimum(copies.group + turn * (shape.warps * GROUPS), NUM_SPANS * GROUPS - 1) * num_weight_rows
+    async_copy.async_copy_global_to_shared(copies.words.index(stage), words_at, mask=copies.span * 0 + step < num_steps)
+    async_copy.async_copy_global_to_shared(copies.pairs.index(stage), pairs_at, mask=copies.group * 0 + step < num_steps)
     async_copy.commit_group()
 
 
@@ -174,7 +169,7 @@ def _add_span(out, words, of_step, planes, totals, turn, first_plane: gl.constex
             total = gl.expand_dims(totals.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2)
         else:
             total = gl.expand_dims(totals[first_plane // PLANES + group], 1)
-        out += scale * sums + (low - ORIGIN * scale) * total
+        out = scale * sums + (out + (low - ORIGIN * scale) * total)
     return out
 
 
@@ -186,19 +181,21 @@ def _store_tile(out, shared, bias_ptr, out_ptr, first, num_rows, num_columns, st
     shared.store(out)
     row = gl.arange(0, ROWS, gl.SliceLayout(0, SUM))[None, :]
     index = gl.arange(0, own, gl.SliceLayout(1, SUM))
-    column = (first + index)[:, None]
+    # The last tile begins early, so that it is whole.
+    begin = gl.minimum(first, num_columns - own)
+    column = (begin + index)[:, None]
     if shape.activation is None:
         result = gl.sum(shared.load(RED), 0) * factor
     else:
         result = gl.sum(shared.slice(0, own, 1).load(RED), 0) * factor
         up = gl.sum(shared.slice(own, own, 1).load(RED), 0) * factor
     if shape.bias:
-        result += gl.load(bias_ptr + gl.minimum(first + index, num_columns - 1)).to(gl.float32)[:, None]
+        result += gl.load(bias_ptr + begin + index).to(gl.float32)[:, None]
     if shape.activation is not None:
         if shape.bias:
-            up += gl.load(bias_ptr + num_columns + gl.minimum(first + index, num_columns - 1)).to(gl.float32)[:, None]
+            up += gl.load(bias_ptr + num_columns + begin + index).to(gl.float32)[:, None]
         result = activate(result, shape.activation) * up
-    stored = (column < num_columns) & (row < num_rows)
+    stored = (column >= first) & (row < num_rows)
     out_at = out_ptr + gl.program_id(1) * stride_part + row * stride_out + column
     if shape.adds:
         result += gl.load(out_at, mask=stored, other=0.0).to(gl.float32)
@@ -225,11 +222,11 @@ def stream_kernel(
     first_span = gl.program_id(1) * (shape.warps * shape.turns)
     tiles = gl.minimum(tiles, (num_columns - first + OWN - 1) // OWN)
     num_steps = tiles * shape.turns
-    copies = _plan_copies(words_ptr, pairs_ptr, shape)
+    copies = _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape, OWN)
     shared = gl.allocate_shared_memory(gl.float32, [2, shape.warps, shape.columns, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     if shape.mode != 2:
         for begun in gl.static_range(shape.stages - 1):
-            _copy_step(copies, begun, first, num_columns, num_weight_rows, first_span, num_steps, shape, OWN, True)
+            _copy_step(copies, begun, first, num_columns, num_weight_rows, num_steps, shape, OWN)
     if shape.overlap:
         gdc_wait()
     if shape.rows == 1:
@@ -244,7 +241,7 @@ def stream_kernel(
                 stage = step % shape.stages
                 if shape.mode != 2:
                     async_copy.wait_group(shape.stages - 2)
-                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, first_span, num_steps, shape, OWN, True)
+                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, num_steps, shape, OWN)
                 if shape.mode != 1:
                     out = _add_span(out, copies.words.index(stage), copies.pairs.index(stage), planes, totals, turn, 0, shape, dtype, ROWS, SUMS)
         else:
@@ -253,7 +250,7 @@ def stream_kernel(
                 stage = step % shape.stages
                 if shape.mode != 2:
                     async_copy.wait_group(shape.stages - 2)
-                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, first_span, num_steps, shape, OWN, True)
+                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, num_steps, shape, OWN)
                 if shape.mode != 1:
                     out = _add_span(out, copies.words.index(stage), copies.pairs.index(stage), planes, totals, 0, turn * 8, shape, dtype, ROWS, SUMS)
         _store_tile(out, shared.index(tile % 2), bias_ptr, out_ptr, first + tile * OWN, num_rows, num_columns, stride_out, stride_part, factor, shape, OWN, ROWS)
