@@ -4,7 +4,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
-from itertools import product
+from functools import partial
 from multiprocessing import get_context
 
 sys.path[:0] = ["benchmarks", "."]
@@ -15,6 +15,8 @@ from gpu_linear import MODELS, microseconds, random_numbers
 from octavo.layers.linear.grouped.few import few_linear
 from octavo.layers.linear.grouped.stream import StreamTiling as T
 from octavo.layers.linear.grouped.stream import stream_linear
+from octavo.layers.linear.grouped.stream_tma import TmaTiling as M
+from octavo.layers.linear.grouped.stream_tma import stream_tma
 from octavo.layers.linear.grouped.weight import GroupedWeight
 
 START = time.time()
@@ -22,20 +24,23 @@ LIMIT = float(sys.argv[1]) if len(sys.argv) > 1 else 95
 SHAPES = [shape for shape in MODELS["8b"] if shape.name != "lm_head"]
 ROWS = (1, 16, 4)
 A1 = T(16, 8, 5, 132)
+M1 = M(1, 8, 6, 132, 80)
 ONE = [
-    A1, replace(A1, mode=1), replace(A1, mode=2), T(16, 8, 3, 132), T(16, 8, 6, 132), T(16, 8, 8, 132),
-    T(16, 8, 3, 264), T(16, 8, 5, 264), T(16, 16, 3, 132, 0, 64), T(16, 16, 2, 132, 0, 64), T(32, 8, 3, 132),
-    T(32, 8, 2, 132), T(16, 4, 6, 264), T(16, 4, 3, 528), T(32, 4, 3, 264), T(16, 4, 10, 132),
+    A1, replace(A1, mode=1), replace(A1, mode=2), M1, replace(M1, mode=1), T(16, 8, 3, 132), T(16, 8, 8, 132),
+    T(16, 8, 3, 264), T(16, 8, 5, 264), T(16, 16, 3, 132, 0, 64), T(32, 8, 3, 132), T(16, 4, 6, 264), T(16, 4, 3, 528),
+    T(32, 4, 3, 264), M(2, 8, 3, 132, 80), M(1, 8, 3, 264, 80), M(2, 8, 2, 264, 80), M(1, 16, 3, 132, 80),
+    M(1, 8, 10, 132, 128),
 ]
 A16 = T(16, 8, 5, 132, 1)
+M16 = M(1, 8, 5, 132, 168, 1)
 SIXTEEN = [
-    A16, replace(A16, mode=1), replace(A16, mode=2), T(16, 8, 5, 132, 1, 128), T(16, 8, 3, 264, 1, 128),
-    T(16, 16, 3, 132, 1), T(32, 8, 3, 132, 1), T(16, 4, 6, 264, 1, 128), T(16, 4, 6, 264, 2), T(16, 4, 10, 132, 2),
-    T(16, 8, 8, 132, 1),
+    A16, replace(A16, mode=1), replace(A16, mode=2), M16, T(16, 8, 3, 264, 1, 128), T(16, 16, 3, 132, 1),
+    T(32, 8, 3, 132, 1), T(16, 4, 6, 264, 1, 128), T(16, 4, 10, 132, 2), M(2, 8, 3, 132, 168, 1),
+    M(1, 16, 3, 132, 96, 1),
 ]
 FOUR = [
-    A16, T(16, 8, 3, 264, 1, 128), T(16, 16, 3, 132, 1), T(16, 16, 2, 132, 1, 64), T(32, 8, 3, 132, 1),
-    T(16, 8, 5, 132, 2), T(16, 4, 6, 264, 2), T(16, 4, 6, 264, 4), T(16, 8, 8, 132, 2),
+    A16, T(16, 8, 3, 264, 1, 128), T(16, 16, 3, 132, 1), T(32, 8, 3, 132, 1), T(16, 8, 5, 132, 2), T(16, 4, 6, 264, 2),
+    M16, M(1, 8, 3, 264, 80, 1), M(1, 8, 6, 132, 168, 2), M(2, 8, 3, 132, 128, 1), M(1, 16, 3, 132, 96, 1),
 ]
 TILINGS = {1: ONE, 16: SIXTEEN, 4: FOUR}
 
@@ -59,16 +64,25 @@ def fused(shape, rows):
     return x, options
 
 
+def multiply(tiling):
+    """The product by a tiling."""
+    if tiling is None:
+        return few_linear
+    return partial(stream_tma if isinstance(tiling, M) else stream_linear, tiling=tiling)
+
+
+def name_of(tiling):
+    """How it is printed."""
+    return "few" if tiling is None else f"{'MT'[isinstance(tiling, T)]}{astuple(tiling)}"
+
+
 def compile_one(shape, rows, tiling):
     """Compile a variant into Triton's cache."""
     small = replace(shape, num_weight_rows=256)
     x, options = fused(small, rows)
     weight = packed(256, shape.size)
     try:
-        if tiling is None:
-            few_linear(x, weight, **options)
-        else:
-            stream_linear(x, weight, **options, tiling=tiling)
+        multiply(tiling)(x, weight, **options)
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__} {str(error)[:160]}"
@@ -97,7 +111,7 @@ def main() -> None:
         for job, error in zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True):
             if error:
                 bad[job] = error
-                print("FAILED", job[0].name, job[1], astuple(job[2]) if job[2] else None, error, flush=True)
+                print("FAILED", job[0].name, job[1], name_of(job[2]), error, flush=True)
     print(f"compiled {len(jobs)} after {time.time() - START:.0f} s", flush=True)
     table = {}
     for shape in SHAPES:
@@ -109,15 +123,14 @@ def main() -> None:
             for tiling in [None, *TILINGS[rows]]:
                 if (shape, rows, tiling) in bad or time.time() - START > LIMIT:
                     continue
-                call = few_linear if tiling is None else stream_linear
-                more = {} if tiling is None else {"tiling": tiling}
+                call = multiply(tiling)
                 mine = dict(options)
                 if "residual" in mine:
                     mine["residual"] = mine["residual"].clone()
-                got = call(x, weights[0], **mine, **more).double()
+                got = call(x, weights[0], **mine).double()
                 error = ((got - expected).abs().max() / expected.abs().max()).item()
-                us = microseconds(lambda weight: call(x, weight, **mine, **more), weights, 5)
-                name = "few" if tiling is None else str(astuple(tiling))
+                us = microseconds(lambda weight, call=call, mine=mine: call(x, weight, **mine), weights, 5)
+                name = name_of(tiling)
                 table[shape.name, rows, name] = us
                 print(f"{shape.name:8} {rows:3} {name:36} {us:7.2f} us  error {error:.5f}  bound {nbytes / 4.8e6:.2f}", flush=True)
     for rows in ROWS:
