@@ -41,7 +41,7 @@ class _Copies(NamedTuple):
 def _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape: gl.constexpr, own: gl.constexpr):
     PLACES: gl.constexpr = 256 // shape.group * shape.warps
     COPY: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [shape.warps, 1, 1], [2, 1, 0])
-    COPY_PAIRS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // shape.columns, shape.columns], [shape.warps, 1], [1, 0])
+    COPY_PAIRS: gl.constexpr = gl.BlockedLayout([1, 1], [1 if shape.columns > 32 else 32 // shape.columns, 32 if shape.columns > 32 else shape.columns], [shape.warps, 1], [1, 0])
     NUM_SPANS: gl.constexpr = (shape.size + 255) // 256
     warp = gl.arange(0, shape.warps, gl.SliceLayout(1, gl.SliceLayout(2, COPY)))[:, None, None]
     index = gl.arange(0, shape.columns, gl.SliceLayout(0, gl.SliceLayout(2, COPY)))[None, :, None]
