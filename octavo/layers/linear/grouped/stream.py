@@ -29,7 +29,7 @@ def shape_of(weight, rows, tiling, norm, bias, activation, adds, overlap):
     fused = (norm, bias, activation, adds) if parts == 1 else (norm, False, None, False)
     return Shape(
         weight.group, weight.size, 1 if rows == 1 else 8 if rows <= 8 else 16, tiling.columns, tiling.num_warps,
-        tiling.num_stages, turns, parts, *fused, overlap, tiling.mode,
+        tiling.num_stages, turns, parts, *fused, overlap, tiling.mode, rows > 1 or tiling.turns > 0,
     )
 
 

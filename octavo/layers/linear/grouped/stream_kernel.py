@@ -26,6 +26,7 @@ class Shape(NamedTuple):
     adds: bool
     overlap: bool
     mode: int  # 0 all, 1 copies only, 2 no copies
+    in_registers: bool
 
 
 class _Copies(NamedTuple):
@@ -120,6 +121,20 @@ def _keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
 
 
 @gluon.jit
+def _take_row(row, sums, shape: gl.constexpr, SUMS: gl.constexpr):
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    planes = ()
+    totals = ()
+    for turn in gl.static_range(shape.turns):
+        for plane in gl.static_range(8):
+            x = row.index(turn).slice(plane * 32, 32, 1).load(gl.SliceLayout(2, B))
+            planes = planes + (gl.expand_dims(x, 2).broadcast_to([shape.warps, 32, 8]),)
+        for group in gl.static_range(256 // shape.group):
+            totals = totals + (gl.expand_dims(sums.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2),)
+    return planes, totals
+
+
+@gluon.jit
 def _load_rows(x_ptr, stride_x, num_rows, first_span, shape: gl.constexpr, SUMS: gl.constexpr):
     """Planes of a program's columns of x as operands, and the sums of their groups."""
     GROUPS: gl.constexpr = 256 // shape.group
@@ -139,7 +154,7 @@ def _load_rows(x_ptr, stride_x, num_rows, first_span, shape: gl.constexpr, SUMS:
         total = gl.zeros([shape.warps, 32, shape.rows], gl.float32, B)
         for plane in gl.static_range(PLANES):
             total += planes[step * PLANES + plane].to(gl.float32)
-        totals = totals + (gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, SUMS)),)
+        totals = totals + (gl.expand_dims(gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, SUMS)), 1),)
     return planes, totals
 
 
@@ -152,24 +167,29 @@ def _add_span(out, words, of_step, planes, totals, turn, first_plane: gl.constex
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     numbers = unpack(words.load(A), 4, dtype)
-    for group in gl.static_range(GROUPS):
-        sums = gl.zeros([shape.warps, shape.columns, ROWS], gl.float32, SUMS)
-        for plane in gl.static_range(group * PLANES, (group + 1) * PLANES):
-            if shape.rows == 1:
-                x = planes.index(turn).slice(plane * 32, 32, 1).load(gl.SliceLayout(2, B))
-                x = gl.expand_dims(x, 2).broadcast_to([shape.warps, 32, ROWS])
+    sums = ()
+    for _ in gl.static_range(GROUPS):
+        sums = sums + (gl.zeros([shape.warps, shape.columns, ROWS], gl.float32, SUMS),)
+    for own in gl.static_range(PLANES):
+        added = ()
+        for group in gl.static_range(GROUPS):
+            if shape.in_registers:
+                x = planes[first_plane + group * PLANES + own]
             else:
-                x = planes[first_plane + plane]
-            sums = mma_v2(numbers[plane], x, sums)
+                x = planes.index(turn).slice((group * PLANES + own) * 32, 32, 1).load(gl.SliceLayout(2, B))
+                x = gl.expand_dims(x, 2).broadcast_to([shape.warps, 32, ROWS])
+            added = added + (mma_v2(numbers[group * PLANES + own], x, sums[group]),)
+        sums = added
+    for group in gl.static_range(GROUPS):
         pair = of_step._reinterpret(gl.int32, [shape.warps, GROUPS, shape.columns], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
         pair = pair.slice(group, 1, 1).permute([0, 2, 1]).load(SUMS)
         scale = (pair & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
         low = (pair >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-        if shape.rows == 1:
-            total = gl.expand_dims(totals.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2)
+        if shape.in_registers:
+            total = totals[first_plane // PLANES + group]
         else:
-            total = gl.expand_dims(totals[first_plane // PLANES + group], 1)
-        out = scale * sums + (out + (low - ORIGIN * scale) * total)
+            total = gl.expand_dims(totals.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2)
+        out = scale * sums[group] + (out + (low - ORIGIN * scale) * total)
     return out
 
 
@@ -231,11 +251,13 @@ def stream_kernel(
         gdc_wait()
     if shape.rows == 1:
         planes, totals = _keep_row(x_ptr, norm_weight_ptr, eps, shape)
+        if shape.in_registers:
+            planes, totals = _take_row(planes, totals, shape, SUMS)
     else:
         planes, totals = _load_rows(x_ptr, stride_x, num_rows, first_span, shape, SUMS)
     for tile in range(0, tiles):
         out = gl.zeros([shape.warps, shape.columns, ROWS], gl.float32, SUMS)
-        if shape.rows == 1:
+        if not shape.in_registers:
             for turn in range(shape.turns):
                 step = tile * shape.turns + turn
                 stage = step % shape.stages
