@@ -146,17 +146,10 @@ def entry(model: str, shape: str, num_rows: int, kind: str, bound: float, us: fl
 def tilings(num_rows: int) -> list[FewTiling | MediumTiling]:
     """Return tilings to be compared."""
     if num_rows <= FEW_MAX_ROWS:
-        sizes = [
-            (16, 4, 3),
-            (16, 8, 3),
-            (16, 8, 2),
-            (16, 16, 2),
-            (32, 2, 4),
-            (32, 4, 2),
-            (32, 4, 3),
-            (32, 4, 4),
-        ]
-        return [FewTiling(*size) for size in (*sizes, (32, 8, 2), (32, 8, 3), (64, 2, 3), (64, 4, 3))]
+        sizes = [(16, 8, 3), (16, 8, 5), (16, 4, 6), (32, 8, 3), (32, 4, 3)]
+        # Of a single row, K is not cut; it is kept in registers or not.
+        ways = [(1, False), (1, True)] if num_rows == 1 else [(1, False), (2, False), (3, False), (6, False)]
+        return [FewTiling(*size, programs, *way) for size in sizes for programs in (1, 2) for way in ways]
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     forms = [(64, 4, 2, 1), (64, 4, 2, 2), (64, 4, 2, 4), (64, 4, 2, 8), (64, 4, 3, 2)]
     forms += [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 2, 4), (128, 4, 2, 2)]

@@ -4,15 +4,18 @@ few_kernel, for NVIDIA GPUs only, multiplies integers as they are and scales the
 A row's result depends on its own values, the tiling and the number of rows, never on the other rows.
 """
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.grouped.few_kernel import Shape, few_linear_kernel
+from octavo.layers.linear.grouped.few_kernel import Result, Shape, few_linear_kernel
+from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
-from octavo.layers.linear.grouped.weight import GroupedWeight
+from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.linear.operands import check_vector
 
 
@@ -44,7 +47,7 @@ def few_linear(
         residual, or a new contiguous [M, N] or [M, N / 2], dtype of x.
 
     Raises:
-        InvalidArgumentError: a shape, dtype or stride does not fit.
+        InvalidArgumentError: a shape, dtype or stride does not fit, or the tiling cuts K of a single row.
     """
     out = check_product(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
@@ -54,23 +57,41 @@ def few_linear(
         raise InvalidArgumentError(f"a norm needs a single row of x, got {num_rows}")
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
-    halves = 1 if activation is None else 2
     if tiling is None:
-        tiling = choose_few_tiling(num_rows, num_weight_rows, size)
+        tiling = choose_few_tiling(num_rows, num_weight_rows, size, weight.group)
+    num_spans = weight.words.shape[1] // PLANE
+    turns = -(-num_spans // (tiling.num_warps * tiling.num_splits))
+    splits = -(-num_spans // (tiling.num_warps * turns))
+    if splits > 1 and num_rows == 1:
+        raise InvalidArgumentError(f"a single row is not cut, got {tiling}")
+    parts = out.unsqueeze(0)
+    fused = (norm_weight is not None, bias is not None, activation, residual is not None)
+    if splits > 1:
+        parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
+        fused = (False, False, None, False)
+    tiles = _tiles_of_a_program(num_weight_rows, tiling, splits, x.device)
     overlap = overlap_options(x)["OVERLAP"]
     shape = Shape(
         *(weight.bits, weight.group, size, 1 if num_rows == 1 else 8 if num_rows <= 8 else 16),
-        *(tiling.columns, tiling.num_warps, tiling.num_stages),
-        *(norm_weight is not None, bias is not None, activation, residual is not None, overlap),
+        *(tiling.columns, tiling.num_warps, tiling.num_stages, turns, num_rows > 1 or tiling.in_registers),
+        *(*fused, overlap),
     )
     launch(
         few_linear_kernel,
-        (-(-num_weight_rows // halves // (tiling.columns // halves)),),
-        *(x, weight.words, weight.pairs, x if bias is None else bias),
-        *(x if norm_weight is None else norm_weight, out),
-        *(num_rows, num_weight_rows, x.stride(0), out.stride(0), weight.factor, eps),
+        (-(-num_weight_rows // (tiling.columns * tiles)), splits),
+        *(x, weight.words, weight.pairs, x if norm_weight is None else norm_weight),
+        Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),
+        *(num_rows, num_weight_rows, x.stride(0), tiles, eps),
         Shape(*map(gl.constexpr, shape)),
         num_warps=tiling.num_warps,
         launch_pdl=overlap,
     )
+    if splits > 1:
+        add_parts(parts, bias, out, activation, adds=residual is not None)
     return out
+
+
+def _tiles_of_a_program(num_weight_rows: int, tiling: FewTiling, splits: int, device: torch.device) -> int:
+    """Return how many tiles each program walks over, so that all programs run at once."""
+    programs = max(1, tiling.programs * num_multiprocessors(device) // splits)
+    return -(-num_weight_rows // (tiling.columns * programs))

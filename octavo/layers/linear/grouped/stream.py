@@ -28,8 +28,18 @@ def shape_of(weight, rows, tiling, norm, bias, activation, adds, overlap):
     parts = -(-spans // (turns * tiling.num_warps))
     fused = (norm, bias, activation, adds) if parts == 1 else (norm, False, None, False)
     return Shape(
-        weight.group, weight.size, 1 if rows == 1 else 8 if rows <= 8 else 16, tiling.columns, tiling.num_warps,
-        tiling.num_stages, turns, parts, *fused, overlap, tiling.mode, rows > 1 or tiling.turns > 0,
+        weight.group,
+        weight.size,
+        1 if rows == 1 else 8 if rows <= 8 else 16,
+        tiling.columns,
+        tiling.num_warps,
+        tiling.num_stages,
+        turns,
+        parts,
+        *fused,
+        overlap,
+        tiling.mode,
+        rows > 1 or tiling.turns > 0,
     )
 
 
@@ -38,7 +48,14 @@ def stream_linear(x, weight, bias=None, *, norm_weight=None, eps=0.0, activation
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
     overlap = overlap_options(x)["OVERLAP"]
     shape = shape_of(
-        weight, num_rows, tiling, norm_weight is not None, bias is not None, activation, residual is not None, overlap
+        weight,
+        num_rows,
+        tiling,
+        norm_weight is not None,
+        bias is not None,
+        activation,
+        residual is not None,
+        overlap,
     )
     halves = 1 if shape.activation is None else 2
     num_tiles = -(-num_weight_rows // tiling.columns)
@@ -52,7 +69,16 @@ def stream_linear(x, weight, bias=None, *, norm_weight=None, eps=0.0, activation
         (-(-num_tiles // tiles), shape.parts),
         *(x, weight.words, weight.pairs, x if bias is None else bias),
         *(x if norm_weight is None else norm_weight, parts),
-        *(num_rows, num_weight_rows, x.stride(0), parts.stride(1), parts.stride(0), tiles, weight.factor, eps),
+        *(
+            num_rows,
+            num_weight_rows,
+            x.stride(0),
+            parts.stride(1),
+            parts.stride(0),
+            tiles,
+            weight.factor,
+            eps,
+        ),
         Shape(*map(gl.constexpr, shape)),
         num_warps=tiling.num_warps,
         launch_pdl=overlap,

@@ -39,10 +39,17 @@ class _Copies(NamedTuple):
 
 
 @gluon.jit
-def _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape: gl.constexpr, own: gl.constexpr):
+def _plan_copies(
+    words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape: gl.constexpr, own: gl.constexpr
+):
     PLACES: gl.constexpr = 256 // shape.group * shape.warps
     COPY: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [shape.warps, 1, 1], [2, 1, 0])
-    COPY_PAIRS: gl.constexpr = gl.BlockedLayout([1, 1], [1 if shape.columns > 32 else 32 // shape.columns, 32 if shape.columns > 32 else shape.columns], [shape.warps, 1], [1, 0])
+    COPY_PAIRS: gl.constexpr = gl.BlockedLayout(
+        [1, 1],
+        [1 if shape.columns > 32 else 32 // shape.columns, 32 if shape.columns > 32 else shape.columns],
+        [shape.warps, 1],
+        [1, 0],
+    )
     NUM_SPANS: gl.constexpr = (shape.size + 255) // 256
     warp = gl.arange(0, shape.warps, gl.SliceLayout(1, gl.SliceLayout(2, COPY)))[:, None, None]
     index = gl.arange(0, shape.columns, gl.SliceLayout(0, gl.SliceLayout(2, COPY)))[None, :, None]
@@ -67,7 +74,9 @@ def _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span,
 
 
 @gluon.jit
-def _copy_step(copies, step, first, num_columns, num_weight_rows, num_steps, shape: gl.constexpr, own: gl.constexpr):
+def _copy_step(
+    copies, step, first, num_columns, num_weight_rows, num_steps, shape: gl.constexpr, own: gl.constexpr
+):
     """Copy each warp's span of a step, turns of a tile one after the other."""
     GROUPS: gl.constexpr = 256 // shape.group
     NUM_SPANS: gl.constexpr = (shape.size + 255) // 256
@@ -81,9 +90,15 @@ def _copy_step(copies, step, first, num_columns, num_weight_rows, num_steps, sha
         pairs_at += turn * (shape.warps * GROUPS) * num_weight_rows
     else:
         words_at += gl.minimum(copies.span + turn * shape.warps, NUM_SPANS - 1) * 32
-        pairs_at += gl.minimum(copies.group + turn * (shape.warps * GROUPS), NUM_SPANS * GROUPS - 1) * num_weight_rows
-    async_copy.async_copy_global_to_shared(copies.words.index(stage), words_at, mask=copies.span * 0 + step < num_steps)
-    async_copy.async_copy_global_to_shared(copies.pairs.index(stage), pairs_at, mask=copies.group * 0 + step < num_steps)
+        pairs_at += (
+            gl.minimum(copies.group + turn * (shape.warps * GROUPS), NUM_SPANS * GROUPS - 1) * num_weight_rows
+        )
+    async_copy.async_copy_global_to_shared(
+        copies.words.index(stage), words_at, mask=copies.span * 0 + step < num_steps
+    )
+    async_copy.async_copy_global_to_shared(
+        copies.pairs.index(stage), pairs_at, mask=copies.group * 0 + step < num_steps
+    )
     async_copy.commit_group()
 
 
@@ -93,9 +108,13 @@ def _keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
     TURN: gl.constexpr = 256 * shape.warps
     PLACES: gl.constexpr = TURN // shape.group
     dtype: gl.constexpr = x_ptr.dtype.element_ty
-    row = gl.allocate_shared_memory(dtype, [shape.turns, shape.warps, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    row = gl.allocate_shared_memory(
+        dtype, [shape.turns, shape.warps, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
     flat = row._reinterpret(dtype, [shape.turns, TURN], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    totals = gl.allocate_shared_memory(gl.float32, [shape.turns, PLACES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    totals = gl.allocate_shared_memory(
+        gl.float32, [shape.turns, PLACES], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     TILE: gl.constexpr = gl.BlockedLayout([8], [32], [shape.warps], [0])
     k = gl.arange(0, TURN, TILE)
     xs = ()
@@ -117,7 +136,9 @@ def _keep_row(x_ptr, norm_weight_ptr, eps, shape: gl.constexpr):
             x = (x.to(gl.float32) * scale * norms[turn].to(gl.float32)).to(dtype)
         flat.index(turn).store(x)
         totals.index(turn).store(gl.sum(x.to(gl.float32).reshape([PLACES, shape.group]), 1))
-    return row, totals._reinterpret(gl.float32, [shape.turns, shape.warps, 256 // shape.group], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return row, totals._reinterpret(
+        gl.float32, [shape.turns, shape.warps, 256 // shape.group], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
 
 
 @gluon.jit
@@ -130,7 +151,9 @@ def _take_row(row, sums, shape: gl.constexpr, SUMS: gl.constexpr):
             x = row.index(turn).slice(plane * 32, 32, 1).load(gl.SliceLayout(2, B))
             planes = planes + (gl.expand_dims(x, 2).broadcast_to([shape.warps, 32, 8]),)
         for group in gl.static_range(256 // shape.group):
-            totals = totals + (gl.expand_dims(sums.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2),)
+            totals = totals + (
+                gl.expand_dims(sums.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2),
+            )
     return planes, totals
 
 
@@ -159,7 +182,19 @@ def _load_rows(x_ptr, stride_x, num_rows, first_span, shape: gl.constexpr, SUMS:
 
 
 @gluon.jit
-def _add_span(out, words, of_step, planes, totals, turn, first_plane: gl.constexpr, shape: gl.constexpr, dtype: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):
+def _add_span(
+    out,
+    words,
+    of_step,
+    planes,
+    totals,
+    turn,
+    first_plane: gl.constexpr,
+    shape: gl.constexpr,
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    SUMS: gl.constexpr,
+):
     """Add a span's products to out; planes and totals: shared memory, or tuples in registers."""
     GROUPS: gl.constexpr = 256 // shape.group
     PLANES: gl.constexpr = shape.group // 32
@@ -181,7 +216,9 @@ def _add_span(out, words, of_step, planes, totals, turn, first_plane: gl.constex
             added = added + (mma_v2(numbers[group * PLANES + own], x, sums[group]),)
         sums = added
     for group in gl.static_range(GROUPS):
-        pair = of_step._reinterpret(gl.int32, [shape.warps, GROUPS, shape.columns], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+        pair = of_step._reinterpret(
+            gl.int32, [shape.warps, GROUPS, shape.columns], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        )
         pair = pair.slice(group, 1, 1).permute([0, 2, 1]).load(SUMS)
         scale = (pair & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
         low = (pair >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
@@ -194,9 +231,25 @@ def _add_span(out, words, of_step, planes, totals, turn, first_plane: gl.constex
 
 
 @gluon.jit
-def _store_tile(out, shared, bias_ptr, out_ptr, first, num_rows, num_columns, stride_out, stride_part, factor, shape: gl.constexpr, own: gl.constexpr, ROWS: gl.constexpr):
+def _store_tile(
+    out,
+    shared,
+    bias_ptr,
+    out_ptr,
+    first,
+    num_rows,
+    num_columns,
+    stride_out,
+    stride_part,
+    factor,
+    shape: gl.constexpr,
+    own: gl.constexpr,
+    ROWS: gl.constexpr,
+):
     """Add up the warps' sums of a tile and store it."""
-    RED: gl.constexpr = gl.BlockedLayout([shape.warps, 1, 1], [1, 32 // ROWS, ROWS], [1, shape.warps, 1], [2, 1, 0])
+    RED: gl.constexpr = gl.BlockedLayout(
+        [shape.warps, 1, 1], [1, 32 // ROWS, ROWS], [1, shape.warps, 1], [2, 1, 0]
+    )
     SUM: gl.constexpr = gl.SliceLayout(0, RED)
     shared.store(out)
     row = gl.arange(0, ROWS, gl.SliceLayout(0, SUM))[None, :]
@@ -243,7 +296,9 @@ def stream_kernel(
     tiles = gl.minimum(tiles, (num_columns - first + OWN - 1) // OWN)
     num_steps = tiles * shape.turns
     copies = _plan_copies(words_ptr, pairs_ptr, num_columns, num_weight_rows, first_span, shape, OWN)
-    shared = gl.allocate_shared_memory(gl.float32, [2, shape.warps, shape.columns, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    shared = gl.allocate_shared_memory(
+        gl.float32, [2, shape.warps, shape.columns, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    )
     if shape.mode != 2:
         for begun in gl.static_range(shape.stages - 1):
             _copy_step(copies, begun, first, num_columns, num_weight_rows, num_steps, shape, OWN)
@@ -263,17 +318,73 @@ def stream_kernel(
                 stage = step % shape.stages
                 if shape.mode != 2:
                     async_copy.wait_group(shape.stages - 2)
-                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, num_steps, shape, OWN)
+                    _copy_step(
+                        copies,
+                        step + shape.stages - 1,
+                        first,
+                        num_columns,
+                        num_weight_rows,
+                        num_steps,
+                        shape,
+                        OWN,
+                    )
                 if shape.mode != 1:
-                    out = _add_span(out, copies.words.index(stage), copies.pairs.index(stage), planes, totals, turn, 0, shape, dtype, ROWS, SUMS)
+                    out = _add_span(
+                        out,
+                        copies.words.index(stage),
+                        copies.pairs.index(stage),
+                        planes,
+                        totals,
+                        turn,
+                        0,
+                        shape,
+                        dtype,
+                        ROWS,
+                        SUMS,
+                    )
         else:
             for turn in gl.static_range(shape.turns):
                 step = tile * shape.turns + turn
                 stage = step % shape.stages
                 if shape.mode != 2:
                     async_copy.wait_group(shape.stages - 2)
-                    _copy_step(copies, step + shape.stages - 1, first, num_columns, num_weight_rows, num_steps, shape, OWN)
+                    _copy_step(
+                        copies,
+                        step + shape.stages - 1,
+                        first,
+                        num_columns,
+                        num_weight_rows,
+                        num_steps,
+                        shape,
+                        OWN,
+                    )
                 if shape.mode != 1:
-                    out = _add_span(out, copies.words.index(stage), copies.pairs.index(stage), planes, totals, 0, turn * 8, shape, dtype, ROWS, SUMS)
-        _store_tile(out, shared.index(tile % 2), bias_ptr, out_ptr, first + tile * OWN, num_rows, num_columns, stride_out, stride_part, factor, shape, OWN, ROWS)
+                    out = _add_span(
+                        out,
+                        copies.words.index(stage),
+                        copies.pairs.index(stage),
+                        planes,
+                        totals,
+                        0,
+                        turn * 8,
+                        shape,
+                        dtype,
+                        ROWS,
+                        SUMS,
+                    )
+        _store_tile(
+            out,
+            shared.index(tile % 2),
+            bias_ptr,
+            out_ptr,
+            first + tile * OWN,
+            num_rows,
+            num_columns,
+            stride_out,
+            stride_part,
+            factor,
+            shape,
+            OWN,
+            ROWS,
+        )
     async_copy.wait_group(0)

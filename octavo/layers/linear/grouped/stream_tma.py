@@ -29,8 +29,16 @@ def shape_of(weight, rows, tiling, norm, bias, activation, adds):
     parts = -(-spans // (turns * tiling.num_warps))
     fused = (norm, bias, activation, adds) if parts == 1 else (norm, False, None, False)
     return Shape(
-        weight.group, weight.size, 1 if rows == 1 else 8 if rows <= 8 else 16, 2 if fused[2] else tiling.each,
-        tiling.num_warps, tiling.num_stages, turns, parts, *fused, tiling.mode,
+        weight.group,
+        weight.size,
+        1 if rows == 1 else 8 if rows <= 8 else 16,
+        2 if fused[2] else tiling.each,
+        tiling.num_warps,
+        tiling.num_stages,
+        turns,
+        parts,
+        *fused,
+        tiling.mode,
     )
 
 
@@ -42,7 +50,9 @@ def describe(tensor, box, swizzle):
 def stream_tma(x, weight, *, norm_weight=None, eps=0.0, activation=None, residual=None, tiling):
     out = check_product(x, weight, None, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    shape = shape_of(weight, num_rows, tiling, norm_weight is not None, False, activation, residual is not None)
+    shape = shape_of(
+        weight, num_rows, tiling, norm_weight is not None, False, activation, residual is not None
+    )
     own = 16 if shape.activation else 16 * shape.each
     num_tiles = -(-(num_weight_rows // (2 if shape.activation else 1)) // own)
     tiles = -(-num_tiles // max(1, tiling.programs // shape.parts))
@@ -57,7 +67,16 @@ def stream_tma(x, weight, *, norm_weight=None, eps=0.0, activation=None, residua
         describe(words, [tiling.num_warps, 16, 32], 128),
         describe(pairs, [1, tiling.num_warps, 16], 64),
         *(x, x, x if norm_weight is None else norm_weight, parts),
-        *(num_rows, num_weight_rows, x.stride(0), parts.stride(1), parts.stride(0), tiles, weight.factor, eps),
+        *(
+            num_rows,
+            num_weight_rows,
+            x.stride(0),
+            parts.stride(1),
+            parts.stride(0),
+            tiles,
+            weight.factor,
+            eps,
+        ),
         Shape(*map(gl.constexpr, shape)),
         num_warps=tiling.num_warps,
         launch_pdl=True,

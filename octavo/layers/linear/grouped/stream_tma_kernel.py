@@ -64,12 +64,16 @@ def _fetch(words_matrix, pairs_matrix, pipe, work, shape):
         stage = step % shape.stages
         mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
         filled = pipe.filled.index(stage)
-        mbarrier.expect(filled, (words_matrix.block_type.nbytes + pairs_matrix.block_type.nbytes * GROUPS) * shape.each)
+        mbarrier.expect(
+            filled, (words_matrix.block_type.nbytes + pairs_matrix.block_type.nbytes * GROUPS) * shape.each
+        )
         tile, turn = step // shape.turns, step % shape.turns
         span = first_span + turn * shape.warps
         for own in gl.static_range(shape.each):
             row = first + tile * OWN + own * (16 if shape.activation is None else work.num_columns)
-            tma.async_copy_global_to_shared(words_matrix, [span, row, 0], filled, pipe.words.index(stage * shape.each + own))
+            tma.async_copy_global_to_shared(
+                words_matrix, [span, row, 0], filled, pipe.words.index(stage * shape.each + own)
+            )
             for group in gl.static_range(GROUPS):
                 buffer = pipe.pairs.index((stage * shape.each + own) * GROUPS + group)
                 buffer = buffer._reinterpret(gl.int32, pairs_matrix.block_shape, pairs_matrix.layout)
@@ -82,7 +86,9 @@ def _keep_row(pipe, work, shape):
     PLACES: gl.constexpr = TURN // shape.group
     dtype: gl.constexpr = work.x_ptr.dtype.element_ty
     flat = pipe.row._reinterpret(dtype, [shape.turns, TURN], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    totals = pipe.totals._reinterpret(gl.float32, [shape.turns, PLACES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    totals = pipe.totals._reinterpret(
+        gl.float32, [shape.turns, PLACES], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     TILE: gl.constexpr = gl.BlockedLayout([8], [32], [shape.warps], [0])
     k = gl.arange(0, TURN, TILE)
     xs = ()
@@ -133,7 +139,20 @@ def _load_rows(work, first_span, shape, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def _add_span(out, words, of_step, pipe, planes, totals, turn, first_plane: gl.constexpr, shape, dtype: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):
+def _add_span(
+    out,
+    words,
+    of_step,
+    pipe,
+    planes,
+    totals,
+    turn,
+    first_plane: gl.constexpr,
+    shape,
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    SUMS: gl.constexpr,
+):
     GROUPS: gl.constexpr = 256 // shape.group
     PLANES: gl.constexpr = shape.group // 32
     ORIGIN: gl.constexpr = 128 if dtype == gl.bfloat16 else 1024
@@ -152,7 +171,9 @@ def _add_span(out, words, of_step, pipe, planes, totals, turn, first_plane: gl.c
         scale = (pair & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
         low = (pair >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
         if shape.rows == 1:
-            total = gl.expand_dims(pipe.totals.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2)
+            total = gl.expand_dims(
+                pipe.totals.index(turn).slice(group, 1, 1).load(gl.SliceLayout(2, SUMS)), 2
+            )
         else:
             total = gl.expand_dims(totals[first_plane // PLANES + group], 1)
         out = scale * sums + (out + (low - ORIGIN * scale) * total)
@@ -160,7 +181,19 @@ def _add_span(out, words, of_step, pipe, planes, totals, turn, first_plane: gl.c
 
 
 @gluon.jit
-def _step(outs, pipe, planes, totals, step, turn, first_plane: gl.constexpr, shape, dtype: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):
+def _step(
+    outs,
+    pipe,
+    planes,
+    totals,
+    step,
+    turn,
+    first_plane: gl.constexpr,
+    shape,
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    SUMS: gl.constexpr,
+):
     GROUPS: gl.constexpr = 256 // shape.group
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     stage = step % shape.stages
@@ -180,7 +213,22 @@ def _step(outs, pipe, planes, totals, step, turn, first_plane: gl.constexpr, sha
         if shape.mode == 1:
             results = results + (outs[own],)
         else:
-            results = results + (_add_span(outs[own], words[own], pairs[own], pipe, planes, totals, turn, first_plane, shape, dtype, ROWS, SUMS),)
+            results = results + (
+                _add_span(
+                    outs[own],
+                    words[own],
+                    pairs[own],
+                    pipe,
+                    planes,
+                    totals,
+                    turn,
+                    first_plane,
+                    shape,
+                    dtype,
+                    ROWS,
+                    SUMS,
+                ),
+            )
     return results
 
 
@@ -199,12 +247,16 @@ def _finish(sums, first, work, shape, own: gl.constexpr):
 
 @gluon.jit
 def _store_tile(outs, pipe, first, work, shape, ROWS: gl.constexpr):
-    RED: gl.constexpr = gl.BlockedLayout([shape.warps, 1, 1], [1, 32 // ROWS, ROWS], [1, shape.warps, 1], [2, 1, 0])
+    RED: gl.constexpr = gl.BlockedLayout(
+        [shape.warps, 1, 1], [1, 32 // ROWS, ROWS], [1, shape.warps, 1], [2, 1, 0]
+    )
     for own in gl.static_range(shape.each):
         pipe.shared.index(own).store(outs[own])
     if shape.activation is None:
         for own in gl.static_range(shape.each):
-            _finish(gl.sum(pipe.shared.index(own).load(RED), 0) * work.factor, first + own * 16, work, shape, 16)
+            _finish(
+                gl.sum(pipe.shared.index(own).load(RED), 0) * work.factor, first + own * 16, work, shape, 16
+            )
     else:
         gate = gl.sum(pipe.shared.index(0).load(RED), 0) * work.factor
         up = gl.sum(pipe.shared.index(1).load(RED), 0) * work.factor
@@ -232,10 +284,24 @@ def _multiply(pipe, work, shape):
             outs = outs + (gl.zeros([shape.warps, 16, ROWS], gl.float32, SUMS),)
         if shape.rows == 1:
             for turn in range(shape.turns):
-                outs = _step(outs, pipe, planes, totals, tile * shape.turns + turn, turn, 0, shape, dtype, ROWS, SUMS)
+                outs = _step(
+                    outs, pipe, planes, totals, tile * shape.turns + turn, turn, 0, shape, dtype, ROWS, SUMS
+                )
         else:
             for turn in gl.static_range(shape.turns):
-                outs = _step(outs, pipe, planes, totals, tile * shape.turns + turn, 0, turn * 8, shape, dtype, ROWS, SUMS)
+                outs = _step(
+                    outs,
+                    pipe,
+                    planes,
+                    totals,
+                    tile * shape.turns + turn,
+                    0,
+                    turn * 8,
+                    shape,
+                    dtype,
+                    ROWS,
+                    SUMS,
+                )
         _store_tile(outs, pipe, first + tile * OWN, work, shape, ROWS)
 
 
@@ -248,23 +314,48 @@ def stream_tma_kernel(
     ROWS: gl.constexpr = 8 if shape.rows == 1 else shape.rows
     gdc_launch_dependents()
     num_columns = num_weight_rows // (1 if shape.activation is None else 2)
-    work = Work(x_ptr, norm_weight_ptr, bias_ptr, out_ptr, num_rows, num_columns, stride_x, stride_out, stride_part, tiles, factor, eps)
+    work = Work(
+        x_ptr,
+        norm_weight_ptr,
+        bias_ptr,
+        out_ptr,
+        num_rows,
+        num_columns,
+        stride_x,
+        stride_out,
+        stride_part,
+        tiles,
+        factor,
+        eps,
+    )
     PAIRS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     KEPT: gl.constexpr = shape.turns if shape.rows == 1 else 1
     pipe = _Pipe(
-        gl.allocate_shared_memory(gl.int32, [shape.stages * shape.each, shape.warps, 16, 32], words_matrix.layout),
-        gl.allocate_shared_memory(gl.int32, [shape.stages * shape.each * (256 // shape.group), shape.warps, 16], PAIRS),
+        gl.allocate_shared_memory(
+            gl.int32, [shape.stages * shape.each, shape.warps, 16, 32], words_matrix.layout
+        ),
+        gl.allocate_shared_memory(
+            gl.int32, [shape.stages * shape.each * (256 // shape.group), shape.warps, 16], PAIRS
+        ),
         gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
-        gl.allocate_shared_memory(gl.float32, [shape.each, shape.warps, 16, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])),
-        gl.allocate_shared_memory(x_ptr.dtype.element_ty, [KEPT, shape.warps, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
-        gl.allocate_shared_memory(gl.float32, [KEPT, shape.warps, 256 // shape.group], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
+        gl.allocate_shared_memory(
+            gl.float32, [shape.each, shape.warps, 16, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        ),
+        gl.allocate_shared_memory(
+            x_ptr.dtype.element_ty, [KEPT, shape.warps, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        ),
+        gl.allocate_shared_memory(
+            gl.float32, [KEPT, shape.warps, 256 // shape.group], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        ),
     )
     for stage in gl.static_range(shape.stages):
         mbarrier.init(pipe.filled.index(stage), count=1)
         mbarrier.init(pipe.free.index(stage), count=1)
     fence_async_shared()
     gl.warp_specialize(
-        [(_multiply, (pipe, work, shape)), (_fetch, (words_matrix, pairs_matrix, pipe, work, shape))], [1], [24]
+        [(_multiply, (pipe, work, shape)), (_fetch, (words_matrix, pairs_matrix, pipe, work, shape))],
+        [1],
+        [24],
     )

@@ -4,12 +4,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from octavo.layers.linear.grouped.weight import PLANE
+
 # Rows of two tensor core tiles.
 FEW_MAX_ROWS = 16
 # With more rows, it is faster to dequantise the whole weight first.
 _MEDIUM_MAX_ROWS = 256
+_TILE_ROWS = 8
 _SHORT = 4096
 _NARROW = 8192
+# Columns of a group whose scales and sums take few registers.
+_COARSE = 128
 
 
 def choose_grouped_gemm(num_rows: int) -> Literal["few", "medium", "plain"]:
@@ -21,27 +26,47 @@ def choose_grouped_gemm(num_rows: int) -> Literal["few", "medium", "plain"]:
 
 @dataclass(frozen=True, slots=True)
 class FewTiling:
-    """Tile of one program of few_linear; powers of two.
+    """How few_linear is tiled; powers of two, but for stages and parts.
 
     Attributes:
-        columns: rows of the weight, 16 or more.
+        columns: rows of the weight of a tile, 16 or 32.
         num_warps: that share K.
         num_stages: spans of a warp in shared memory, 2 or more.
+        programs: per multiprocessor.
+        num_splits: parts of K, each multiplied by programs of its own; another launch adds them up. 1 for a
+            single row.
+        in_registers: whether a warp keeps its columns of a single row in registers; those of more rows it
+            always does.
     """
 
     columns: int
     num_warps: int
     num_stages: int
+    programs: int
+    num_splits: int = 1
+    in_registers: bool = False
 
 
 @cache
-def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int) -> FewTiling:
-    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200."""
-    if size > _SHORT:
-        return FewTiling(16, 8, 3 if num_rows == 1 else 2)
-    if num_rows > 1 and num_weight_rows <= _NARROW:
-        return FewTiling(16, 4, 3)
-    return FewTiling(32, 4, 3 if num_weight_rows > _SHORT else 4)
+def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int, group: int) -> FewTiling:
+    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200.
+
+    Args:
+        num_rows: M.
+        num_weight_rows: N.
+        size: K.
+        group: columns of a group; each takes registers, as x does.
+    """
+    is_coarse = group >= _COARSE
+    if num_rows == 1:
+        if num_weight_rows > _NARROW and size <= _SHORT and is_coarse:
+            return FewTiling(16, 4, 6, 2, in_registers=True)
+        return FewTiling(16, 8, 3, 2)
+    kept = _SHORT if group >= PLANE else _SHORT // 2
+    if num_rows <= _TILE_ROWS:
+        num_splits = -(-size // kept)
+        return FewTiling(16, 4, 6, 2, num_splits) if is_coarse else FewTiling(16, 8, 3, 2, num_splits)
+    return FewTiling(32 if is_coarse else 16, 8, 3, 1, -(-size // (kept // 2)))
 
 
 @dataclass(frozen=True, slots=True)
