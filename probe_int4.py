@@ -12,7 +12,7 @@ sys.path[:0] = ["benchmarks", "."]
 import torch
 from gpu_linear import MODELS, microseconds, random_numbers
 
-from octavo.layers.linear.grouped.few import few_linear
+from octavo.layers.linear.grouped.few.gemm import few_linear
 from octavo.layers.linear.grouped.stream import StreamTiling as T
 from octavo.layers.linear.grouped.stream import stream_linear
 from octavo.layers.linear.grouped.stream_tma import TmaTiling as M

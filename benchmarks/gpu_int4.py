@@ -161,7 +161,7 @@ def call(
 ) -> Callable[[GroupedWeight], Tensor]:
     """Return the product of x by a tiling, with what is fused."""
     if isinstance(tiling, FewTiling):
-        from octavo.layers.linear.grouped.few import few_linear
+        from octavo.layers.linear.grouped.few.gemm import few_linear
 
         return lambda weight: few_linear(
             x, weight, norm_weight=norm, activation=shape.activation, residual=residual, tiling=tiling

@@ -23,7 +23,7 @@ FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "b
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 16])
 def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     weight = packed(random_blocks(6144, 4096, bits=bits, group=group), "cuda")
     x = random(num_rows, 4096, device="cuda", dtype=dtype)
@@ -39,7 +39,7 @@ def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> N
 def test_what_few_rows_fuse(
     dtype: torch.dtype, names: list[str], shape: tuple[int, int], num_rows: int
 ) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     if num_rows > 1:
         names = [name for name in names if name != "norm"]
@@ -65,7 +65,7 @@ def test_a_row_in_any_tiling(
     overlaps: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     monkeypatch.setattr(triton_launch, "OVERLAP", overlaps)
     tiling = FewTiling(columns, num_warps, num_stages, 2, in_registers=in_registers)
@@ -85,7 +85,7 @@ def test_parts_and_tiles_of_few_rows(
     num_rows: int, columns: int, num_splits: int, programs: int, names: list[str]
 ) -> None:
     """Programs with many tiles and with a part of one; parts of K that are not equal."""
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     weight = packed(random_blocks(20002, 1280, group=64), "cuda")
     x = random(num_rows, 1280, device="cuda", dtype=torch.float16)
@@ -100,7 +100,7 @@ def test_parts_and_tiles_of_few_rows(
 @pytest.mark.parametrize("num_rows", [1, 3, 16])
 @pytest.mark.parametrize("names", [[], ["silu"]])
 def test_a_weight_of_fewer_rows_than_a_tile(num_rows: int, names: list[str]) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     weight = packed(random_blocks(6, 64), "cuda")
     x = random(num_rows, 64, device="cuda", dtype=torch.bfloat16)
@@ -111,7 +111,7 @@ def test_a_weight_of_fewer_rows_than_a_tile(num_rows: int, names: list[str]) -> 
 
 
 def test_a_single_row_is_not_cut() -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     weight = packed(random_blocks(32, 2048), "cuda")
     x = random(1, 2048, device="cuda", dtype=torch.bfloat16)

@@ -1,8 +1,8 @@
 """The kernel of few_linear: programs that stream tiles of a packed weight through their tensor cores.
 
     start    copies of the first steps to shared memory
-             wait for the kernel before; then the rows of x (few_rows)
-    tile     warp w: spans w, w + W, ...    copied some steps ahead, across tiles (few_copies)
+             wait for the kernel before; then the rows of x (rows)
+    tile     warp w: spans w, w + W, ...    copied some steps ahead, across tiles (copies)
                planes of integers           bits become floats without arithmetic: q + ORIGIN
                sums += integers * x,        of a group, then scaled:
                                             scale * (sums - ORIGIN * total) + min * total
@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.grouped.few_copies import Work, copy_step, plan_copies, tile_begin
-from octavo.layers.linear.grouped.few_rows import (
+from octavo.layers.linear.grouped.few.copies import Work, copy_step, plan_copies, tile_begin
+from octavo.layers.linear.grouped.few.rows import (
     half_of,
     keep_row,
     load_rows,

@@ -1,6 +1,6 @@
 """The skinny GEMM with a packed weight, 1 to 16 rows: y = epilogue(prologue(x) W^T); only where Triton runs.
 
-few_kernel, for NVIDIA GPUs only, multiplies integers as they are and scales the sum of each group in float32.
+The kernel multiplies integers as they are and scales the sum of each group in float32.
 A row's result depends on its own values, the tiling and the number of rows, never on the other rows.
 """
 
@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.grouped.few_kernel import Result, Shape, few_linear_kernel
+from octavo.layers.linear.grouped.few.kernel import Result, Shape, few_linear_kernel
 from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
