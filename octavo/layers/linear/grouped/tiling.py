@@ -48,7 +48,9 @@ class FewTiling:
 
 
 @cache
-def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int, group: int) -> FewTiling:
+def choose_few_tiling(
+    num_rows: int, num_weight_rows: int, size: int, group: int, generation: int
+) -> FewTiling:
     """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200.
 
     Args:
@@ -56,6 +58,7 @@ def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int, group: int
         num_weight_rows: N.
         size: K.
         group: columns of a group; each takes registers, as x does.
+        generation: of the GPU, 9 for Hopper.
     """
     is_coarse = group >= _COARSE
     if num_rows == 1:
@@ -66,7 +69,9 @@ def choose_few_tiling(num_rows: int, num_weight_rows: int, size: int, group: int
     if num_rows <= _TILE_ROWS:
         num_splits = -(-size // kept)
         return FewTiling(16, 4, 6, 2, num_splits) if is_coarse else FewTiling(16, 8, 3, 2, num_splits)
-    return FewTiling(32 if is_coarse else 16, 8, 3, 1, -(-size // (kept // 2)))
+    # Other GPUs have less memory in an SM.
+    num_stages = 3 if generation >= 9 or not is_coarse else 2
+    return FewTiling(32 if is_coarse else 16, 8, num_stages, 1, -(-size // (kept // 2)))
 
 
 @dataclass(frozen=True, slots=True)

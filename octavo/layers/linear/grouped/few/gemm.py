@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import num_multiprocessors
+from octavo.gpu.device import num_multiprocessors, nvidia_generation
 from octavo.gpu.launch import launch, overlap_options
 from octavo.layers.linear.grouped.few.kernel import Result, Shape, few_linear_kernel
 from octavo.layers.linear.grouped.medium import add_parts
@@ -58,7 +58,8 @@ def few_linear(
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
     if tiling is None:
-        tiling = choose_few_tiling(num_rows, num_weight_rows, size, weight.group)
+        generation = nvidia_generation(x.device)
+        tiling = choose_few_tiling(num_rows, num_weight_rows, size, weight.group, generation)
     num_spans = weight.words.shape[1] // PLANE
     turns = -(-num_spans // (tiling.num_warps * tiling.num_splits))
     splits = -(-num_spans // (tiling.num_warps * turns))
