@@ -13,7 +13,7 @@ _MEDIUM_MAX_ROWS = 256
 _TILE_ROWS = 8
 _SHORT = 4096
 _NARROW = 8192
-# Columns of a group whose scales and sums take few registers.
+# Columns of groups whose scales and sums leave registers for wide tiles.
 _COARSE = 128
 
 
@@ -48,30 +48,30 @@ class FewTiling:
 
 
 @cache
-def choose_few_tiling(
-    num_rows: int, num_weight_rows: int, size: int, group: int, generation: int
-) -> FewTiling:
-    """Return the tiling for M rows and a weight [N, K], gate and up counted: by measurement on an H200.
+def choose_few_tiling(num_rows: int, size: int, group: int, generation: int) -> FewTiling:
+    """Return the tiling for M rows and a weight [N, K]: by measurement on an H200.
 
     Args:
         num_rows: M.
-        num_weight_rows: N.
         size: K.
-        group: columns of a group; each takes registers, as x does.
+        group: columns of a group; scales and sums of small ones leave few registers for x.
         generation: of the GPU, 9 for Hopper.
     """
-    is_coarse = group >= _COARSE
+    is_narrow = group < PLANE
     if num_rows == 1:
-        if num_weight_rows > _NARROW and size <= _SHORT and is_coarse:
-            return FewTiling(16, 4, 6, 2, in_registers=True)
-        return FewTiling(16, 8, 3, 2)
-    kept = _SHORT if group >= PLANE else _SHORT // 2
+        if size > _SHORT or is_narrow:
+            return FewTiling(16, 8, 3, 2)
+        return FewTiling(16, 4, 6, 2, in_registers=True)
+    # Columns of x that 8 warps can keep.
+    kept = _SHORT // 2 if is_narrow else _SHORT
     if num_rows <= _TILE_ROWS:
         num_splits = -(-size // kept)
-        return FewTiling(16, 4, 6, 2, num_splits) if is_coarse else FewTiling(16, 8, 3, 2, num_splits)
+        return FewTiling(16, 4, 6, 2, num_splits) if group > PLANE else FewTiling(16, 8, 3, 2, num_splits)
+    num_splits = -(-size // (kept // 2))
+    if group < _COARSE:
+        return FewTiling(16, 8, 3, 1, num_splits)
     # Other GPUs have less memory in an SM.
-    num_stages = 3 if generation >= 9 or not is_coarse else 2
-    return FewTiling(32 if is_coarse else 16, 8, num_stages, 1, -(-size // (kept // 2)))
+    return FewTiling(32, 8, 3 if generation >= 9 else 2, 1, num_splits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ class Copies(NamedTuple):
     """What a program copies of the weight, and where to; W warps.
 
     Attributes:
-        words_at: [W, columns, 32], words of the tile at column 0 of the result.
-        pairs_at: [W * groups of a span, columns], its pairs.
+        words_at: [W, columns, 32], words of the tile at column 0 of the result: of the first turn's spans, if
+            all warps always have one, else of span 0.
+        pairs_at: [W * groups of a span, columns], pairs of that tile, likewise.
         span: [W, 1, 1], each warp's span of the first turn.
         group: [W * groups of a span, 1], groups of the first turn.
         words: [stages, W, columns, 32] in shared memory.
@@ -66,11 +67,18 @@ def plan_copies(words_ptr, pairs_ptr, work, shape: gl.constexpr, own: gl.constex
     last = work.num_columns - 1
     weight_row = gl.minimum(index % own, last) + index // own * work.num_columns
     weight_row_p = gl.minimum(index_p % own, last) + index_p // own * work.num_columns
+    span = work.first_span + warp
+    group = work.first_span * GROUPS + place
+    words_at = words_ptr + (weight_row * (NUM_SPANS * 32) + word)
+    pairs_at = pairs_ptr + weight_row_p
+    if NUM_SPANS % shape.warps == 0:
+        words_at += span * 32
+        pairs_at += group * work.num_weight_rows
     return Copies(
-        words_ptr + weight_row.to(gl.int64) * (NUM_SPANS * 32) + word,
-        pairs_ptr + weight_row_p,
-        work.first_span + warp,
-        work.first_span * GROUPS + place,
+        words_at,
+        pairs_at,
+        span,
+        group,
         gl.allocate_shared_memory(
             gl.int32,
             [shape.stages, shape.warps, shape.columns, 32],
@@ -91,18 +99,21 @@ def copy_step(copies, step, work, shape: gl.constexpr, own: gl.constexpr):
     NUM_SPANS: gl.constexpr = (shape.size * shape.bits + 1023) // 1024
     turn = step % shape.turns
     begin = tile_begin(work, step // shape.turns, own)
-    # Spans past the end repeat the last one, and meet zeros.
-    span = gl.minimum(copies.span + turn * shape.warps, NUM_SPANS - 1)
+    words_at = copies.words_at + begin * (NUM_SPANS * 32)
+    pairs_at = copies.pairs_at + begin
+    if NUM_SPANS % shape.warps == 0:
+        words_at += turn * (shape.warps * 32)
+        pairs_at += turn * (shape.warps * GROUPS) * work.num_weight_rows
+    else:
+        # Spans past the end repeat the last one, and meet zeros.
+        words_at += gl.minimum(copies.span + turn * shape.warps, NUM_SPANS - 1) * 32
+        group = gl.minimum(copies.group + turn * (shape.warps * GROUPS), NUM_SPANS * GROUPS - 1)
+        pairs_at += group * work.num_weight_rows
     async_copy.async_copy_global_to_shared(
-        copies.words.index(step % shape.stages),
-        copies.words_at + begin.to(gl.int64) * (NUM_SPANS * 32) + span * 32,
-        mask=span * 0 + step < work.num_steps,
+        copies.words.index(step % shape.stages), words_at, mask=copies.span * 0 + step < work.num_steps
     )
-    group = gl.minimum(copies.group + turn * (shape.warps * GROUPS), NUM_SPANS * GROUPS - 1)
     async_copy.async_copy_global_to_shared(
-        copies.pairs.index(step % shape.stages),
-        copies.pairs_at + begin + group * work.num_weight_rows,
-        mask=group * 0 + step < work.num_steps,
+        copies.pairs.index(step % shape.stages), pairs_at, mask=copies.group * 0 + step < work.num_steps
     )
     async_copy.commit_group()
 

@@ -58,8 +58,7 @@ def few_linear(
     if norm_weight is not None:
         check_vector("norm_weight", norm_weight, size)
     if tiling is None:
-        generation = nvidia_generation(x.device)
-        tiling = choose_few_tiling(num_rows, num_weight_rows, size, weight.group, generation)
+        tiling = choose_few_tiling(num_rows, size, weight.group, nvidia_generation(x.device))
     num_spans = weight.words.shape[1] // PLANE
     turns = -(-num_spans // (tiling.num_warps * tiling.num_splits))
     splits = -(-num_spans // (tiling.num_warps * turns))
