@@ -66,10 +66,10 @@ def choose_few_tiling(num_rows: int, size: int, group: int, generation: int) -> 
     kept = _SHORT // 2 if is_narrow else _SHORT
     if num_rows <= _TILE_ROWS:
         num_splits = -(-size // kept)
-        return FewTiling(16, 4, 6, 2, num_splits) if group > PLANE else FewTiling(16, 8, 3, 2, num_splits)
+        return FewTiling(16, 4, 6, 2, num_splits) if group > PLANE else FewTiling(16, 8, 4, 1, num_splits)
     num_splits = -(-size // (kept // 2))
     if group < _COARSE:
-        return FewTiling(16, 8, 3, 1, num_splits)
+        return FewTiling(16, 8, 4, 1, num_splits)
     # Other GPUs have less memory in an SM.
     return FewTiling(32, 8, 3 if generation >= 9 else 2, 1, num_splits)
 
