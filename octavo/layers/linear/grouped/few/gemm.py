@@ -51,12 +51,7 @@ def few_linear(
     """
     out = check_product(x, weight, bias, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    if not 1 <= num_rows <= FEW_MAX_ROWS:
-        raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {FEW_MAX_ROWS}, got {list(x.shape)}")
-    if norm_weight is not None and num_rows > 1:
-        raise InvalidArgumentError(f"a norm needs a single row of x, got {num_rows}")
-    if norm_weight is not None:
-        check_vector("norm_weight", norm_weight, size)
+    _check_rows(num_rows, size, norm_weight)
     if tiling is None:
         tiling = choose_few_tiling(num_rows, size, weight.group, nvidia_generation(x.device))
     num_spans = weight.words.shape[1] // PLANE
@@ -89,6 +84,16 @@ def few_linear(
     if splits > 1:
         add_parts(parts, bias, out, activation, adds=residual is not None)
     return out
+
+
+def _check_rows(num_rows: int, size: int, norm_weight: Tensor | None) -> None:
+    """Raise InvalidArgumentError if the kernel has no form for so many rows of x."""
+    if not 1 <= num_rows <= FEW_MAX_ROWS:
+        raise InvalidArgumentError(f"x must be [M, K] with 1 <= M <= {FEW_MAX_ROWS}, got {[num_rows, size]}")
+    if norm_weight is not None:
+        if num_rows > 1:
+            raise InvalidArgumentError(f"a norm needs a single row of x, got {num_rows}")
+        check_vector("norm_weight", norm_weight, size)
 
 
 def _tiles_of_a_program(num_weight_rows: int, tiling: FewTiling, splits: int, device: torch.device) -> int:
