@@ -44,8 +44,9 @@ _MAX_COPIES = 56
 _EPS = 1e-6
 # Rows of a weight that is an LM head's.
 _VOCABULARY = 65536
-# Processes that compile kernels side by side.
+# Processes that compile kernels side by side, and rows of the weights they do it with.
 _COMPILERS = 14
+_FEW_WEIGHT_ROWS = 256
 
 
 def random_blocks(num_rows: int, size: int, bits: int, group: int, *, mins: bool) -> BlockWeight:
@@ -116,6 +117,19 @@ def time_of(shape: Shape, kind: Kind, num_rows: int) -> float:
     return microseconds(lambda index: inputs[index](x, None), list(range(copies)))
 
 
+def compile_one(shape: Shape, kind: str, num_rows: int) -> None:
+    """Compile what a shape needs into Triton's cache, by a weight of few rows."""
+    time_of(replace(shape, num_weight_rows=_FEW_WEIGHT_ROWS), KINDS[kind], num_rows)
+
+
+def compile_all(models: list[str], all_rows: list[int], kinds: list[str]) -> None:
+    """Compile side by side what is timed one after the other."""
+    shapes = [shape for model in models for shape in MODELS[model] if shape.name != "lm_head"]
+    with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as pool:
+        for job in [pool.submit(compile_one, *case) for case in product(shapes, kinds, all_rows)]:
+            job.result()
+
+
 def compare(model: str, num_rows: int, kinds: list[str]) -> list[dict[str, object]]:
     """Time all kinds at a model's shapes, and their sum."""
     results: list[dict[str, object]] = []
@@ -146,17 +160,10 @@ def entry(model: str, shape: str, num_rows: int, kind: str, bound: float, us: fl
 def tilings(num_rows: int) -> list[FewTiling | MediumTiling]:
     """Return tilings to be compared."""
     if num_rows <= FEW_MAX_ROWS:
-        sizes = [
-            (16, 4, 3),
-            (16, 8, 3),
-            (16, 8, 2),
-            (16, 16, 2),
-            (32, 2, 4),
-            (32, 4, 2),
-            (32, 4, 3),
-            (32, 4, 4),
-        ]
-        return [FewTiling(*size) for size in (*sizes, (32, 8, 2), (32, 8, 3), (64, 2, 3), (64, 4, 3))]
+        sizes = [(16, 8, 3), (16, 8, 5), (16, 4, 6), (32, 8, 3), (32, 4, 3)]
+        # Of a single row, K is not cut; it is kept in registers or not.
+        ways = [(1, False), (1, True)] if num_rows == 1 else [(1, False), (2, False), (3, False), (6, False)]
+        return [FewTiling(*size, programs, *way) for size in sizes for programs in (1, 2) for way in ways]
     rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
     forms = [(64, 4, 2, 1), (64, 4, 2, 2), (64, 4, 2, 4), (64, 4, 2, 8), (64, 4, 3, 2)]
     forms += [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 2, 4), (128, 4, 2, 2)]
@@ -168,7 +175,7 @@ def call(
 ) -> Callable[[GroupedWeight], Tensor]:
     """Return the product of x by a tiling, with what is fused."""
     if isinstance(tiling, FewTiling):
-        from octavo.layers.linear.grouped.few import few_linear
+        from octavo.layers.linear.grouped.few.gemm import few_linear
 
         return lambda weight: few_linear(
             x, weight, norm_weight=norm, activation=shape.activation, residual=residual, tiling=tiling
@@ -183,7 +190,7 @@ def call(
 def time_tilings(shape: Shape, num_rows: int, *, compiles_only: bool = False) -> dict[str, float]:
     """Return microseconds by tiling; those that do not fit are missing."""
     if compiles_only:
-        shape = replace(shape, num_weight_rows=256)
+        shape = replace(shape, num_weight_rows=_FEW_WEIGHT_ROWS)
     nbytes = bound_us(shape, KINDS["int4"], 0) * 4.8e6
     copies = 1 if compiles_only else max(2, min(_MAX_COPIES, round(_ROTATED_BYTES / nbytes)))
     weights = [
@@ -263,6 +270,7 @@ def main() -> None:
     elif arguments.engine:
         results = [result for model in arguments.models for result in serve(model)]
     else:
+        compile_all(arguments.models, arguments.rows, arguments.kinds)
         results = [
             result
             for model in arguments.models

@@ -5,6 +5,7 @@ import torch
 from grouped_cases import both_ways, options_of, packed, random_blocks
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
 
+from octavo.errors import InvalidArgumentError
 from octavo.gpu import launch as triton_launch
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
@@ -22,7 +23,7 @@ FUSED = [[], ["bias"], ["silu"], ["gelu", "bias"], ["residual"], ["residual", "b
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 16])
 def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     weight = packed(random_blocks(6144, 4096, bits=bits, group=group), "cuda")
     x = random(num_rows, 4096, device="cuda", dtype=dtype)
@@ -38,7 +39,7 @@ def test_few_rows(dtype: torch.dtype, bits: int, group: int, num_rows: int) -> N
 def test_what_few_rows_fuse(
     dtype: torch.dtype, names: list[str], shape: tuple[int, int], num_rows: int
 ) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     if num_rows > 1:
         names = [name for name in names if name != "norm"]
@@ -51,21 +52,71 @@ def test_what_few_rows_fuse(
     assert_as_good_as_torch(got, plain, exact)
 
 
-@pytest.mark.parametrize("columns", [16, 32, 64])
+@pytest.mark.parametrize("columns", [16, 32])
 @pytest.mark.parametrize("num_warps", [2, 4, 8])
 @pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("in_registers", [False, True])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_few_rows_in_any_tiling(
-    columns: int, num_warps: int, num_stages: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_row_in_any_tiling(
+    columns: int,
+    num_warps: int,
+    num_stages: int,
+    in_registers: bool,
+    overlaps: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from octavo.layers.linear.grouped.few import few_linear
+    from octavo.layers.linear.grouped.few.gemm import few_linear
 
     monkeypatch.setattr(triton_launch, "OVERLAP", overlaps)
-    weight = packed(random_blocks(2 * 1000, 2560, group=128), "cuda")
-    x = random(1, 2560, device="cuda", dtype=torch.bfloat16)
-    options = options_of(["norm", "silu"], 1, 2000, 2560, "cuda", torch.bfloat16)
-    got = few_linear(x, weight, **options, eps=EPS, tiling=FewTiling(columns, num_warps, num_stages))
+    tiling = FewTiling(columns, num_warps, num_stages, 2, in_registers=in_registers)
+    weight = packed(random_blocks(2 * 1000, 1280, group=128), "cuda")
+    x = random(1, 1280, device="cuda", dtype=torch.bfloat16)
+    options = options_of(["norm", "silu"], 1, 2000, 1280, "cuda", torch.bfloat16)
+    got = few_linear(x, weight, **options, eps=EPS, tiling=tiling)
     assert_as_good_as_torch(got, *both_ways(x, weight, **options))
+
+
+@pytest.mark.parametrize("num_rows", [2, 8, 9, 16])
+@pytest.mark.parametrize("columns", [16, 32])
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+@pytest.mark.parametrize("programs", [1, 2])
+@pytest.mark.parametrize("names", [["residual", "bias"], ["silu", "bias"]])
+def test_parts_and_tiles_of_few_rows(
+    num_rows: int, columns: int, num_splits: int, programs: int, names: list[str]
+) -> None:
+    """Programs with many tiles and with a part of one; parts of K that are not equal."""
+    from octavo.layers.linear.grouped.few.gemm import few_linear
+
+    weight = packed(random_blocks(20002, 1280, group=64), "cuda")
+    x = random(num_rows, 1280, device="cuda", dtype=torch.float16)
+    options = options_of(names, num_rows, 20002, 1280, "cuda", torch.float16)
+    plain, exact = both_ways(x, weight, **options)
+    tiling = FewTiling(columns, 4, 3, programs, num_splits)
+    with poisoned_memory():
+        got = few_linear(x, weight, **options, tiling=tiling)
+    assert_as_good_as_torch(got, plain, exact)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+@pytest.mark.parametrize("names", [[], ["silu"]])
+def test_a_weight_of_fewer_rows_than_a_tile(num_rows: int, names: list[str]) -> None:
+    from octavo.layers.linear.grouped.few.gemm import few_linear
+
+    weight = packed(random_blocks(6, 64), "cuda")
+    x = random(num_rows, 64, device="cuda", dtype=torch.bfloat16)
+    options = options_of(names, num_rows, 6, 64, "cuda", torch.bfloat16)
+    with poisoned_memory():
+        got = few_linear(x, weight, **options)
+    assert_as_good_as_torch(got, *both_ways(x, weight, **options))
+
+
+def test_a_single_row_is_not_cut() -> None:
+    from octavo.layers.linear.grouped.few.gemm import few_linear
+
+    weight = packed(random_blocks(32, 2048), "cuda")
+    x = random(1, 2048, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="a single row is not cut"):
+        few_linear(x, weight, tiling=FewTiling(16, 4, 3, 2, 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

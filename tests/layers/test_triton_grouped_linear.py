@@ -13,7 +13,12 @@ from triton_layer_cases import (
 )
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.grouped.tiling import MediumTiling, choose_grouped_gemm, choose_medium_tiling
+from octavo.layers.linear.grouped.tiling import (
+    MediumTiling,
+    choose_few_tiling,
+    choose_grouped_gemm,
+    choose_medium_tiling,
+)
 from octavo.layers.linear.grouped.weight import GroupedWeight, group_of
 
 pytestmark = ignores_overflow
@@ -119,23 +124,23 @@ def test_what_does_not_fit_is_refused(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it compiles")
-@pytest.mark.parametrize("rows", [1, 8])
-def test_the_kernel_of_few_rows_compiles_without_a_gpu(rows: int) -> None:
-    """No operand of its tensor cores passes shared memory but words and pairs, which are copied there."""
+@pytest.mark.parametrize(
+    ("bits", "rows", "in_registers"), [(4, 1, False), (4, 1, True), (4, 8, True), (8, 16, True)]
+)
+def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_registers: bool) -> None:
+    """Its operands pass from shared memory to registers in one piece, and stay there."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as compile_kernel
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from octavo.layers.linear.grouped.few_kernel import Shape, few_linear_kernel
+    from octavo.layers.linear.grouped.few.kernel import Result, Shape, few_linear_kernel
 
-    shape = Shape(4, 128, 512, rows, 32, 2, 2, False, False, "silu", False, True)
+    shape = Shape(bits, 32, 512, rows, 16, 2, 2, 2, in_registers, rows == 1, True, "silu", False, True)
     names = [parameter.name for parameter in few_linear_kernel.params]
-    kinds = dict.fromkeys(names, "i32") | dict.fromkeys(("factor", "eps"), "fp32")
-    kinds |= {
-        name: "*i32" if name in ("words_ptr", "pairs_ptr") else "*bf16" for name in names if "ptr" in name
-    }
-    kinds["shape"] = "constexpr"
+    kinds = dict.fromkeys(names, "i32") | {"x_ptr": "*bf16", "norm_weight_ptr": "*bf16", "eps": "fp32"}
+    kinds |= {"words_ptr": "*i32", "pairs_ptr": "*i32", "shape": "constexpr"}
+    kinds["result"] = Result("*bf16", "i32", "i32", "*bf16", "fp32")
     source = GluonASTSource(
         few_linear_kernel,
         signature=kinds,
@@ -145,6 +150,19 @@ def test_the_kernel_of_few_rows_compiles_without_a_gpu(rows: int) -> None:
     assembly = compile_kernel(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2}).asm["ptx"]
     assert "mma.sync" in assembly
     assert "cp.async" in assembly
+    assert ".local" not in assembly
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+@pytest.mark.parametrize("size", [64, 576, 4096, 12288])
+@pytest.mark.parametrize("group", [16, 32, 128, 256])
+def test_tilings_of_few_rows(size: int, group: int) -> None:
+    """A single row is not cut; what a warp keeps of more rows fits into its registers."""
+    assert choose_few_tiling(1, size, group, 9).num_splits == 1
+    for rows in (2, 8, 9, 16):
+        tiling = choose_few_tiling(rows, size, group, 9)
+        columns = -(-size // tiling.num_splits // tiling.num_warps)
+        assert columns * (8 if rows <= 8 else 16) <= 1024 * 8
 
 
 def test_it_is_a_weight_of_its_own() -> None:

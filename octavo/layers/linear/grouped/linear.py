@@ -66,7 +66,7 @@ class GroupedLinear:
             return _activated(out, activation)
         (part,), (bias,) = self._parts, self._biases
         if hidden.shape[0] == 1 and delta is None and part.order is None:
-            from octavo.layers.linear.grouped.few import few_linear
+            from octavo.layers.linear.grouped.few.gemm import few_linear
 
             return few_linear(
                 hidden, part, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation
@@ -94,7 +94,7 @@ def _product(
         x = x.index_select(1, weight.order)
     gemm = choose_grouped_gemm(x.shape[0])
     if gemm == "few":
-        from octavo.layers.linear.grouped.few import few_linear
+        from octavo.layers.linear.grouped.few.gemm import few_linear
 
         return few_linear(x, weight, bias, activation=activation, residual=residual)
     if gemm == "medium" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
