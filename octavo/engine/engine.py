@@ -253,7 +253,7 @@ class Engine:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step should be launched, which requests added until then join; 0: now.
+        """Seconds to sleep before asking again, because requests that come can join the next step; 0: run it.
 
         See step/pace.py.
         """

@@ -67,6 +67,10 @@ class ModelRunner:
         result = self._execute(step)
         return lambda: result
 
+    def has_finished(self) -> bool:
+        """See StepRunner: `launch` returns when the step has run."""
+        return True
+
     def release(self, request: Request) -> None:
         """See StepRunner."""
         self._sampler.release(request)

@@ -84,16 +84,17 @@ class SharedEngine:
                 return found, 0.0
             if not self.engine.has_unfinished_requests:
                 raise EngineError("the engine has nothing to do, and a caller still waits")
+            if spare_s := self.engine.spare_s:
+                return found, spare_s
             self.engine.step()
-            found = find()
-            return found, 0.0 if found else self.engine.spare_s
+            return find(), 0.0
 
         while True:
             found, spare_s = self.call(step)
-            if spare_s or self._waiting:
-                time.sleep(max(spare_s, _COURTESY_S))
             if found:
                 return found
+            if spare_s or self._waiting:
+                time.sleep(max(spare_s, _COURTESY_S))
 
     def leave(self, requests: "_Requests") -> None:
         """Abort a caller's unfinished requests."""

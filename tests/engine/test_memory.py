@@ -37,6 +37,16 @@ def test_a_gpu_runs_512_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert make_plan(device="cuda", max_num_seqs=256).working_bytes < plan.working_bytes
 
 
+def test_a_gpu_without_room_for_a_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: object) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory\nSearch for it.")
+
+    pretend_a_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    with pytest.raises(OutOfMemoryError, match="cuda is full: .* \\(CUDA error: out of memory\\)"):
+        make_plan(device="cuda")
+
+
 @pytest.mark.parametrize("number", [1, 3, 1000])
 def test_as_many_as_the_user_says(number: int) -> None:
     plan = make_plan(max_num_seqs=number, max_model_len=64)

@@ -1,5 +1,6 @@
 """The engine one step ahead of its device, played by a runner that keeps the newest token to itself."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from octavo.engine.prompts import Prompt, TokenIds
 from octavo.engine.request import Request
 from octavo.engine.step.result import LateWork, PrepareProgress, StepResult
 from octavo.engine.step.scheduled import SchedulerOutput
+from octavo.engine.step.time import StepTime
 from octavo.errors import EngineError, PromptError
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]]
@@ -29,7 +31,7 @@ class AheadRunner:
         self.newest: dict[Request, int] = {}
         self.num_launched = self.num_waited = self.most_in_flight = 0
         self.fails_at = -1
-        self.fails_in_launch = False
+        self.fails_in_launch = self.is_fast = False
 
     def prepare(self, progress: PrepareProgress) -> None:
         self.inner.prepare(progress)
@@ -69,6 +71,9 @@ class AheadRunner:
             return result
 
         return wait
+
+    def has_finished(self) -> bool:
+        return self.is_fast or self.num_waited == self.num_launched
 
     def release(self, request: Request) -> None:
         self.inner.release(request)
@@ -126,6 +131,22 @@ def test_requests_of_both_kinds_together(tiny: MakeLLM) -> None:
     llm, _ = ahead(tiny())
     outputs = llm.generate(PROMPTS, params)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_a_guess_that_is_wrong_by_far_delays_nobody_for_long(
+    tiny: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine looks now and then whether the device is done, and does not sleep on when it is."""
+    llm, runner = ahead(tiny())
+    llm.engine.add_request(PROMPTS[0], SamplingParams(max_tokens=20, ignore_eos=True))
+    llm.engine.step()
+    monkeypatch.setattr(StepTime, "seconds", lambda self, work: 100.0)
+    assert 0 < llm.engine.spare_s <= 0.01
+    runner.is_fast = True
+    assert llm.engine.spare_s == 0.0
+    begun_at = time.perf_counter()
+    llm.generate(PROMPTS, SamplingParams(max_tokens=8, ignore_eos=True))
+    assert time.perf_counter() - begun_at < 10
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 4])

@@ -42,6 +42,10 @@ class Outcome:
         self._copied = torch.cuda.Event()
         self._copied.record()
 
+    def is_copied(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._copied.query()
+
     def wait(self) -> StepResult:
         """Wait for the copies, and so for the step, and return what it found."""
         self._copied.synchronize()

@@ -86,6 +86,7 @@ class GpuRunner:
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
+        self._newest: Outcome | None = None
         # What the plan on the device saves in a step, and what all steps have saved.
         self._plan_sharing = self._sharing = Sharing()
 
@@ -126,6 +127,10 @@ class GpuRunner:
                 return self._decode(requests, [item.end for item in step.scheduled])
             self._batch = []
             return self._mixed(step.scheduled)
+
+    def has_finished(self) -> bool:
+        """See StepRunner."""
+        return self._newest is None or self._newest.is_copied()
 
     def release(self, request: Request) -> None:
         """See StepRunner."""
@@ -245,7 +250,8 @@ class GpuRunner:
             self._sample_adjusted(part, requests, ends)
         self._rows.set_positions(requests, ends)
         tops = self._find_tops(reported, requests, outcome) if reported else None
-        return Outcome(requests, outcome, tops, reported, chunks).wait
+        self._newest = Outcome(requests, outcome, tops, reported, chunks)
+        return self._newest.wait
 
     def _sample_adjusted(self, places: list[int], requests: list[Request], ends: list[int]) -> None:
         """Sample again for requests that change their logits."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.parallel import TensorParallel
 
 
@@ -77,9 +77,17 @@ def require_devices(device: torch.device, parallel: TensorParallel) -> None:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the memory that a new process could take on the device, beside the other processes."""
+    """Return the memory that a new process could take on the device, beside the other processes.
+
+    Raises:
+        OutOfMemoryError: a GPU is so full that this process cannot even ask.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        try:
+            return torch.cuda.mem_get_info(device)[0]
+        except RuntimeError as error:
+            message = f"{device} is full: there is no memory for a process's CUDA context"
+            raise OutOfMemoryError(f"{message} ({str(error).splitlines()[0]})") from error
     return min(_available_system_bytes(), _free_cgroup_bytes())
 
 

@@ -171,6 +171,10 @@ class LeaderRunner:
         wait = self._ranks.run(partial(self._launch, step))
         return partial(self._ranks.run, partial(self._wait, wait))
 
+    def has_finished(self) -> bool:
+        """See StepRunner: of this rank."""
+        return self._local.has_finished()
+
     def release(self, request: Request) -> None:
         """See StepRunner."""
         self._ranks.thread.post(partial(self._release, request))

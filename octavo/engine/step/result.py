@@ -98,6 +98,10 @@ class StepRunner(Protocol):
         """Start a step; the returned function waits for its result."""
         ...
 
+    def has_finished(self) -> bool:
+        """Return whether all that was launched has run: waiting for results would take no time."""
+        ...
+
     def release(self, request: Request) -> None:
         """Forget a finished request."""
         ...

@@ -28,6 +28,9 @@ from octavo.kv import KVCacheManager
 
 logger = logging.getLogger(__name__)
 
+# Guesses of a step's end may be wrong by far, and a step that is noticed late would be learned as a long one.
+_LONGEST_SLEEP_S = 1e-3
+
 
 class _Launched(NamedTuple):
     """A step under way.
@@ -88,11 +91,13 @@ class Steps:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the next step should be launched; see Engine."""
-        if len(self._in_flight) != 1:
+        """Seconds to sleep before asking again; 0: launch the next step; see Engine."""
+        if len(self._in_flight) != 1 or self._runner.has_finished():
             return 0.0
         launched = self._in_flight[0]
-        return 0.0 if launched.work is None else self._pace.spare_s(launched.work, launched.launched_at)
+        if launched.work is None:
+            return 0.0
+        return min(self._pace.spare_s(launched.work, launched.launched_at), _LONGEST_SLEEP_S)
 
     def close(self, request: Request) -> None:
         """End a request that was aborted or has failed."""
