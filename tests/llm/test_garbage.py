@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from octavo.garbage import StepGarbage, no_full_collections
+from octavo.garbage import StepGarbage, all_lives_on, no_full_collections
 
 
 def fail() -> None:
@@ -59,3 +59,15 @@ def test_steps_collect_when_they_choose_to() -> None:
         garbage.collect()
         assert cycle() is None
     assert gc.isenabled()
+
+
+def test_what_lives_on_is_not_looked_through() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with all_lives_on():
+            assert not gc.isenabled()
+            made = [[] for _ in range(10)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(made)
+    finally:
+        gc.unfreeze()
