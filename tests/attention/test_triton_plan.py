@@ -175,7 +175,8 @@ def test_other_gpus_decode_by_portable_tiles(monkeypatch, generation):
     ("num_tokens", "leaves_begin_at", "expected"),
     [
         (64 + 256, 0, SHORT_SHAPE),
-        (64 + 1024, 64, SHORT_SHAPE),
+        (64 + 256, 64, SHORT_SHAPE),
+        (64 + 1024, 0, NODE_SHAPE),
         (8192, 0, PROMPT_SHAPE),
         (8192, 128, PROMPT_SHAPE),
         (8192, 64, NODE_SHAPE),
@@ -189,7 +190,8 @@ def test_only_much_work_takes_prompts_in_large_tiles(monkeypatch, num_tokens, le
     portable = fat_shape(2, 128, torch.bfloat16)
     rows = {"num_rows": num_tokens * 16, "portable": portable}
     units = prompt_tile(torch.device("cuda"), 2, 128, torch.bfloat16, 64, **rows)
-    assert hopper_shapes.attended_tile(units, leaves_begin_at) == expected
+    device = torch.device("cuda")
+    assert hopper_shapes.attended_tile(device, units, num_tokens * 16, leaves_begin_at) == expected
     assert (units == portable) == (expected != SHORT_SHAPE)
     assert prompt_tile(torch.device("cuda"), 2, 128, torch.float32, 64, **rows) == portable
     assert prompt_tile(torch.device("cuda"), 128, 128, torch.bfloat16, 64, **rows) == portable

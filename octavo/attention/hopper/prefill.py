@@ -22,10 +22,10 @@ weights, the other has the tensor cores. A warpgroup's own product with values, 
       warpgroup 0            [ softmax k1 -> p1    ]        [ softmax k2 -> p2    ]
       warpgroup 1                             [ softmax k1 -> p1    ]        [ softmax ...
 
-KEYS is 128 for prompts, and 64 for nodes and prompts beside them. A unit of short prompts, or of nodes in
-steps that only decode, has 64 rows and tiles of 64 keys: one warpgroup, which waits for no turn, and the
-fetching warp, `free` barriers with count 1. Short prompts have two such programs on an SM; beside nodes, which
-then have 2 stages, the other half of the SM is for the leaves, which decode.py attends.
+KEYS is 128 for prompts, and 64 for few query tokens, nodes, and prompts beside nodes. A unit of short
+prompts, or of nodes in steps that only decode, has 64 rows: one warpgroup, which waits for no turn, and the
+fetching warp, `free` barriers with count 1. Two programs of short prompts fit on an SM. Nodes have 2 stages
+then, and the other half of the SM is for the leaves, which decode.py attends.
 
 Units are those of triton/prefill.py, or the fat ones of a forest; the device knows their number. A forest's
 query tokens are gathered. The kernel for nodes may start while the kernel before it still runs.
@@ -73,7 +73,9 @@ def nodes_unsupported_reason(call: Call, forest: DeviceForest) -> str | None:
 
 def attend_fat(call: Call, work: FatWork) -> None:
     """Attend the fat units."""
-    _attend(call, None, work.units, work.count, attended_tile(work.shape, work.leaves_begin_at))
+    num_tokens, num_heads, _ = call.q.shape
+    tile = attended_tile(call.q.device, work.shape, num_tokens * num_heads, work.leaves_begin_at)
+    _attend(call, None, work.units, work.count, tile)
 
 
 def attend_fat_nodes(call: Call, forest: DeviceForest, *, decodes: bool) -> None:

@@ -29,12 +29,12 @@ BESIDE_SHAPE = TileShape(64, 64, 4, 2, 1, 136)
 FEW_LEAVES_SHAPE = TileShape(16, 32, 1, 2, 4, 240)
 LEAF_SHAPE = TileShape(16, 16, 1, 2, 8, 120)
 
-# Up to so many units of PROMPT_SHAPE for each SM, prompts are faster in SHORT_SHAPE.
-_SHORT_TURNS = 2
+# Up to so many turns of each program, prompts are faster in tiles of fewer keys.
+_TURNS_OF_FEW_KEYS = 2
 
 
 def is_short(device: torch.device, group: int, num_rows: int) -> bool:
-    """Say whether prompts are best tiled by SHORT_SHAPE: little work must not wait for much code to load.
+    """Say whether prompts are best tiled by SHORT_SHAPE: each unit then finds an SM of its own.
 
     Args:
         device: where the kernel runs.
@@ -42,16 +42,22 @@ def is_short(device: torch.device, group: int, num_rows: int) -> bool:
         num_rows: query tokens times heads. Units are not counted, because a captured step has room for many
             sequences, most of which are empty.
     """
-    most_rows = _SHORT_TURNS * num_multiprocessors(device) * PROMPT_SHAPE.rows
-    return group <= SHORT_SHAPE.rows and num_rows <= most_rows
+    return group <= SHORT_SHAPE.rows and num_rows <= num_multiprocessors(device) * SHORT_SHAPE.rows
 
 
-def attended_tile(tile: TileShape, leaves_begin_at: int) -> TileShape:
-    """Return how the kernel attends prompts whose units are cut by `tile`; leaves_begin_at: see FatWork."""
+def attended_tile(device: torch.device, tile: TileShape, num_rows: int, leaves_begin_at: int) -> TileShape:
+    """Return how the kernel attends prompts; little work must not wait for much code to load.
+
+    Args:
+        device, num_rows: as for is_short.
+        tile: how they are cut into units.
+        leaves_begin_at: see FatWork.
+    """
     if tile == SHORT_SHAPE:
         return tile
+    is_little = num_rows <= _TURNS_OF_FEW_KEYS * num_multiprocessors(device) * PROMPT_SHAPE.rows
     # Keys before a unit's first one are not masked, so a tile must begin there.
-    return NODE_SHAPE if leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
+    return NODE_SHAPE if is_little or leaves_begin_at % PROMPT_SHAPE.keys != 0 else PROMPT_SHAPE
 
 
 @cache
