@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from octavo.engine.gpu.graphs import StepGraphs
-from octavo.engine.memory.working import SMALL_BYTES
+from octavo.engine.memory.execution_plan import ExecutionPlan
+from octavo.engine.memory.working import SMALL_BYTES, rare_bytes
 from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
 from octavo.gpu.kernels import compile_kernels, num_kernels
@@ -28,21 +29,19 @@ class Preparation:
         self,
         kinds: Sequence[StepGraphs[Any]],
         launch_rarities: Callable[[], None],
-        device: torch.device,
-        reserved_bytes: int,
+        plan: ExecutionPlan,
     ) -> None:
         """Keep what there is to prepare.
 
         Args:
             kinds: all graphs.
             launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
-            device: a CUDA device.
-            reserved_bytes: device memory for launches beside graphs.
+            plan: says the CUDA device, and with rare_bytes how much memory launches beside graphs take.
         """
         self._kinds = kinds
         self._launch_rarities = launch_rarities
-        self._device = device
-        self._reserved_bytes = reserved_bytes
+        self._device = plan.device
+        self._reserved_bytes = rare_bytes(plan.model.vocab_size, plan.max_num_seqs)
         self._at_ready = LateWork()
 
     def compile(self, progress: PrepareProgress) -> None:

@@ -26,7 +26,6 @@ from octavo.engine.gpu.prepare import Preparation
 from octavo.engine.gpu.rows import DeviceRows
 from octavo.engine.gpu.sampling_graphs import SamplingGraphs
 from octavo.engine.memory import ExecutionPlan
-from octavo.engine.memory.working import rare_bytes
 from octavo.engine.request import Request
 from octavo.engine.sampling.prompt_logprobs import PendingLogprobs, prompt_logprobs
 from octavo.engine.sampling.sampler import Sampler
@@ -81,8 +80,7 @@ class GpuRunner:
         self._kernels = kernels
         sizes = (plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.shares_prefixes)
         self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *sizes)
-        reserved_bytes = rare_bytes(decoder.config.vocab_size, plan.max_num_seqs)
-        self._preparation = Preparation(self.graphs, self._launch_rarities, plan.device, reserved_bytes)
+        self._preparation = Preparation(self.graphs, self._launch_rarities, plan)
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
@@ -202,7 +200,8 @@ class GpuRunner:
             return lambda: StepResult({})
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
-            return Outcome([], self._buffers.outcome[:0], None, [], chunks).wait
+            self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks)
+            return self._newest.wait
         rows = [request.row for request in requests]
         self._rows.write_options(requests)
         self._buffers.set_sampling(rows, step_input.logits_indices, ends)
