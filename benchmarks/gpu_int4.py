@@ -28,7 +28,7 @@ from torch import Tensor
 
 from octavo.layers import RMSNorm
 from octavo.layers.block import make_input, make_output
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, MediumTiling
 from octavo.layers.linear.grouped.weight import GroupedWeight

@@ -55,8 +55,8 @@ def float32_flops() -> float:
 
 def block_flops() -> float:
     """Operations per second of products with weights in blocks of 4 bits that stay in a core's cache."""
-    from octavo.layers.linear.block_weight import BlockWeight
-    from octavo.layers.linear.blocks import BlockLinear, tiled
+    from octavo.layers.linear.blocks.linear import BlockLinear, tiled
+    from octavo.layers.linear.blocks.weight import BlockWeight
 
     rows, columns = 1024, 512
     scales = torch.ones(rows, columns // 32, dtype=torch.float16)

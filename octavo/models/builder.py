@@ -29,7 +29,7 @@ from octavo.layers import (
     vocabulary_shard,
 )
 from octavo.layers.cpu.huge_pages import HugePages
-from octavo.layers.linear.blocks import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
+from octavo.layers.linear.blocks.linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts

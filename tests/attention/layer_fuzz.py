@@ -10,8 +10,8 @@ from octavo.attention import KVCache
 from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.block_weight import BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
+from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from triton_layer_cases import ACTIVATIONS, plain_linear, random
 
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.grouped.weight import GroupedWeight
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, TiledBlocks, tiled
+from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")

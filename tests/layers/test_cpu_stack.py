@@ -18,8 +18,8 @@ from octavo.layers import (
 )
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.cpu.stack import LayerStack
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
-from octavo.layers.linear.blocks import BlockLinear, tiled
+from octavo.layers.linear.blocks.linear import BlockLinear, tiled
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep

@@ -7,7 +7,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.layers.block import PlainInput
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks import BlockLinear
+from octavo.layers.linear.blocks.linear import BlockLinear
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 

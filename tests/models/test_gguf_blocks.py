@@ -13,9 +13,9 @@ from test_gguf_dequantize import IDS, random_blocks
 
 from octavo.errors import ConfigError
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.blocks import TiledBlocks
+from octavo.layers.linear.blocks.linear import TiledBlocks
+from octavo.layers.linear.blocks.stored import StoredBlocks
 from octavo.layers.linear.quantised import join_rows
-from octavo.layers.linear.stored_blocks import StoredBlocks
 from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.types import GGML_TYPES

@@ -21,8 +21,8 @@ from gguf_builder import Tensor
 from gguf_cases import converted
 
 from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
-from octavo.layers.linear import blocks
-from octavo.layers.linear.blocks import BlockLinear
+from octavo.layers.linear.blocks import linear as blocks
+from octavo.layers.linear.blocks.linear import BlockLinear
 from octavo.layers.moe.experts import ListedExperts
 from octavo.layers.moe.router import Choice
 from octavo.models import ModelConfig, parameter_shapes

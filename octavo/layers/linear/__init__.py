@@ -4,7 +4,7 @@
     plain       torch          plain
     packed      MKL            packed
     int8        oneDNN         int8
-    blocks      C              blocks, {block_weight,stored_blocks}, layers/cpu/{blocks,dots,tiles}.c
+    blocks      C              blocks/, layers/cpu/{blocks,dots,tiles}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
     dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import blocks, dequantised, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import dequantised, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling

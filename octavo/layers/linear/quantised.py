@@ -1,7 +1,7 @@
 """Quantised weights: small numbers, and the scales that make weights of them.
 
     kind      what is stored                                       module
-    blocks    integers of 4 or 8 bits share a scale and a min      block_weight, stored_blocks, grouped.weight
+    blocks    integers of 4 or 8 bits share a scale and a min      blocks.{weight,stored}, grouped.weight
     float8    float8 (e4m3) numbers; a scale for a row or a tile   float8.weight
     mxfp4     4-bit floats; a power of two for 32 of a row         mxfp4.weight
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.models.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import WeightsError
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.grouped.weight import group_of
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.integers import Groups

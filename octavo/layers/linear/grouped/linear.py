@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.gpu.device import triton_unsupported_reason
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.fused import Norm
 from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm

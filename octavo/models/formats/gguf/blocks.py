@@ -18,9 +18,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.blocks.stored import StoredBlocks
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import Storage
-from octavo.layers.linear.stored_blocks import StoredBlocks
 
 # Scales and mins [n, ...] of n blocks of the file.
 Scales = tuple[Tensor, Tensor | None]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
-from octavo.layers.linear.block_weight import BlockWeight
+from octavo.layers.linear.blocks.stored import StoredBlocks
+from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
-from octavo.layers.linear.stored_blocks import StoredBlocks
 from octavo.models.formats.gguf.architectures import (
     EXPERTS,
     ROPE_FACTORS,

@@ -13,9 +13,9 @@ from torch import Tensor
 from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles, tile_blocks
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.blocks.stored import StoredBlocks
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
-from octavo.layers.linear.stored_blocks import StoredBlocks
 
 DESCRIPTION = "8-bit activations, by the C kernel"
 _GROUP = 4

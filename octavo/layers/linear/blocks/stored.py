@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.block_weight import BLOCK, BlockWeight
+from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 
 
 @dataclass(frozen=True, slots=True)
