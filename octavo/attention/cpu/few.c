@@ -83,7 +83,7 @@ INLINE void add_few_part(Scratch *s, const Tile *tile, const Tile *next, int64_t
 }
 
 INLINE void add_few(Scratch *s, const Tile *tile, const Tile *next, int64_t dim, const int rows) {
-    const int vectors = FEW_SUMS / (rows == 3 ? 4 : rows);
+    const int vectors = rows > 4 ? 1 : rows > 2 ? 2 : FEW_SUMS / rows;
     int64_t d = 0;
     for (; d + vectors * LANES <= dim; d += vectors * LANES)
         add_few_part(s, tile, next, d, dim, rows, vectors);
@@ -108,8 +108,14 @@ static void attend_few(const Call *c, Scratch *s, const Tile *tile, const Tile *
         if (masked || c->alibi || c->softcap > 0) adjust_few(c, s, tile, r, masked);
         weigh_few(s, r, tile->count);
     }
-    if (rows == 1) add_few(s, tile, next, c->head_dim, 1);
-    else if (rows == 2) add_few(s, tile, next, c->head_dim, 2);
-    else if (rows == 3) add_few(s, tile, next, c->head_dim, 3);
-    else add_few(s, tile, next, c->head_dim, 4);
+    switch (rows) {
+    case 1: add_few(s, tile, next, c->head_dim, 1); break;
+    case 2: add_few(s, tile, next, c->head_dim, 2); break;
+    case 3: add_few(s, tile, next, c->head_dim, 3); break;
+    case 4: add_few(s, tile, next, c->head_dim, 4); break;
+    case 5: add_few(s, tile, next, c->head_dim, 5); break;
+    case 6: add_few(s, tile, next, c->head_dim, 6); break;
+    case 7: add_few(s, tile, next, c->head_dim, 7); break;
+    default: add_few(s, tile, next, c->head_dim, 8);
+    }
 }

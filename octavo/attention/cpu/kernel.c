@@ -7,7 +7,7 @@
 //     weights          = exp(scores - row maximum)  vertical: no reduction across lanes
 //     O[row][:]       += weights[key][row] * V[key][:]
 //
-// Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
+// Few rows, as decoding has them, go another way (few.c). Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
 // Source of the running softmax: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 
 #include <stdlib.h>

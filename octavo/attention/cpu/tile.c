@@ -19,7 +19,7 @@
 #define CHUNK_ROWS (CHUNK_BLOCKS * BLOCK_ROWS) // rows that one pass over the keys serves
 #define TILE 64                                // keys per tile
 #define PREFETCH_LEVEL 2                       // into the second-level cache
-#define FEW_ROWS 4                             // up to here, few.c is faster
+#define FEW_ROWS 8                             // up to here, few.c is faster
 
 typedef struct {
     int64_t begin;
