@@ -49,7 +49,7 @@ class Library:
 ATTENTION = Library(
     "attention",
     (_FOLDER / "kernel.c", _FOLDER / "store.c"),
-    tuple(_FOLDER / name for name in ("calls.h", "plan.c", "team.h", "tile.c", "vector.c")),
+    tuple(_FOLDER / name for name in ("calls.h", "few.c", "plan.c", "team.h", "tile.c", "vector.c")),
 )
 
 

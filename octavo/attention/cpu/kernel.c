@@ -7,17 +7,17 @@
 //     weights          = exp(scores - row maximum)  vertical: no reduction across lanes
 //     O[row][:]       += weights[key][row] * V[key][:]
 //
-// Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
+// Few rows, as decoding has them, go another way (few.c). Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
 // Source of the running softmax: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tile.c"
+#include "few.c"
 #include "plan.c"
 
 // Point the tile at tokens begin .. end - 1, at most up to the next multiple of TILE. The last key repeats up
-// to a multiple of KEYS, so that scores need no tail.
+// to a multiple of LANES, so that scores need no tail.
 static void find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t head, int64_t begin,
                       int64_t end) {
     int64_t next = (begin / TILE + 1) * TILE, block = begin / c->block_size, offset = begin % c->block_size;
@@ -32,7 +32,7 @@ static void find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t h
         tile->keys[t] = k + offset * c->k_token;
         tile->values[t] = v + offset * c->v_token;
     }
-    for (int t = count; t % KEYS; t++) tile->keys[t] = tile->keys[count - 1];
+    for (int t = count; t % LANES; t++) tile->keys[t] = tile->keys[count - 1];
     tile->begin = begin;
     tile->count = count;
 }
@@ -97,7 +97,8 @@ static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, 
     find_tile(c, tile, table, head, begin, end);
     while (tile->count) {
         find_tile(c, next, table, head, tile->begin + tile->count, end);
-        attend_tile(c, s, tile, next, rows);
+        if (rows <= FEW_ROWS) attend_few(c, s, tile, next, rows);
+        else attend_tile(c, s, tile, next, rows);
         Tile *done = tile;
         tile = next;
         next = done;

@@ -19,18 +19,19 @@
 #define CHUNK_ROWS (CHUNK_BLOCKS * BLOCK_ROWS) // rows that one pass over the keys serves
 #define TILE 64                                // keys per tile
 #define PREFETCH_LEVEL 2                       // into the second-level cache
-#define FEW_ROWS 4                             // up to here, dot products along D are faster
+#define FEW_ROWS 8                             // up to here, few.c is faster
 
 typedef struct {
     int64_t begin;
     int count;
-    const float *keys[TILE + KEYS], *values[TILE];
+    const float *keys[TILE], *values[TILE];
 } Tile;
 
 struct Scratch {
     float *query;                              // [row block][D][BLOCK_ROWS]; few rows: [row][D]
     float *output;                             // [row][D], not yet divided by sum
     vec scores[TILE][BLOCK_VECTORS];
+    vec few_scores[FEW_ROWS][TILE / LANES];    // [row][key]
     vec maximum[CHUNK_ROWS / LANES], sum[CHUNK_ROWS / LANES], slope[CHUNK_ROWS / LANES];
     ivec position[CHUNK_ROWS / LANES];
     int64_t first_position[CHUNK_BLOCKS], last_position[CHUNK_BLOCKS];
@@ -56,52 +57,33 @@ INLINE void score_block(vec (*scores)[BLOCK_VECTORS], const float *query, const 
         for (int v = 0; v < num_vectors; v++) scores[k][v] = sum[k][v];
 }
 
-// scores[row] of one key and a few rows; query is [row][D].
-INLINE void score_few(vec *scores, const float *query, const float *key, int64_t dim, const int rows) {
-    vec sum[FEW_ROWS] = {0}, result = {0};
-    float tail[FEW_ROWS] = {0};
-    int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES)
-        for (int r = 0; r < rows; r++) sum[r] += load(key + d) * load(query + r * dim + d);
-    for (; d < dim; d++)
-        for (int r = 0; r < rows; r++) tail[r] += key[d] * query[r * dim + d];
-    for (int r = 0; r < rows; r++) result[r] = sum_lanes(sum[r]) + tail[r];
-    *scores = result;
-}
-
 // Scores of the tile; while they are made, the next tile's keys come from memory.
 static void score_tile(Scratch *s, const Tile *tile, const Tile *next, const float *query, int64_t dim,
-                       int num_vectors, int few) {
+                       int num_vectors) {
     for (int t = 0; t < tile->count; t += KEYS) {
         for (int k = t; next && k < t + KEYS && k < next->count; k++) prefetch_row(next->keys[k], dim);
-        for (int k = t; few && k < t + KEYS && k < tile->count; k++) {
-            if (few == 1) score_few(s->scores[k], query, tile->keys[k], dim, 1);
-            else if (few == 2) score_few(s->scores[k], query, tile->keys[k], dim, 2);
-            else if (few == 3) score_few(s->scores[k], query, tile->keys[k], dim, 3);
-            else score_few(s->scores[k], query, tile->keys[k], dim, 4);
-        }
-        if (few) continue;
         if (num_vectors == 1) score_block(s->scores + t, query, tile->keys + t, dim, 1);
         else if (num_vectors == 2) score_block(s->scores + t, query, tile->keys + t, dim, 2);
         else score_block(s->scores + t, query, tile->keys + t, dim, 3);
     }
 }
 
-// Cap, bias and mask the scores of row vector i for keys begin .. begin + count - 1.
+// Cap, bias and mask a vector of scores.
+INLINE vec adjust_vec(const Call *c, vec score, ivec distance, vec slope, bool masked) {
+    if (c->softcap > 0) score = c->softcap * tanh_vec(score / c->softcap);
+    if (c->alibi) score -= slope * __builtin_convertvector(distance, vec);
+    if (!masked) return score;
+    ivec visible = distance >= 0;
+    if (c->window) visible &= distance < (c->window < INT32_MAX ? (int32_t)c->window : INT32_MAX);
+    return select_vec(visible, score, splat(-INFINITY));
+}
+
+// The same for row vector i and keys begin .. begin + count - 1.
 static void adjust_scores(const Call *c, Scratch *s, int i, int64_t begin, int count, bool masked) {
     int v = i % BLOCK_VECTORS;
-    int32_t window = c->window < INT32_MAX ? (int32_t)c->window : INT32_MAX;
     for (int t = 0; t < count; t++) {
-        vec score = s->scores[t][v];
         ivec distance = s->position[i] - splat_int((int32_t)(begin + t));
-        if (c->softcap > 0) score = c->softcap * tanh_vec(score / c->softcap);
-        if (c->alibi) score -= s->slope[i] * __builtin_convertvector(distance, vec);
-        if (masked) {
-            ivec visible = distance >= 0;
-            if (window) visible &= distance < window;
-            score = select_vec(visible, score, splat(-INFINITY));
-        }
-        s->scores[t][v] = score;
+        s->scores[t][v] = adjust_vec(c, s->scores[t][v], distance, s->slope[i], masked);
     }
 }
 
@@ -173,8 +155,7 @@ static void attend_tile(const Call *c, Scratch *s, const Tile *tile, const Tile 
         if (begin > high || (c->window && last <= low - c->window)) continue;
         bool masked = last > low || (c->window && begin <= high - c->window);
         const float *query = s->query + block * BLOCK_ROWS * c->head_dim;
-        int few = rows <= FEW_ROWS ? rows : 0;
-        score_tile(s, tile, block ? NULL : next, query, c->head_dim, num_vectors, few);
+        score_tile(s, tile, block ? NULL : next, query, c->head_dim, num_vectors);
         for (int t = 0; !block && t < next->count; t++) prefetch_row(next->values[t], c->head_dim);
         for (int v = 0; v < num_vectors; v++) {
             int i = block * BLOCK_VECTORS + v;

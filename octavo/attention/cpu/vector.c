@@ -14,6 +14,7 @@
 typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
 typedef float loose_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef float quad __attribute__((vector_size(16)));
+typedef int32_t iquad __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), may_alias));
 
@@ -30,6 +31,30 @@ INLINE float sum_lanes(vec x) {
     memcpy(parts, &x, sizeof x);
     for (int i = 0; i < LANES / 4; i++) sum += parts[i];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (iquad){__VA_ARGS__})
+#endif
+
+// The sums over the lanes of each of LANES vectors.
+INLINE vec sum_each(const vec *x) {
+    quad sums[LANES / 4];
+    for (int i = 0; i < LANES; i += 4) {
+        quad each[4] = {0}, parts[LANES / 4];
+        for (int k = 0; k < 4; k++) {
+            memcpy(parts, &x[i + k], sizeof parts);
+            for (int j = 0; j < LANES / 4; j++) each[k] += parts[j];
+        }
+        quad low = SHUFFLE(each[0], each[1], 0, 4, 1, 5) + SHUFFLE(each[0], each[1], 2, 6, 3, 7);
+        quad high = SHUFFLE(each[2], each[3], 0, 4, 1, 5) + SHUFFLE(each[2], each[3], 2, 6, 3, 7);
+        sums[i / 4] = SHUFFLE(low, high, 0, 1, 4, 5) + SHUFFLE(low, high, 2, 3, 6, 7);
+    }
+    vec result;
+    memcpy(&result, sums, sizeof result);
+    return result;
 }
 
 // exp(x) for x <= 88, relative error 1e-7; below -87 (and at -inf) exactly 0.
