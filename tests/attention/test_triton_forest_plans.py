@@ -161,8 +161,8 @@ def test_attends_over_a_float8_cache_in_one_call(impl, monkeypatch):
     assert (out.cpu() - expected).abs().max() < 4e-3 * expected.abs().max()
 
 
-def test_a_step_shares_in_layers_without_a_window():
-    """TritonStep with the default tilings: one step's layers with and without a window."""
+def shared_step():
+    """A case, its forest and plan with the default tilings, and a cache of two layers."""
     case = shared_case()
     forest, plan = make_forest(case, thin=None, fat=None)
     assert plan.num_units > 0
@@ -170,6 +170,12 @@ def test_a_step_shares_in_layers_without_a_window():
         num_layers=2, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
     )
     cache.data.normal_()
+    return case, forest, plan, cache
+
+
+def test_a_step_shares_in_layers_without_a_window():
+    """TritonStep with the default tilings: one step's layers with and without a window."""
+    case, forest, plan, cache = shared_step()
     qkv = torch.randn(5, 8 * 16, device=DEVICE)
     rotations = torch.ones(2, 5, 8, device=DEVICE)
 
@@ -189,13 +195,7 @@ def test_a_step_shares_in_layers_without_a_window():
 
 def test_a_steps_layers_have_sinks():
     """Shared nodes or not, with and without a window: what the public operators compute."""
-    case = shared_case()
-    forest, plan = make_forest(case, thin=None, fat=None)
-    assert plan.num_units > 0
-    cache = KVCache.allocate(
-        num_layers=2, num_blocks=40, block_size=16, num_kv_heads=2, head_dim=16, device=DEVICE
-    )
-    cache.data.normal_()
+    case, forest, _, cache = shared_step()
     metadata = to_device(case).metadata
     qkv, angles = torch.randn(5, 8 * 16, device=DEVICE), torch.randn(5, 8, device=DEVICE)
     rotations = torch.stack((angles.cos(), angles.sin()))

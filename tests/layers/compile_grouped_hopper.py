@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 
 from octavo.layers.linear.grouped.hopper.gemm import MAX_REGISTERS, NUM_WARPS
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
-from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import ATOM, TILE, make_tiling
+from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.weight import PLANE
 
 # Rows of x, tiles of the weight, columns of a group, dtype of x and of the result, what is fused.

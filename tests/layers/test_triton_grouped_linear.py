@@ -134,7 +134,8 @@ def test_the_kernel_of_few_rows_compiles_without_a_gpu(bits: int, rows: int, in_
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from octavo.layers.linear.grouped.few.kernel import Result, Shape, few_linear_kernel
+    from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
+    from octavo.layers.linear.grouped.result import Result
 
     shape = Shape(bits, 32, 512, rows, 16, 2, 2, 2, in_registers, rows == 1, True, "silu", False, True)
     names = [parameter.name for parameter in few_linear_kernel.params]

@@ -13,7 +13,7 @@ from octavo.layers.cpu.library import layers_library
 # Rows of a weight that lie side by side; numbers that share a scale; bytes of a group of inputs.
 TILE = 8
 _BLOCK = 32
-_GROUP = 4
+GROUP = 4
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -48,13 +48,13 @@ def tile_blocks(
         KernelUnavailableError: the kernel cannot be compiled.
     """
     num_rows, num_blocks, block_bytes = stored.shape
-    groups = bits * _BLOCK // 8 // _GROUP
+    groups = bits * _BLOCK // 8 // GROUP
     assert stored.is_contiguous(), "blocks that lie apart"
     assert num_rows <= num_tiles * TILE, f"{num_rows} rows in {num_tiles} tiles"
-    assert block_bytes == groups * _GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
+    assert block_bytes == groups * GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
     number = torch.uint8 if bits == 4 else torch.int8
     zeros = torch.zeros if pages is None else pages.zeros
-    quants = zeros((num_tiles, num_blocks, groups, TILE, _GROUP), dtype=number)
+    quants = zeros((num_tiles, num_blocks, groups, TILE, GROUP), dtype=number)
     scales = zeros((num_tiles, num_blocks, TILE), dtype=torch.float16)
     mins = zeros(scales.shape, dtype=torch.float16) if has_mins else None
     tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()

@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import TILE, CompiledLinear, Tiles, tile_blocks
+from octavo.layers.cpu.blocks import GROUP, TILE, CompiledLinear, Tiles, tile_blocks
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.stored import StoredBlocks
@@ -18,7 +18,6 @@ from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
 
 DESCRIPTION = "8-bit activations, by the C kernel"
-_GROUP = 4
 
 AnyBlocks = BlockWeight | StoredBlocks
 
@@ -191,9 +190,9 @@ def _tiled_quants(quants: Tensor, bits: int) -> Tensor:
         quants = (high << 4).bitwise_or_(low)
     # The 4 bytes of a group stay together: they are moved as one number.
     groups = (
-        quants.contiguous().view(torch.int32).view(-1, TILE, columns // BLOCK, bits * BLOCK // 8 // _GROUP)
+        quants.contiguous().view(torch.int32).view(-1, TILE, columns // BLOCK, bits * BLOCK // 8 // GROUP)
     )
-    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (TILE, _GROUP))
+    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (TILE, GROUP))
 
 
 def _side_by_side(scales: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors, nvidia_generation
 from octavo.gpu.launch import launch, overlap_options
-from octavo.layers.linear.grouped.few.kernel import Result, Shape, few_linear_kernel
+from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
 from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
+from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, choose_few_tiling
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.linear.operands import check_vector

@@ -13,7 +13,7 @@ reads of 16 bytes. Their planes meet eight neighbours of x, another such read. S
 threads.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -67,16 +67,6 @@ class Shape(NamedTuple):
     activation: str | None
     adds: bool
     overlap: bool
-
-
-class Result(NamedTuple):
-    """Where results go: row r of part p of K is at out + p * stride_part + r * stride; bias may be None."""
-
-    out: Any
-    stride: Any
-    stride_part: Any
-    bias: Any
-    factor: Any
 
 
 @gluon.jit

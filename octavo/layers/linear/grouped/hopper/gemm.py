@@ -13,7 +13,6 @@ from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlap_options
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
-from octavo.layers.linear.grouped.hopper.results import Result
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
     TILE,
@@ -23,6 +22,7 @@ from octavo.layers.linear.grouped.hopper.tiling import (
 )
 from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
+from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
 from octavo.layers.linear.hopper.descriptor import describe_matrix
 

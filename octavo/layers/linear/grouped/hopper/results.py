@@ -31,16 +31,6 @@ class Work(NamedTuple):
     each: Any
 
 
-class Result(NamedTuple):
-    """Where results go: row r of part s of K begins at out + s * stride_part + r * stride."""
-
-    out: Any
-    stride: Any
-    stride_part: Any
-    bias: Any
-    factor: Any
-
-
 @gluon.jit
 def weight_rows(tile, index, num_columns, shape):
     """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
