@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_int4.py [--models 8b] [--rows 1 2 4 ...] [--kinds bf16 int4] [--save MACHINE]
     python benchmarks/gpu_int4.py --sweep [--models ...] [--rows ...]
-    python benchmarks/gpu_int4.py --engine [--models 8b]
+    python benchmarks/gpu_int4.py --engine [--models 8b] [--peer vllm]
 
 A CUDA graph makes one call per copy of the weights, and its time is divided by the number of copies. The
 copies together are several times the L2 cache, so that weights come from memory, as in a decoder. The bound
@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
 from support.gpu_model import load, run
 from support.gpu_workloads import WORKLOADS, run_figures
@@ -44,6 +45,10 @@ _MAX_COPIES = 56
 _EPS = 1e-6
 # Rows of a weight that is an LM head's.
 _VOCABULARY = 65536
+# What tells vLLM to make weights of the same size.
+GPTQ = {
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "lm_head": False,
+}  # fmt: skip
 # Processes that compile kernels side by side, and rows of the weights they do it with.
 _COMPILERS = 14
 _FEW_WEIGHT_ROWS = 256
@@ -244,16 +249,22 @@ def packed_layer(weight: Tensor, bias: Tensor | None = None, *, quantization: st
     return make_quantised_linear(weights, bias, dtype=weight.dtype)
 
 
-def serve(model: str) -> list[dict[str, object]]:
+def serve(model: str, peer: str) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
+    names = ["single", "mid"]
+    vllm = None
+    if peer == "vllm":
+        settings = {"model": model, "fields": {"quantization_config": GPTQ}, "workloads": names, "runs": 2}
+        vllm = measure_in_child("offline", settings, limit_s=300)
     with patch("octavo.models.builder.make_linear", packed_layer):
         llm = load(model)
     results: list[dict[str, object]] = []
-    for name in ("single", "mid"):
+    for name in names:
         workload = WORKLOADS[name]()
         figures = run_figures(workload, [run(llm, workload) for _ in range(2)])
         print(f"{model} {name}: {figures['rate']:,.1f} {workload.unit}", flush=True)
-        results.append({"model": model, "workload": name, **figures})
+        beside = None if vllm is None else vllm["results"][name]
+        results.append({"model": model, "workload": name, **figures, "vllm": beside})
     return results
 
 
@@ -264,11 +275,12 @@ def main() -> None:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=["bf16", "int4"])
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--peer", choices=["none", "vllm"], default="none", help="beside --engine")
     arguments = parser.parse_args()
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
     elif arguments.engine:
-        results = [result for model in arguments.models for result in serve(model)]
+        results = [result for model in arguments.models for result in serve(model, arguments.peer)]
     else:
         compile_all(arguments.models, arguments.rows, arguments.kinds)
         results = [

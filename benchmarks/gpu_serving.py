@@ -64,6 +64,8 @@ def measure(arguments: argparse.Namespace) -> Figures:
     vllm = None
     if arguments.peer == "vllm":
         settings = {"model": size, "kv_cache_dtype": kv_cache_dtype, "runs": arguments.runs}
+        if arguments.quantization != "auto":
+            settings["quantization"] = arguments.quantization
         vllm = measure_in_child("offline", {**settings, "workloads": list(workloads)}, limit_s=420)
     bandwidth, flops = copy_bandwidth(), matrix_flops()
     peer = {}

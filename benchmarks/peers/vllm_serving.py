@@ -50,13 +50,14 @@ def measure_in_child(kind: str, settings: Figures, limit_s: float) -> Figures | 
 def engine_options(settings: Figures) -> Figures:
     """Keyword arguments of LLM and of AsyncEngineArgs."""
     return {
-        "model": model_folder(settings["model"]),
+        "model": model_folder(settings["model"], **settings.get("fields", {})),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "max_model_len": 16384,
         "gpu_memory_utilization": 0.9,
         "kv_cache_dtype": settings.get("kv_cache_dtype", "auto"),
+        "quantization": settings.get("quantization"),
         "disable_log_stats": True,
         "tensor_parallel_size": settings.get("tensor_parallel_size", 1),
     }
@@ -132,7 +133,8 @@ def offline(settings: Figures) -> None:
     """Run workloads, each from an empty prefix cache, and print the figures.
 
     Args:
-        settings: model, kv_cache_dtype; workloads, names of them; runs of each.
+        settings: model, kv_cache_dtype, quantization, fields of config.json to add; workloads, names of
+            them; runs of each.
     """
     import vllm  # pyright: ignore[reportMissingImports]
 

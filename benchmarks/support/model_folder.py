@@ -74,10 +74,10 @@ def _gpt_oss_config(size: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def model_folder(size: str) -> str:
-    """Make a folder that holds nothing but config.json; returns its path."""
+def model_folder(size: str, **fields: Any) -> str:
+    """Make a folder that holds nothing but config.json, with more fields perhaps; returns its path."""
     folder = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
-    (folder / "config.json").write_text(json.dumps(model_config(size)))
+    (folder / "config.json").write_text(json.dumps(model_config(size) | fields))
     return str(folder)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from ops_cases import FLOAT8, PAGES, OpsCase, Sequence, rotated, slopes_of
+from ops_cases import FLOAT8, OpsCase, Sequence, rotated, slopes_of
 
 from octavo.ops import flash_attn_with_kvcache
 
@@ -58,10 +58,10 @@ def kvcache_case(maker):
     """flash_attn_with_kvcache."""
     maker.shape()
     given = maker.options()
-    page = maker.random.choice(PAGES)
+    page = maker.page
     edge = page or 16
     pick = maker.random.choice
-    is_float8 = maker.some(0.12) and maker.dtype != torch.float64
+    is_float8 = maker.kernel_random.random() < 0.12 and maker.dtype != torch.float64
     num_new = pick((None, None, 1, 1, 2, 5, 17))
     new_lens = _lens(maker, num_new, given, "cu_seqlens_k_new")
     query_lens = _lens(maker, pick((1, 1, num_new or 1, 3, 20)), given, "cu_seqlens_q")

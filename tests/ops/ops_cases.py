@@ -111,10 +111,15 @@ class Sequence:
 
 
 class Maker:
-    """Draws the arguments of calls from a seed."""
+    """Draws the arguments of calls from a seed.
 
-    def __init__(self, seed, device, dtypes):
+    Makers with the same kernel_seed draw the same shapes and options, which decide what a GPU compiles, and
+    other lengths, layouts and numbers.
+    """
+
+    def __init__(self, seed, device, dtypes, kernel_seed=None):
         self.random = random.Random(seed)
+        self.kernel_random = random.Random(f"kernel {seed if kernel_seed is None else kernel_seed}")
         self.generator = torch.Generator().manual_seed(seed)
         self.device, self.dtypes = device, dtypes
 
@@ -129,27 +134,28 @@ class Maker:
         return self.random.random() < share
 
     def shape(self):
-        pick = self.random.choice
+        pick = self.kernel_random.choice
         self.dtype = pick(self.dtypes)
         self.head_dim = pick(HEAD_DIMS)
-        self.v_dim = pick(HEAD_DIMS) if self.some(0.15) else self.head_dim
+        self.v_dim = pick(HEAD_DIMS) if self.kernel_random.random() < 0.15 else self.head_dim
         self.group, self.kv_heads = pick(((1, 1), (1, 3), (2, 2), (3, 2), (4, 1), (5, 1), (8, 2), (16, 1)))
-        self.batch = pick((1, 1, 2, 3, 5))
         self.heads = self.group * self.kv_heads
+        self.page = pick(PAGES)
+        self.batch = self.random.choice((1, 1, 2, 3, 5))
 
     def options(self):
-        pick, given = self.random.choice, {}
-        given["causal"] = self.some(0.5)
+        pick, given = self.kernel_random.choice, {}
+        given["causal"] = pick((False, True))
         given["window_size"] = pick(((-1, -1), (-1, -1), self.window()))
         given["softcap"] = pick((0.0, 0.0, 0.0, 1.5, 30.0))
-        if self.some(0.2):
-            given["softmax_scale"] = pick((0.05, 0.3))
         slopes = pick((None, None, (self.heads,), (self.batch, self.heads)))
         if slopes is not None:
             given["alibi_slopes"] = torch.rand(slopes, generator=self.generator).to(self.device) * 0.3
-        if self.some(0.2):
+        if self.kernel_random.random() < 0.2:
             given["s_aux"] = self.normal(self.heads).float().to(self.device)
         given["num_splits"] = pick((0, 0, 1, 3))
+        if self.some(0.2):
+            given["softmax_scale"] = self.random.choice((0.05, 0.3))
         return given
 
     def window(self):
@@ -214,7 +220,7 @@ def varlen_case(maker):
     """flash_attn_varlen_func with ragged or paged keys."""
     maker.shape()
     given = maker.options()
-    page = maker.random.choice(PAGES)
+    page = maker.page
     edge = page or 16
     query_lens = [maker.random.choice((0, 1, 2, 17, 65)) for _ in range(maker.batch)]
     key_lens = [maker.length(edge) for _ in range(maker.batch)]

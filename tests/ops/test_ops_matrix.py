@@ -7,6 +7,7 @@ from ops_cases import EPSILON, Maker, dense_case, varlen_case
 
 KINDS = (kvcache_case, kvcache_case, kvcache_case, varlen_case, varlen_case, dense_case)
 PER_TEST = 20
+PER_KERNEL = 4  # on a GPU: cases that share what is compiled
 
 
 def check(case):
@@ -30,10 +31,10 @@ def _close(name, actual, truth, plain):
     assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}"
 
 
-def run_cases(first_seed, device, dtypes):
+def run_cases(first_seed, device, dtypes, per_kernel):
     for seed in range(first_seed, first_seed + PER_TEST):
-        maker = Maker(seed, device, dtypes)
-        case = KINDS[seed % len(KINDS)](maker)
+        kernel_seed = seed // per_kernel
+        case = KINDS[kernel_seed % len(KINDS)](Maker(seed, device, dtypes, kernel_seed))
         try:
             check(case)
         except Exception as error:
@@ -47,9 +48,8 @@ def run_cases(first_seed, device, dtypes):
 
 @pytest.mark.parametrize("block", range(26))
 def test_cpu(block):
-    run_cases(
-        block * PER_TEST, "cpu", (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    )
+    dtypes = (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    run_cases(block * PER_TEST, "cpu", dtypes, 1)
 
 
 @pytest.mark.gpu
@@ -58,6 +58,5 @@ def test_cpu(block):
     "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 10 else []) for block in range(260)]
 )
 def test_gpu(block):
-    run_cases(
-        100_000 + block * PER_TEST, "cuda", (torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)
-    )
+    dtypes = (torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)
+    run_cases(100_000 + block * PER_TEST, "cuda", dtypes, PER_KERNEL)
