@@ -9,13 +9,17 @@ ROOT = Path(__file__).parent.parent
 FAKE = {
     "__init__.py": """
         __version__ = "0.26.0"
+        import json, pathlib
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import SamplingParams
         from types import SimpleNamespace
         class LLM:
             def __init__(self, model, *, skip_tokenizer_init, dtype, gpu_memory_utilization, load_format,
-                         max_model_len, kv_cache_dtype, disable_log_stats, tensor_parallel_size):
+                         max_model_len, kv_cache_dtype, quantization, disable_log_stats, tensor_parallel_size):
                 assert tensor_parallel_size == 1
+                assert quantization == "fp8"
+                fields = json.loads((pathlib.Path(model) / "config.json").read_text())
+                assert (fields["hidden_size"], fields["bos_token_id"]) == (4096, 7)
                 self.resets = [False, True, True, True]
             def reset_prefix_cache(self):
                 return self.resets.pop(0)
@@ -34,7 +38,9 @@ FAKE = {
         """,
     "engine/arg_utils.py": """
         def AsyncEngineArgs(*, model, load_format, skip_tokenizer_init, dtype, max_model_len,
-                            gpu_memory_utilization, kv_cache_dtype, disable_log_stats, tensor_parallel_size):
+                            gpu_memory_utilization, kv_cache_dtype, quantization, disable_log_stats,
+                            tensor_parallel_size):
+            assert quantization is None
             import json, pathlib
             return json.loads((pathlib.Path(model) / "config.json").read_text())
         """,
@@ -101,6 +107,7 @@ def test_offline() -> None:
     from peers.vllm_serving import measure_in_child
 
     settings = {"model": "8b", "kv_cache_dtype": "fp8", "runs": 3, "workloads": ["single"]}
+    settings |= {"quantization": "fp8", "fields": {"bos_token_id": 7}}
     figures = measure_in_child("offline", settings, 60)
     assert figures is not None
     single = figures["results"]["single"]
