@@ -15,7 +15,8 @@ FAKE = {
         from types import SimpleNamespace
         class LLM:
             def __init__(self, model, *, skip_tokenizer_init, dtype, gpu_memory_utilization, load_format,
-                         max_model_len, kv_cache_dtype, quantization, disable_log_stats, tensor_parallel_size):
+                         max_model_len, kv_cache_dtype, quantization, disable_log_stats,
+                         tensor_parallel_size):
                 assert tensor_parallel_size == 1
                 assert quantization == "fp8"
                 fields = json.loads((pathlib.Path(model) / "config.json").read_text())

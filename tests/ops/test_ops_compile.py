@@ -34,7 +34,7 @@ def test_compiles_to_one_graph(kind, seed):
 
 
 @pytest.mark.parametrize("op", ["append", "attend"])
-@pytest.mark.parametrize("seed", [400_001, 400_005])
+@pytest.mark.parametrize("seed", [400_005, 400_010])
 def test_opcheck(op, seed, monkeypatch):
     """torch.library.opcheck of the operators with the arguments of real calls."""
     from octavo.ops import custom_ops
