@@ -61,10 +61,10 @@ def kvcache_case(maker):
     page = maker.page
     edge = page or 16
     pick = maker.random.choice
-    is_float8 = maker.kernel_random.random() < 0.12 and maker.dtype != torch.float64
-    num_new = pick((None, None, 1, 1, 2, 5, 17))
+    is_float8 = maker.agreed_some("float8", 0.12) and maker.dtype != torch.float64
+    num_new = maker.agreed("num_new", (None, None, 1, 1, 2, 5, 17))
     new_lens = _lens(maker, num_new, given, "cu_seqlens_k_new")
-    query_lens = _lens(maker, pick((1, 1, num_new or 1, 3, 20)), given, "cu_seqlens_q")
+    query_lens = _lens(maker, maker.agreed("num_queries", (1, 1, num_new or 1, 3, 20)), given, "cu_seqlens_q")
     cached = [maker.length(edge) for _ in range(maker.batch)]
     if maker.some(0.3) or (num_new is not None and maker.some(0.2)):
         cached = [maker.length(edge)] * maker.batch
@@ -130,17 +130,17 @@ def _make_caches(case, maker, page, capacity, pads, ends, is_float8):
             cache[table[b, position // block], position % block] = maker.normal(
                 end - begin, maker.kv_heads, dim
             )
-        given[name] = _laid_out(maker, cache.to(dtype).to(maker.device))
-        if is_float8 and maker.some(0.7):
+        given[name] = _laid_out(maker, name, cache.to(dtype).to(maker.device))
+        if is_float8 and maker.agreed_some(f"{name}_scale", 0.7):
             scale = torch.rand(maker.batch, maker.kv_heads, generator=maker.generator) + 0.5
             given[f"{name[0]}_descale"], scales[at] = scale.to(maker.device), scale.double().to(maker.device)
     case.scales = tuple(scales)
     return table
 
 
-def _laid_out(maker, cache):
+def _laid_out(maker, name, cache):
     """Return the cache with other strides now and then: heads outside of tokens, padded, or dims apart."""
-    kind = maker.random.choice(("plain", "plain", "heads", "padded", "last"))
+    kind = maker.agreed(name, ("plain", "plain", "heads", "padded", "last"))
     raw = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache
     if kind == "heads":
         raw = raw.transpose(1, 2).contiguous().transpose(1, 2)
@@ -181,7 +181,7 @@ def _make_new(case, maker, num_new, new_lens, cached, table, block):
         begin += n
     if "cu_seqlens_k_new" not in given:
         k, v = (x.unflatten(0, (maker.batch, num_new)) for x in (k, v))
-    given |= {"k": maker.awkward(k), "v": maker.awkward(v)}
+    given |= {"k": maker.awkward("new_k", k), "v": maker.awkward("new_v", v)}
     return rotary
 
 
@@ -191,7 +191,7 @@ def _make_queries(case, maker, query_lens, cached, rotary, is_float8):
     is_ragged = "cu_seqlens_q" in given
     q = maker.rows(sum(query_lens), maker.heads, maker.head_dim)
     factor = None
-    if is_float8 and maker.some(0.4):
+    if is_float8 and maker.agreed_some("float8_q", 0.4):
         q, case.dtype = q.to(FLOAT8), torch.bfloat16
         factor = torch.rand(maker.batch, maker.kv_heads, generator=maker.generator).to(maker.device) + 0.5
         given["q_descale"] = factor
@@ -214,4 +214,4 @@ def _make_queries(case, maker, query_lens, cached, rotary, is_float8):
     else:
         q = q.unflatten(0, (maker.batch, query_lens[0]))
         case.dense_rows = query_lens[0]
-    given["q"] = q if q.dtype == FLOAT8 else maker.awkward(q)
+    given["q"] = q if q.dtype == FLOAT8 else maker.awkward("q", q)

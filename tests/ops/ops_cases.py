@@ -19,6 +19,11 @@ FLOAT8 = torch.float8_e4m3fn
 EPSILON = 1e-5
 
 
+def takes_gpu_path(x):
+    """A test may send CPU tensors the same way."""
+    return x.device.type == "cuda"
+
+
 @dataclass
 class OpsCase:
     """One call: its function, its arguments, and each sequence's dense queries, keys and values."""
@@ -45,8 +50,8 @@ class OpsCase:
     def product_dtype(self):
         """The dtype of torch that a call is as precise as: a GPU multiplies float8 caches in float16."""
         is_float8 = any(x.dtype == FLOAT8 for x in self.arguments.values() if isinstance(x, torch.Tensor))
-        on_gpu = self.sequences[0].q.device.type == "cuda"
-        return torch.float16 if is_float8 and on_gpu and self.dtype == torch.float32 else self.dtype
+        in_kernel = self.dtype == torch.float32 and takes_gpu_path(self.sequences[0].q)
+        return torch.float16 if is_float8 and in_kernel else self.dtype
 
     def oracle(self, dtype):
         """Return (out [T, H, Dv], lse [T, H]) computed in a dtype."""
@@ -113,49 +118,57 @@ class Sequence:
 class Maker:
     """Draws the arguments of calls from a seed.
 
-    Makers with the same kernel_seed draw the same shapes and options, which decide what a GPU compiles, and
-    other lengths, layouts and numbers.
+    Makers with the same kernel_seed agree on shapes, options and layouts, which decide what a GPU compiles;
+    lengths and numbers differ.
     """
 
     def __init__(self, seed, device, dtypes, kernel_seed=None):
         self.random = random.Random(seed)
-        self.kernel_random = random.Random(f"kernel {seed if kernel_seed is None else kernel_seed}")
+        self.kernel_seed = seed if kernel_seed is None else kernel_seed
         self.generator = torch.Generator().manual_seed(seed)
         self.device, self.dtypes = device, dtypes
+
+    def agreed(self, name, values):
+        """The same for all makers with this kernel_seed."""
+        return random.Random(f"{self.kernel_seed} {name}").choice(values)
+
+    def agreed_some(self, name, share):
+        return random.Random(f"{self.kernel_seed} {name}").random() < share
 
     def normal(self, *shape):
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def ints(self, values):
-        kind = self.random.choice((torch.int32, torch.int32, torch.int64))
+        kind = self.agreed("ints", (torch.int32, torch.int32, torch.int64))
         return torch.tensor(values, dtype=kind, device=self.device)
 
     def some(self, share):
         return self.random.random() < share
 
     def shape(self):
-        pick = self.kernel_random.choice
-        self.dtype = pick(self.dtypes)
-        self.head_dim = pick(HEAD_DIMS)
-        self.v_dim = pick(HEAD_DIMS) if self.kernel_random.random() < 0.15 else self.head_dim
-        self.group, self.kv_heads = pick(((1, 1), (1, 3), (2, 2), (3, 2), (4, 1), (5, 1), (8, 2), (16, 1)))
+        self.dtype = self.agreed("dtype", self.dtypes)
+        self.head_dim = self.agreed("head_dim", HEAD_DIMS)
+        self.v_dim = self.agreed("v_dim", HEAD_DIMS) if self.agreed_some("has_v_dim", 0.15) else self.head_dim
+        heads = ((1, 1), (1, 3), (2, 2), (3, 2), (4, 1), (5, 1), (8, 2), (16, 1))
+        self.group, self.kv_heads = self.agreed("heads", heads)
         self.heads = self.group * self.kv_heads
-        self.page = pick(PAGES)
-        self.batch = self.random.choice((1, 1, 2, 3, 5))
+        self.page = self.agreed("page", PAGES)
+        self.batch = self.agreed("batch", (1, 1, 2, 3, 5))
 
     def options(self):
-        pick, given = self.kernel_random.choice, {}
-        given["causal"] = pick((False, True))
-        given["window_size"] = pick(((-1, -1), (-1, -1), self.window()))
-        given["softcap"] = pick((0.0, 0.0, 0.0, 1.5, 30.0))
-        slopes = pick((None, None, (self.heads,), (self.batch, self.heads)))
-        if slopes is not None:
-            given["alibi_slopes"] = torch.rand(slopes, generator=self.generator).to(self.device) * 0.3
-        if self.kernel_random.random() < 0.2:
-            given["s_aux"] = self.normal(self.heads).float().to(self.device)
-        given["num_splits"] = pick((0, 0, 1, 3))
+        given = {
+            "causal": self.agreed("causal", (False, True)),
+            "window_size": self.agreed("windowed", ((-1, -1), (-1, -1), None)) or self.window(),
+            "softcap": self.agreed("softcap", (0.0, 0.0, 0.0, 1.5, 30.0)),
+            "num_splits": self.agreed("num_splits", (0, 0, 1, 3)),
+        }
         if self.some(0.2):
             given["softmax_scale"] = self.random.choice((0.05, 0.3))
+        slopes = self.agreed("slopes", (None, None, (self.heads,), (self.batch, self.heads)))
+        if slopes is not None:
+            given["alibi_slopes"] = torch.rand(slopes, generator=self.generator).to(self.device) * 0.3
+        if self.agreed_some("s_aux", 0.2):
+            given["s_aux"] = self.normal(self.heads).float().to(self.device)
         return given
 
     def window(self):
@@ -169,9 +182,9 @@ class Maker:
         """Return random numbers [num, heads, dim] in the call's dtype."""
         return self.normal(num, heads, dim).to(dtype or self.dtype).to(self.device)
 
-    def awkward(self, x):
+    def awkward(self, name, x):
         """Return x, sometimes with other strides."""
-        kind = self.random.choice(("plain", "plain", "last", "padded"))
+        kind = self.agreed(name, ("plain", "plain", "last", "padded"))
         if kind == "last" and x.dim() > 1:
             return x.transpose(-1, -2).contiguous().transpose(-1, -2)
         if kind == "padded":
@@ -212,7 +225,8 @@ def dense_case(maker):
         Sequence(q[b].double(), k[b].double(), v[b].double(), slopes_of(given, b), b * num_queries)
         for b in range(maker.batch)
     ]
-    given |= {"q": maker.awkward(q), "k": maker.awkward(k), "v": maker.awkward(v), "return_attn_probs": True}
+    given |= {name: maker.awkward(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    given["return_attn_probs"] = True
     return OpsCase(flash_attn_func, given, maker.dtype, sequences, maker.batch * num_queries, num_queries)
 
 
@@ -250,7 +264,7 @@ def varlen_case(maker):
     if page is not None:
         table, (k, v) = paged(maker, page, [k, v], cu_k)
         given["block_table"] = table.to(torch.int32)
-    given |= {"q": maker.awkward(q), "k": maker.awkward(k), "v": maker.awkward(v)}
+    given |= {name: maker.awkward(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     given |= {
         "cu_seqlens_q": maker.ints(cu_q),
         "max_seqlen_q": max(query_lens),

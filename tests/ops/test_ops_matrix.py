@@ -7,7 +7,7 @@ from ops_cases import EPSILON, Maker, dense_case, varlen_case
 
 KINDS = (kvcache_case, kvcache_case, kvcache_case, varlen_case, varlen_case, dense_case)
 PER_TEST = 20
-PER_KERNEL = 4  # on a GPU: cases that share what is compiled
+PER_KERNEL = 10  # on a GPU: cases that share what is compiled
 
 
 def check(case):

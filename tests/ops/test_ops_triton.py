@@ -10,6 +10,7 @@ from fewer import fewer
 sys.path.append(str(Path(__file__).parents[1] / "attention"))
 
 # Makes the interpreter fast and right before any kernel is defined.
+import ops_cases
 from edge_rows import FORMS, check_dense_used, check_empty_rows
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
@@ -35,6 +36,7 @@ def _on_triton(monkeypatch):
         options = ScoreOptions(**options)
         return gpu_paged.paged_attention_with_lse(q, cache, metadata, options, num_splits=num_splits)
 
+    monkeypatch.setattr(ops_cases, "takes_gpu_path", lambda x: True)
     monkeypatch.setattr(attend_module, "choose_for_call", lambda *_: "triton")
     monkeypatch.setattr(attend_module, "paged_attention_with_lse", attend)
     monkeypatch.setattr(attend_module, "is_on_gpu", lambda q: True)
