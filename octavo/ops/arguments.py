@@ -1,14 +1,17 @@
 """Translates checked arguments of flash-attention into the internal form, without waiting for a GPU."""
 
 import functools
+import operator
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Scores
+from octavo.ops.call import Scores, is_on_gpu
+from octavo.ops.checks import debug
 from octavo.ops.given import Options, Plan
 
 Window = Sequence[int] | Tensor | None
@@ -16,6 +19,8 @@ Window = Sequence[int] | Tensor | None
 
 def read_window(window_size: Window, *, causal: bool) -> tuple[int | None, int | None]:
     """Return (left, right) of a window: a pair, a list or a CPU tensor of two; None and -1 mean all."""
+    if isinstance(causal, Tensor | str):
+        raise InvalidArgumentError(f"causal must be True or False; got {causal!r}")
     if isinstance(window_size, Tensor):
         if window_size.device.type != "cpu":
             raise InvalidArgumentError(
@@ -23,13 +28,21 @@ def read_window(window_size: Window, *, causal: bool) -> tuple[int | None, int |
                 f"waited for"
             )
         window_size = window_size.tolist()
-    pair = (-1, -1) if window_size is None else tuple(window_size)
-    if len(pair) != 2:
-        raise InvalidArgumentError(f"window_size must be (left, right), -1 for all; got {window_size!r}")
-    left, right = pair
-    left = None if left is None or left < 0 else int(left)
-    right = None if right is None or right < 0 else int(right)
+    try:
+        left, right = (-1, -1) if window_size is None else window_size
+        left, right = _read_bound(left), _read_bound(right)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"window_size must be (left, right), whole numbers with -1 for all; got {window_size!r}"
+        ) from None
     return left, 0 if causal else right
+
+
+def _read_bound(bound: int | None) -> int | None:
+    if bound is None:
+        return None
+    bound = operator.index(bound)
+    return None if bound < 0 else bound
 
 
 def check_plan(plan: Plan) -> None:
@@ -40,7 +53,7 @@ def check_plan(plan: Plan) -> None:
 
 def check_maximum(name: str, value: int | None) -> None:
     """Check a maximum of lengths."""
-    if value is not None and (isinstance(value, Tensor) or value < 0):
+    if value is not None and (not isinstance(value, int | Integral | torch.SymInt) or value < 0):
         raise InvalidArgumentError(f"{name} must be a number of tokens on the host; got {value!r}")
 
 
@@ -93,10 +106,18 @@ def make_lengths(name: str, lengths: Tensor | int | None, default: int, q: Tenso
 
 
 def int32(tensor: Tensor) -> Tensor:
-    """Return integers as int32 with stride 1 in the last dimension."""
+    """Return integers as int32 with stride 1 in the last dimension.
+
+    Raises:
+        InvalidArgumentError: (on a CPU, or on a GPU with OCTAVO_DEBUG=1) one is too large for int32.
+    """
     if tensor.dtype == torch.int32 and tensor.stride(-1) == 1:
         return tensor
-    return tensor.to(torch.int32).contiguous()
+    converted = tensor.to(torch.int32).contiguous()
+    may_read = not is_on_gpu(tensor) and not torch.compiler.is_compiling()
+    if (may_read or debug.is_on()) and not torch.equal(converted.long(), tensor.long()):
+        raise InvalidArgumentError(f"lengths and block ids must be less than 2**31; got {tensor.tolist()}")
+    return converted
 
 
 def _one_block_each(num_sequences: int, device: torch.device) -> Tensor:

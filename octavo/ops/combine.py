@@ -6,7 +6,7 @@ from torch import Tensor
 from octavo.attention import merge
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window
-from octavo.ops.checks.refusals import check_device, check_dtype, check_shape
+from octavo.ops.checks.refusals import check_device, check_dtype, check_shape, check_tensor
 
 
 def flash_attn_combine(
@@ -29,6 +29,10 @@ def flash_attn_combine(
     Raises:
         InvalidArgumentError: the shapes or dtypes do not fit.
     """
+    check_tensor("out_partial", out_partial)
+    check_tensor("lse_partial", lse_partial)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise InvalidArgumentError(f"out_dtype must be a torch.dtype; got {out_dtype!r}")
     if out_partial.dim() not in (4, 5) or out_partial.shape[:-1] != lse_partial.shape:
         raise InvalidArgumentError(
             f"out_partial must be [P, B, Sq, H, Dv] or [P, T, H, Dv] and lse_partial the same without Dv; "

@@ -50,6 +50,15 @@ WRONG = [
     ({"cache_leftpad": torch.tensor([0, -3])}, "kv_begin|sequence 1"),
     ({"block_table": torch.tensor([[0, 1, 2, 3], [4, 99, 6, 7]])}, r"block_table\[1, 1\]"),
     ({"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
+    ({"window_size": 3}, r"window_size must be \(left, right\).*got 3"),
+    ({"window_size": (1.5, 0)}, r"whole numbers.*got \(1.5, 0\)"),
+    ({"window_size": torch.tensor([1.0, 0.0])}, "whole numbers"),
+    ({"causal": "no"}, "causal must be True or False; got 'no'"),
+    ({"causal": torch.tensor(True)}, "causal must be True or False"),
+    ({"max_seqlen_q": 2.5}, "max_seqlen_q must be a number of tokens"),
+    ({"max_seqlen_q": "2"}, "max_seqlen_q must be a number of tokens"),
+    ({"cache_seqlens": torch.tensor([20, 2**32])}, r"less than 2\*\*31; got \[20, 4294967296\]"),
+    ({"block_table": torch.tensor([[0, 1, 2, 3], [2**32, 5, 6, 7]])}, r"less than 2\*\*31"),
     ({"softcap": -1.0}, "softcap"),
     ({"softmax_scale": "x"}, "softmax_scale"),
     ({"num_splits": -2}, "num_splits"),
@@ -76,6 +85,18 @@ WRONG = [
 ]
 
 
+TENSORS = {
+    **NEW,
+    "rotary_cos": torch.ones(99, 4),
+    "rotary_sin": torch.ones(99, 4),
+    "cache_batch_idx": torch.arange(2),
+    "cache_leftpad": torch.zeros(2).int(),
+    "alibi_slopes": torch.ones(4),
+    "s_aux": torch.ones(4),
+    "seqused_q": torch.ones(2).int(),
+    "rotary_seqlens": torch.zeros(2).int(),
+}
+
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_refuses(changes, message):
     given = cached(**changes)
@@ -83,6 +104,12 @@ def test_refuses(changes, message):
     with pytest.raises(InvalidArgumentError, match=message):
         flash_attn_with_kvcache(**given)
     assert torch.equal(given["k_cache"], before), "a refused call writes nothing"
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "block_table", *TENSORS])
+def test_refuses_what_is_not_a_tensor(name):
+    with pytest.raises(InvalidArgumentError, match=f"{name} must be a tensor; got list"):
+        flash_attn_with_kvcache(**cached(**TENSORS | {name: [1, 2]}))
 
 
 def test_refuses_ragged_queries_before_it_appends():

@@ -13,8 +13,14 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, FLOAT8)
 _INTEGERS = (torch.int32, torch.int64)
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Check that an argument is a tensor."""
+    if not isinstance(value, Tensor):
+        raise InvalidArgumentError(f"{name} must be a tensor; got {type(value).__name__}")
+
+
 def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int | None]) -> None:
-    """Check a tensor's shape; None in it fits any size.
+    """Check that an argument is a tensor of a shape; None in it fits any size.
 
     Args:
         name: of the argument.
@@ -22,6 +28,7 @@ def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int | No
         layout: the shape in words, such as "[B, Sq, H, D]".
         shape: expected.
     """
+    check_tensor(name, tensor)
     fits = tensor.dim() == len(shape) and all(
         size is None or size == actual for size, actual in zip(shape, tensor.shape, strict=True)
     )
@@ -49,6 +56,8 @@ def check_queries(q: Tensor, layout: str) -> None:
 def check_keys(names: tuple[str, str], q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check keys [..., KH, D] and values [..., KH, Dv] of equal leading sizes beside q [..., H, D]."""
     k_name, v_name = names
+    check_tensor(k_name, k)
+    check_tensor(v_name, v)
     if k.shape[:-1] != v.shape[:-1]:
         raise InvalidArgumentError(
             f"{k_name} and {v_name} must differ in the last dimension only; "
@@ -99,15 +108,15 @@ def check_floats(name: str, tensor: Tensor, q: Tensor, layout: str, shape: Seque
 
 
 def refuse(**given: object) -> None:
-    """Raise for the first argument that was given although Octavo does not have it; values None or 0 pass."""
+    """Raise for the first argument that was given although Octavo does not have it; None and 0 pass."""
     for name, value in given.items():
-        if value is not None and (isinstance(value, Tensor) or value):
+        if value is not None and (not isinstance(value, int) or value):
             raise InvalidArgumentError(f"{name} is not supported by octavo.ops; leave it out, got {value!r}")
 
 
 def check_forward_only(*tensors: Tensor | None) -> None:
     """Refuse to drop a gradient that the caller would expect."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
         raise InvalidArgumentError(
             "octavo.ops computes no gradients; call it under torch.no_grad() or torch.inference_mode()"
         )

@@ -15,6 +15,7 @@ from octavo.ops.checks.refusals import (
     check_keys,
     check_queries,
     check_shape,
+    check_tensor,
 )
 from octavo.ops.checks.signature import once
 from octavo.ops.given import Caches, Lengths, News, Options, Places
@@ -75,9 +76,10 @@ def check_ragged(caches: Caches, lengths: Lengths, tables: tuple[Tensor | None],
 
 def _check_queries(q: Tensor, lengths: Lengths) -> int:
     """Check q and its lengths; return the number of sequences."""
-    cu_seqlens_q, num = lengths.cu_seqlens_q, q.shape[0] if q.dim() else 0
+    cu_seqlens_q = lengths.cu_seqlens_q
     if cu_seqlens_q is None:
         check_queries(q, "[B, Sq, H, D]")
+        num = q.shape[0]
     else:
         check_queries(q, "[T, H, D]")
         check_integers("cu_seqlens_q", cu_seqlens_q, q, "[B + 1]", [None])
@@ -98,6 +100,7 @@ def _check_options(q: Tensor, k: Tensor, num_sequences: int, options: Options) -
     check_num_splits(options.num_splits)
     num_heads, slopes = q.shape[-2], options.alibi_slopes
     if slopes is not None:
+        check_tensor("alibi_slopes", slopes)
         shape = [num_sequences, num_heads] if slopes.dim() == 2 else [num_heads]
         check_floats("alibi_slopes", slopes, q, "[H] or [B, H]", shape)
     if options.s_aux is not None:
