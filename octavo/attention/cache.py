@@ -1,13 +1,14 @@
 """The paged KV cache: one allocation, viewed per layer."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention.float8 import FLOAT8, as_bytes
-from octavo.errors import OutOfMemoryError
+from octavo.errors import InvalidArgumentError, OutOfMemoryError
 from octavo.gpu.copies import to_device
 
 COPIED_BYTES = 256 * 2**20
@@ -64,8 +65,21 @@ class KVCache:
         """Allocate an uninitialised cache; a float8 (torch.float8_e4m3fn) cache gets scales of 1.
 
         Raises:
+            InvalidArgumentError: a size is not a positive integer, or dtype is no type of floats.
             OutOfMemoryError: the device cannot hold it.
         """
+        sizes = {
+            "num_layers": num_layers,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+        }
+        for name, size in sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise InvalidArgumentError(f"{name} must be a positive integer, got {size!r}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InvalidArgumentError(f"dtype must be a torch.dtype of floats, got {dtype!r}")
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
         try:
             data = torch.empty(shape, dtype=dtype, device=device)
@@ -102,9 +116,16 @@ class KVCache:
         return self.data.nbytes
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write."""
+        """Copy whole blocks (source id, destination id) in every layer; used by copy-on-write.
+
+        Raises:
+            InvalidArgumentError: there is no such block; nothing was copied.
+        """
         if not pairs:
             return
+        for block_id in chain.from_iterable(pairs):
+            if not 0 <= block_id < self.num_blocks:
+                raise InvalidArgumentError(f"block ids are 0 .. {self.num_blocks - 1}, got {block_id}")
         data = as_bytes(self.data)
         num_at_once = max(1, COPIED_BYTES // (data[:, :, :1].numel() * data.element_size()))
         for part in to_device(np.array(pairs), data.device).split(num_at_once):

@@ -52,10 +52,12 @@ class KVCacheManager:
         bytes_per_block: int = 0,
         hash_block: BlockHash = hash_block,
     ) -> None:
-        if num_blocks < 1 or block_size < 1 or bytes_per_block < 0:
+        numbers = (num_blocks, block_size, bytes_per_block)
+        in_range = all(isinstance(number, int) for number in numbers) and min(numbers[:2]) >= 1
+        if not in_range or bytes_per_block < 0:
             raise InvalidArgumentError(
-                f"expected num_blocks >= 1, block_size >= 1 and bytes_per_block >= 0, "
-                f"got {num_blocks}, {block_size} and {bytes_per_block}"
+                f"expected integers num_blocks >= 1, block_size >= 1 and bytes_per_block >= 0, "
+                f"got {num_blocks!r}, {block_size!r} and {bytes_per_block!r}"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -78,6 +80,8 @@ class KVCacheManager:
 
     def new_sequence(self, salt: bytes = b"") -> SequenceBlocks:
         """Make an empty sequence; only sequences with equal salts share blocks."""
+        if not isinstance(salt, bytes):
+            raise InvalidArgumentError(f"salt must be bytes, got {salt!r}")
         return SequenceBlocks(self.block_size, salt, self._hash_block)
 
     def match_prefix(self, sequence: SequenceBlocks, token_ids: Sequence[int], max_tokens: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from octavo.errors import InvalidArgumentError, OutOfBlocksError
 from octavo.kv.manager import KVCacheManager
-from octavo.kv.sequence_blocks import SequenceBlocks
+from octavo.kv.sequence_blocks import SequenceBlocks, pack_token_ids
 from octavo.kv.slots import slot_mapping
 from octavo.kv.stats import KVStats
 
@@ -92,10 +92,11 @@ class PagedSequences:
             The tokens to compute: at least one.
 
         Raises:
-            InvalidArgumentError: the name is in use, or there are no tokens.
+            InvalidArgumentError: the name is in use, there are no tokens, or one is not an int32.
             OutOfBlocksError: too few blocks are free; nothing was allocated.
         """
         self._require_new(sequence_id)
+        pack_token_ids(token_ids)
         if len(token_ids) == 0:
             raise InvalidArgumentError("a sequence needs at least one token, got none")
         entry = _Entry(self.manager.new_sequence(salt), list(token_ids))
@@ -110,9 +111,11 @@ class PagedSequences:
         """Append any number of tokens to a sequence.
 
         Raises:
-            OutOfBlocksError: too few blocks are free; the sequence is unchanged.
+            InvalidArgumentError: a token is not an int32; the sequence is unchanged.
+            OutOfBlocksError: too few blocks are free; likewise.
         """
         entry = self._entry(sequence_id)
+        pack_token_ids(token_ids)
         self.commit(sequence_id)
         start = len(entry.token_ids)
         if not self.manager.allocate(entry.blocks, start + len(token_ids)):
@@ -140,7 +143,7 @@ class PagedSequences:
         self._require_new(child_id)
         parent = self._entry(parent_id)
         self.commit(parent_id)
-        num_tokens = len(parent.token_ids) if num_tokens is None else num_tokens
+        num_tokens = len(parent.token_ids) if num_tokens is None else _whole(num_tokens)
         child, copies = self._fork(parent, num_tokens)
         self._entries[child_id] = child
         return copies
@@ -160,7 +163,7 @@ class PagedSequences:
                 of the block size never needs one.
         """
         entry = self._entry(sequence_id)
-        if not 0 <= num_tokens <= len(entry.token_ids):
+        if not 0 <= _whole(num_tokens) <= len(entry.token_ids):
             raise InvalidArgumentError(
                 f"sequence {sequence_id!r} has {len(entry.token_ids)} tokens; cannot cut it at {num_tokens}"
             )
@@ -229,3 +232,9 @@ class PagedSequences:
             f"{num_tokens} tokens do not fit now: {manager.num_free_blocks} of {manager.num_blocks} blocks "
             f"of {manager.block_size} tokens are free; {advice}. Nothing was allocated."
         )
+
+
+def _whole(num_tokens: object) -> int:
+    if not isinstance(num_tokens, int):
+        raise InvalidArgumentError(f"num_tokens must be an integer, got {num_tokens!r}")
+    return num_tokens

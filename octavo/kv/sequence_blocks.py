@@ -101,7 +101,7 @@ class SequenceBlocks:
         num_known = len(self.block_keys)
         if num_blocks > num_known:
             new_token_ids = token_ids[num_known * self.block_size : num_blocks * self.block_size]
-            self._append_keys(_int32_bytes(new_token_ids))
+            self._append_keys(pack_token_ids(new_token_ids))
 
     def keys(self, token_ids: Sequence[int], first: int, num_blocks: int) -> Iterator[BlockKey]:
         """Yield the keys of full blocks `first` .. `num_blocks` - 1, and hash them as they are needed."""
@@ -117,7 +117,7 @@ class SequenceBlocks:
             return 0
         contents = b"".join(key.content for key in other.block_keys[:num_blocks])
         held = np.frombuffer(contents, np.int32, offset=len(self.salt))
-        mine = np.frombuffer(_int32_bytes(token_ids[: num_blocks * self.block_size]), np.int32)
+        mine = np.frombuffer(pack_token_ids(token_ids[: num_blocks * self.block_size]), np.int32)
         differs = held != mine
         first = int(differs.argmax())
         return first // self.block_size if differs[first] else num_blocks
@@ -131,7 +131,7 @@ class SequenceBlocks:
         stop = min(stop, len(self.block_keys))
         if start < stop:
             known = b"".join(key.content for key in self.block_keys[start:stop])
-            packed = _int32_bytes(token_ids[start * self.block_size : stop * self.block_size])
+            packed = pack_token_ids(token_ids[start * self.block_size : stop * self.block_size])
             if known != (packed if start else self.salt + packed):
                 raise InvalidArgumentError(
                     "expected the token ids of earlier calls, perhaps with more at the end, got different "
@@ -173,11 +173,16 @@ class SequenceBlocks:
             parent = key.digest
 
 
-def _int32_bytes(token_ids: Sequence[int]) -> bytes:
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as int32 in the machine's byte order.
+
+    Raises:
+        InvalidArgumentError: they are no sequence of integers of 32 bits.
+    """
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         return token_ids.tobytes()
     try:
         # Twice as fast as the array module.
         return struct.pack(f"{len(token_ids)}i", *token_ids)
-    except struct.error as error:
+    except (struct.error, TypeError) as error:
         raise InvalidArgumentError(f"token ids must be integers of at most 32 bits: {error}") from error

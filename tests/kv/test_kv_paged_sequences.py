@@ -2,6 +2,7 @@
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +146,40 @@ def test_a_cut_into_a_block_of_its_own_copies_nothing() -> None:
     # The drafts 4, 5 and 6 are refused before anyone could share them.
     assert sequences.truncate("a", 3) == []
     assert sequences.update("a", [7]).slots.tolist() == [3]
+
+
+@pytest.mark.parametrize("token_ids", ["ab", [1.5], [2**31], [None], 5])
+def test_what_is_no_token_changes_nothing(token_ids: Any) -> None:
+    sequences = PagedSequences(num_blocks=4, block_size=4)
+    sequences.alloc("a", [1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match="token ids must be integers"):
+        sequences.update("a", token_ids)
+    with pytest.raises(InvalidArgumentError, match="token ids must be integers"):
+        sequences.alloc("b", token_ids)
+    assert "b" not in sequences
+    assert sequences.update("a", [4, 5]).slots.tolist() == [3, 4]
+    sequences.manager.check_invariants()
+
+
+@pytest.mark.parametrize("num_tokens", [1.5, "1"])
+def test_cuts_are_integers(num_tokens: Any) -> None:
+    sequences = PagedSequences(num_blocks=4, block_size=4)
+    sequences.alloc("a", [1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match="num_tokens must be an integer"):
+        sequences.truncate("a", num_tokens)
+    with pytest.raises(InvalidArgumentError, match="num_tokens must be an integer"):
+        sequences.fork("a", "b", num_tokens)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2.5, 4), ("4", 4), (4, None)])
+def test_sizes_are_positive_integers(sizes: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected integers num_blocks >= 1"):
+        PagedSequences(*sizes)
+
+
+def test_a_salt_is_bytes() -> None:
+    with pytest.raises(InvalidArgumentError, match="salt must be bytes, got 'tenant'"):
+        PagedSequences(4, 4).alloc("a", [1], salt="tenant")  # type: ignore[arg-type]
 
 
 def test_a_refused_cut_changes_nothing() -> None:

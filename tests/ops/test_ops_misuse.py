@@ -97,6 +97,7 @@ TENSORS = {
     "rotary_seqlens": torch.zeros(2).int(),
 }
 
+
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_refuses(changes, message):
     given = cached(**changes)
