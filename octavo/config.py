@@ -62,7 +62,8 @@ class EngineConfig:
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
             that no request waits for either. False: the first request that needs one waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:
-            Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
+            Triton's own, TRITON_CACHE_DIR or ~/.triton/cache. A CPU's are in XDG_CACHE_HOME/octavo or
+            ~/.cache/octavo.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
         all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each

@@ -8,11 +8,18 @@ from octavo.attention.cpu.compile import cache_folder
 from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.engine.memory import gib
+from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 
 
 def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None:
-    """Start the engine, let it answer once, and say where the compiled code lies."""
+    """Start the engine, let it answer once, and say where the compiled code lies.
+
+    Raises:
+        ConfigError: prepare=False, which leaves the compiling to requests.
+    """
+    if not config.prepare:
+        raise ConfigError("octavo compile prepares everything; leave --no-prepare (OCTAVO_PREPARE) out")
     if model is not None:
         config = replace(config, model=model)
     begun = time.perf_counter()

@@ -32,19 +32,23 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
     table = Table(show_header=False, title=str(source.path))
     for name, value in _architecture(model_config):
         table.add_row(name, value)
-    for ranks, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
-        if len(plans) > 1:
+    for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
+        if size > 1:
             table.add_section()
-            table.add_row("ranks", f"{', '.join(map(str, ranks))} of {len(plans)}")
-            sums = expected_sums(
-                *(size, plans[0].device),
-                shares_memory=config.all_reduce == "auto",
-                in_order=config.deterministic,
-            )
-            table.add_row("sums over ranks", sums)
+            table.add_row("ranks", f"{', '.join(map(str, alike))} of {size}")
+            table.add_row("sums over ranks", _sums(config, plans[0]))
         for name, value in rows:
             table.add_row(name, value)
     Console().print(table)
+
+
+def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:
+    return expected_sums(
+        config.tensor_parallel_size,
+        plan.device,
+        shares_memory=config.all_reduce == "auto",
+        in_order=config.deterministic,
+    )
 
 
 def _architecture(model: ModelConfig) -> Rows:

@@ -90,6 +90,7 @@ def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny
     options = ["--load-format", "dummy", "--num-blocks", "7", "--attention-impl", "torch"]
     main(["compile", tiny, *options, "--quiet"])
     assert "nothing to compile" in capsys.readouterr().out
+    assert "prepares everything" in fails(capsys, "compile", tiny, "--no-prepare")
 
 
 def test_inspect_shows_the_cache_dtype(capsys: pytest.CaptureFixture[str], tiny: str) -> None:

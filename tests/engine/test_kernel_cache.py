@@ -29,6 +29,14 @@ def test_a_new_folder_is_made_for_its_owner_alone_and_used(tmp_path: Path) -> No
     assert cache.num_bytes == 5
 
 
+def test_files_that_vanish_while_they_are_counted_do_not_count(tmp_path: Path) -> None:
+    """Triton removes its temporary files while another process starts."""
+    cache = KernelCache(str(tmp_path))
+    (tmp_path / "kernel").write_bytes(b"12345")
+    (tmp_path / "tmp.pid_1").symlink_to(tmp_path / "gone")
+    assert cache.num_bytes == 5
+
+
 def test_the_default_is_tritons(tmp_path: Path) -> None:
     knobs.cache.dir = str(tmp_path)
     assert KernelCache(None).folder == tmp_path

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -54,7 +55,13 @@ class KernelCache:
     @property
     def num_bytes(self) -> int:
         """Size of all files in the folder."""
-        return sum(entry.stat().st_size for entry in self.folder.rglob("*") if entry.is_file())
+        num_bytes = 0
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                # Another process that compiles removes its temporary files meanwhile.
+                with suppress(FileNotFoundError):
+                    num_bytes += os.stat(os.path.join(folder, name)).st_size
+        return num_bytes
 
     def is_complete(self, job: object) -> bool:
         """Say whether all kernels of a job were compiled on such a GPU, by these sources.
