@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from octavo.attention.choice import decode_tile, prompt_tile, whole_unit_programs
-from octavo.attention.float8 import FLOAT8
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton import shapes
-from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim
+from octavo.attention.triton.shapes import TileShape
+from octavo.attention.triton.tilings import Layers
 from octavo.attention.triton.units import RECORD, list_units_kernel, schedule_kernel
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.gpu.device import num_multiprocessors, power_of_two
@@ -24,9 +22,6 @@ from octavo.gpu.launch import launch
 
 # One warp merges the pieces of a thin unit, at more than a microsecond each.
 MOST_PIECES = 16
-# Splitting a fat unit into parts with fewer keys would cost more than it saves.
-_MIN_SPLIT_KEYS = 512
-_MOST_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,92 +39,6 @@ class _Visibility:
     positions: Tensor
     leaf_begin: Tensor | None = None
     leaves_begin_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Layers:
-    """The shapes and dtypes of the layers that use a map, and the tilings that are fastest for them.
-
-    Attributes:
-        num_heads: H.
-        num_kv_heads: KH.
-        head_dim: D.
-        value_dim: Dv.
-        dtype: of queries.
-        cache_dtype: of keys and values.
-        block_size: tokens in a block of the cache; 1: unknown.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    block_size: int
-
-    @property
-    def group(self) -> int:
-        """Query heads per kv head."""
-        return self.num_heads // self.num_kv_heads
-
-    def thin_tile(self, seq_lens: Tensor, *, shares: bool) -> TileShape:
-        """Return the tiling for few query tokens; shares: see choice.decode_tile."""
-        return decode_tile(
-            seq_lens.device,
-            self.group,
-            max(self.head_dim, self.value_dim),
-            self.cache_dtype,
-            self._known_block_size,
-            num_sequences=seq_lens.shape[0],
-            shares=shares,
-        )
-
-    def fat_tile(self, metadata: AttentionMetadata, num_tokens: int, num_splits: int) -> TileShape:
-        """Return the tiling for many query tokens."""
-        portable = fat_shape(self.group, self._padded_dim, self._product_dtype)
-        if self.num_parts(portable, metadata, num_tokens, num_splits) > 1:
-            return portable
-        return prompt_tile(
-            metadata.seq_lens.device,
-            self.group,
-            self.head_dim,
-            self.cache_dtype,
-            self._known_block_size,
-            num_rows=num_tokens * self.num_heads,
-            portable=portable,
-        )
-
-    def split_tile(self) -> TileShape:
-        """Return the tiling for few query tokens whose keys are read in parts."""
-        return shapes.thin_shape(self.group, self._padded_dim, self.cache_dtype)
-
-    def deterministic_tile(self) -> TileShape:
-        """Return the only tiling of a deterministic step."""
-        return shapes.deterministic_shape(self.group, self._padded_dim, self._product_dtype)
-
-    def num_parts(
-        self, tile: TileShape, metadata: AttentionMetadata, num_tokens: int, num_splits: int
-    ) -> int:
-        """Return how many programs share the keys of a fat unit; num_splits: see plan_step."""
-        device, block_size = metadata.seq_lens.device, self._known_block_size
-        most_programs = whole_unit_programs(device, self.head_dim, self.cache_dtype, block_size, tile)
-        # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
-        num_items = (num_tokens // (tile.rows // self.group) + 1) * self.num_kv_heads
-        return count_parts(tile, most_programs, num_items, metadata.max_seq_len, num_splits)
-
-    @property
-    def _known_block_size(self) -> int:
-        # Hopper's kernels need keys and values of one head dim; 1 is no block size that they support.
-        return self.block_size if self.value_dim == self.head_dim else 1
-
-    @property
-    def _padded_dim(self) -> int:
-        return padded_head_dim(max(self.head_dim, self.value_dim))
-
-    @property
-    def _product_dtype(self) -> torch.dtype:
-        return torch.float16 if self.cache_dtype == FLOAT8 else self.dtype
 
 
 def plan_step(
@@ -175,17 +84,17 @@ def plan_step(
     Raises:
         InvalidArgumentError: the forest is for other heads or fewer tokens.
     """
-    layers = _Layers(
-        num_heads, num_kv_heads, head_dim, value_dim or head_dim, dtype, cache_dtype or dtype, block_size
-    )
+    dims = (head_dim, value_dim or head_dim)
+    kinds = (dtype, cache_dtype or dtype, block_size, metadata.seq_lens.device)
+    layers = Layers(num_heads, num_kv_heads, *dims, *kinds)
     positions = metadata.positions if right == 0 else torch.empty_like(metadata.positions)
     see = _Visibility(ScoreOptions(1.0, window, right=right), positions)
     if deterministic:
         work = _invariant_work(fat or layers.deterministic_tile(), metadata, layers.group, num_tokens, see)
         return StepMap(None, work, window, None, right, positions)
     forest = metadata.forest if window is None else None
-    thin = thin or layers.thin_tile(metadata.seq_lens, shares=forest is not None)
-    fat = fat or layers.fat_tile(metadata, num_tokens, num_splits)
+    thin = thin or layers.thin_tile(metadata.seq_lens.shape[0], shares=forest is not None)
+    fat = fat or _fat_tile(layers, metadata, num_tokens, num_splits)
     if forest is not None:
         num_sequences, tile_keys = metadata.seq_lens.shape[0], max(thin.keys, fat.keys)
         forest.check_step((num_heads, num_kv_heads, head_dim), num_tokens, num_sequences, tile_keys)
@@ -202,7 +111,23 @@ def plan_step(
     return StepMap(thin_work, fat_work, window, forest, right, positions)
 
 
-def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: _Layers, see: _Visibility) -> ThinWork:
+def _fat_tile(layers: Layers, metadata: AttentionMetadata, num_tokens: int, num_splits: int) -> TileShape:
+    """Return the tiling for many query tokens."""
+    portable = layers.portable_tile()
+    if _num_parts(portable, layers, metadata, num_tokens, num_splits) > 1:
+        return portable
+    return layers.whole_tile(num_tokens)
+
+
+def _num_parts(
+    tile: TileShape, layers: Layers, metadata: AttentionMetadata, num_tokens: int, num_splits: int
+) -> int:
+    # Counted by tokens, because a captured step has room for many sequences, most of which are empty.
+    num_units = num_tokens // (tile.rows // layers.group) + 1
+    return layers.num_parts(tile, num_units, metadata.max_seq_len, num_splits)
+
+
+def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: Layers, see: _Visibility) -> ThinWork:
     num_units, device = metadata.seq_lens.shape[0], metadata.seq_lens.device
     tile_tokens = shape.rows // layers.group
     units, _ = _list_units(metadata, num_units, tile_tokens, 0, tile_tokens, see)
@@ -222,7 +147,7 @@ def _thin_work(shape: TileShape, metadata: AttentionMetadata, layers: _Layers, s
 def _fat_work(
     shape: TileShape,
     metadata: AttentionMetadata,
-    layers: _Layers,
+    layers: Layers,
     num_tokens: int,
     max_thin_tokens: int,
     see: _Visibility,
@@ -234,26 +159,9 @@ def _fat_work(
     most_sequences = min(metadata.seq_lens.shape[0], num_tokens // (max_thin_tokens + 1))
     num_units = num_tokens // tile_tokens + most_sequences
     units, count = _list_units(metadata, num_units, tile_tokens, max_thin_tokens, metadata.max_query_len, see)
-    num_parts = layers.num_parts(shape, metadata, num_tokens, num_splits)
+    num_parts = _num_parts(shape, layers, metadata, num_tokens, num_splits)
     results = (num_tokens, layers.num_heads, layers.value_dim)
     return FatWork.allocate(shape, units, count, num_parts, results, see.leaves_begin_at)
-
-
-def count_parts(
-    shape: TileShape, most_programs: int, num_items: int, max_seq_len: int, num_splits: int = 0
-) -> int:
-    """Return how many programs share the keys of each of num_items (unit, kv head)s.
-
-    Args:
-        most_programs: see choice.whole_unit_programs.
-        others: see plan_step.
-    """
-    if num_splits > 0:
-        # More parts than tiles would be empty.
-        return min(num_splits, max(1, -(-max_seq_len // shape.keys)), _MOST_PARTS)
-    most_parts = min(most_programs // num_items, -(-max_seq_len // _MIN_SPLIT_KEYS))
-    # A power of two, because each value is compiled separately.
-    return 1 << max(0, most_parts.bit_length() - 1)
 
 
 def _invariant_work(

@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.attention.choice import decode_tile, prompt_tile, whole_unit_programs
-from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.shapes import TileShape, fat_shape, padded_head_dim, thin_shape
-from octavo.attention.triton.step_map import MOST_PIECES, count_parts
+from octavo.attention.triton.shapes import TileShape
+from octavo.attention.triton.step_map import MOST_PIECES
+from octavo.attention.triton.tilings import Layers
 from octavo.attention.triton.units import RECORD, num_key_tiles, shift_positions
 from octavo.attention.triton.work import FatWork, StepMap, ThinWork
 from octavo.gpu.device import num_multiprocessors, power_of_two
@@ -58,34 +57,11 @@ def plan_uniform(
     Returns:
         (map, whose positions are the queries', shifted; cu_seqlens_q [S + 1] int32).
     """
-    group, num_sequences = num_heads // num_kv_heads, seq_lens.shape[0]
-    padded_dim = padded_head_dim(max(head_dim, value_dim))
-    # As in plan_step.
-    known_block_size = block_size if value_dim == head_dim else 1
-    thin = decode_tile(
-        seq_lens.device,
-        group,
-        max(head_dim, value_dim),
-        cache_dtype,
-        known_block_size,
-        num_sequences=num_sequences,
-        shares=False,
-    )
-
-    def num_parts(tile: TileShape) -> int:
-        num_items = num_sequences * -(-query_len // (tile.rows // group)) * num_kv_heads
-        most = whole_unit_programs(seq_lens.device, head_dim, cache_dtype, known_block_size, tile)
-        return count_parts(tile, most, num_items, max_seq_len, num_splits)
-
-    if query_len > thin.rows // group:
-        shape = fat_shape(group, padded_dim, torch.float16 if cache_dtype == FLOAT8 else dtype)
-        if num_parts(shape) == 1:
-            facts = (seq_lens.device, group, head_dim, cache_dtype, known_block_size)
-            shape = prompt_tile(*facts, num_rows=num_sequences * query_len * num_heads, portable=shape)
-    else:
-        shape = thin_shape(group, padded_dim, cache_dtype) if num_splits > 0 else thin
-    is_thin = query_len <= thin.rows // group and num_splits == 0
-    num_tokens, tile_tokens = num_sequences * query_len, shape.rows // group
+    kinds = (dtype, cache_dtype, block_size, seq_lens.device)
+    layers = Layers(num_heads, num_kv_heads, head_dim, value_dim, *kinds)
+    num_sequences, num_tokens = seq_lens.shape[0], seq_lens.shape[0] * query_len
+    shape, num_parts = _choose_tile(layers, num_sequences, query_len, max_seq_len, num_splits)
+    is_thin, tile_tokens = num_parts == 0, shape.rows // layers.group
     num_tiles = -(-query_len // tile_tokens)
     num_programs = num_multiprocessors(seq_lens.device) * shape.programs_per_multiprocessor
     sizes = (
@@ -106,14 +82,31 @@ def plan_uniform(
         MOST_PIECES if num_sequences > 1 else num_programs,
     )
     units = units.view(-1, RECORD.value)
+    thin, fat = None, None
     if is_thin:
-        work = ThinWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
-        step_map = StepMap(work, None, options.window, None, options.right, positions)
+        thin = ThinWork.allocate(shape, units, schedule, arrivals.view(num_sequences, -1), value_dim)
     else:
-        results = (num_tokens, num_heads, value_dim)
-        fat = FatWork.allocate(shape, units, count, num_parts(shape), results)
-        step_map = StepMap(None, fat, options.window, None, options.right, positions)
-    return step_map, cu_seqlens_q
+        fat = FatWork.allocate(shape, units, count, num_parts, (num_tokens, num_heads, value_dim))
+    return StepMap(thin, fat, options.window, None, options.right, positions), cu_seqlens_q
+
+
+def _choose_tile(
+    layers: Layers, num_sequences: int, query_len: int, max_seq_len: int, num_splits: int
+) -> tuple[TileShape, int]:
+    """Return the tiling, and in how many parts keys are read; 0: the decode kernel divides them itself."""
+    thin = layers.thin_tile(num_sequences, shares=False)
+    is_short = query_len <= thin.rows // layers.group
+    if is_short and num_splits == 0:
+        return thin, 0
+
+    def num_parts(tile: TileShape) -> int:
+        num_units = num_sequences * -(-query_len // (tile.rows // layers.group))
+        return layers.num_parts(tile, num_units, max_seq_len, num_splits)
+
+    tile = layers.split_tile() if is_short else layers.portable_tile()
+    if not is_short and num_parts(tile) == 1:
+        tile = layers.whole_tile(num_sequences * query_len)
+    return tile, num_parts(tile)
 
 
 def _allocate(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
