@@ -5,6 +5,7 @@ variables (OCTAVO_...) and the keys of octavo.toml.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -111,9 +112,11 @@ class EngineConfig:
             raise ConfigError(f"memory_fraction must be a number in (0, 1], got {fraction!r}")
         limit = self.max_step_ms
         if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0
+            isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf
         ):
-            raise ConfigError(f"max_step_ms must be a positive number of milliseconds, got {limit!r}")
+            raise ConfigError(
+                f"max_step_ms must be a positive number of milliseconds, or None for no limit, got {limit!r}"
+            )
         if self.num_blocks is not None and fraction is not None:
             raise ConfigError("num_blocks and memory_fraction both size the KV cache; give only one of them")
         if self.deterministic and self.tensor_parallel_size > 1 and self.all_reduce == "nccl":

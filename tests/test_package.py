@@ -162,6 +162,7 @@ def test_no_code_from_files() -> None:
         {"max_step_ms": 0},
         {"max_step_ms": -1.0},
         {"max_step_ms": float("nan")},
+        {"max_step_ms": float("inf")},
         {"max_step_ms": True},
         {"max_step_ms": "10"},
         {"kernel_cache_dir": ""},
