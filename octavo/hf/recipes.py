@@ -56,6 +56,8 @@ def attach(model: Any) -> Any:
             is of an unknown kind.
     """
     name = register()
+    if not hasattr(model, "_supports_flash_attn"):
+        raise InvalidArgumentError(f"model must be a model of transformers, got {type(model).__name__}")
     if not model._supports_flash_attn:
         raise InvalidArgumentError(
             f"{type(model).__name__} does not support attention without a mask tensor (transformers runs no "

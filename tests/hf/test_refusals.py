@@ -92,6 +92,11 @@ def test_a_model_that_needs_a_mask_tensor() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_what_is_no_model() -> None:
+    with pytest.raises(InvalidArgumentError, match="model must be a model of transformers, got str"):
+        octavo.hf.attach("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
     [(0, 5, [[3, 5], [0, 5]]), (torch.tensor(5), 1, [[3, 6], [0, 6]])],
