@@ -136,7 +136,7 @@ def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary
     if queries.cu_seqlens is not None or queries.used is not None:
         debug.check_queries(queries, num_sequences)
     begin = np.zeros_like(cached) if new.begin is None else debug.on_host(new.begin)
-    row, index = _split(new.cu_seqlens, num_sequences, new.length, new.k.shape[0], "k")
+    row, index = _split(new.cu_seqlens, num_sequences, new.length, new.k.shape[0], "cu_seqlens_k_new")
     token = np.flatnonzero(cached[row] >= 0)
     row, index = row[token], index[token]
     block, offset = _find_slots(table, row, cached[row] + index, k_cache.shape)
@@ -144,7 +144,9 @@ def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary
     if rotary is None:
         return _Places(token, row, block, offset, row[:0], row[:0])
     offsets = debug.on_host(rotary.offsets)
-    q_row, q_index = _split(queries.cu_seqlens, num_sequences, queries.length, queries.q.shape[0], "q")
+    q_row, q_index = _split(
+        queries.cu_seqlens, num_sequences, queries.length, queries.q.shape[0], "cu_seqlens_q"
+    )
     q_positions = offsets[q_row] + q_index if rotary.queries_advance else offsets[q_row]
     positions = offsets[row] + index
     _check_positions(rotary, row, positions)
@@ -158,17 +160,12 @@ def check_append(queries: Queries, new: NewKeys, k_cache: Tensor, rotary: Rotary
 def _split(
     cu_seqlens: Tensor | None, num_sequences: int, length: int, num_tokens: int, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (sequence [n], index in it [n]) of the tokens between cumulative lengths, checked."""
+    """Return (sequence [n], index in it [n]) of the tokens of k or q, by checked cumulative lengths."""
     if cu_seqlens is None:
         return _split_evenly(num_sequences, length)
-    bounds = debug.on_host(cu_seqlens)
-    lens = np.diff(bounds)
-    if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
-        raise InvalidArgumentError(
-            f"cumulative lengths of {name} must rise from 0 to at most its {num_tokens} tokens; "
-            f"got {bounds.tolist()}"
-        )
-    row = np.repeat(np.arange(lens.shape[0]), lens)
+    of = "k" if name == "cu_seqlens_k_new" else "q"
+    bounds = debug.bounds_on_host(name, cu_seqlens, num_tokens, of)
+    row = np.repeat(np.arange(num_sequences), np.diff(bounds))
     return row, np.arange(row.shape[0]) - bounds[row]
 
 

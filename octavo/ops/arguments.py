@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention import DeviceForest, ForestPlan
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Scores, is_on_gpu
+from octavo.ops.call import Scores
 from octavo.ops.checks import debug
 from octavo.ops.given import Options, Plan
 
@@ -114,8 +114,7 @@ def int32(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.int32 and tensor.stride(-1) == 1:
         return tensor
     converted = tensor.to(torch.int32).contiguous()
-    may_read = not is_on_gpu(tensor) and not torch.compiler.is_compiling()
-    if (may_read or debug.is_on()) and not torch.equal(converted.long(), tensor.long()):
+    if debug.may_read(tensor) and not torch.equal(converted.long(), tensor.long()):
         raise InvalidArgumentError(f"lengths and block ids must be less than 2**31; got {tensor.tolist()}")
     return converted
 

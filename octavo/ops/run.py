@@ -74,6 +74,8 @@ def run_ragged(
     check_plan(plan)
     tables, bounds = (block_table,), lengths.cu_seqlens_k
     alike = check_ragged(caches, lengths, tables, options, also=(max_seqlen_q,))
+    if block_table is None and bounds is not None and debug.may_read(bounds):
+        debug.check_ragged_keys(bounds, lengths.seqused_k, caches[1].shape[0])
     if block_table is not None and bounds is not None:
         # Of the cumulative lengths of paged keys only the differences count.
         used = bounds[1:] - bounds[:-1] if lengths.seqused_k is None else lengths.seqused_k

@@ -159,6 +159,9 @@ def test_a_maximum_below_the_longest_query_is_refused():
     [
         ({"cu_seqlens_q": torch.tensor([0, 3])}, "cu_seqlens_k must be"),
         ({"cu_seqlens_k": None}, "lengths of k are missing|k must be"),
+        ({"cu_seqlens_k": torch.tensor([0, 5, 2])}, r"cu_seqlens_k must rise from 0 .*got \[0, 5, 2\]"),
+        ({"cu_seqlens_k": torch.tensor([0, 2, 9])}, "at most the 5 tokens of k"),
+        ({"seqused_k": torch.tensor([3, 3])}, r"seqused_k\[0\] must be at most the 2 keys of sequence 0"),
         ({"max_seqlen_q": torch.tensor(3)}, "max_seqlen_q must be a number"),
         ({"out": torch.empty(5, 2, 9)}, r"out must be \[T, H, Dv\]"),
         ({"out": torch.empty(5, 2, 8).half()}, "out must be torch.float32"),

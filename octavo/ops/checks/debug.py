@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError
-from octavo.ops.call import Call, Queries
+from octavo.ops.call import Call, Queries, is_on_gpu
 
 
 def is_on() -> bool:
@@ -19,6 +19,11 @@ def is_on() -> bool:
     if os.environ.get("OCTAVO_DEBUG", "") in ("", "0"):
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def may_read(tensor: Tensor) -> bool:
+    """Say whether checks may look at a tensor's numbers: on a CPU, or on a GPU where is_on."""
+    return not torch.compiler.is_compiling() and (not is_on_gpu(tensor) or is_on())
 
 
 def check_call(call: Call) -> None:
@@ -45,13 +50,7 @@ def check_queries(queries: Queries, num_sequences: int) -> None:
     if queries.cu_seqlens is None:
         lens = np.full(num_sequences, queries.length)
     else:
-        bounds = on_host(queries.cu_seqlens)
-        lens = np.diff(bounds)
-        if bounds[0] != 0 or bounds[-1] > num_tokens or lens.min(initial=0) < 0:
-            raise InvalidArgumentError(
-                f"cu_seqlens_q must rise from 0 to at most the {num_tokens} tokens of q; "
-                f"got {bounds.tolist()}"
-            )
+        lens = np.diff(bounds_on_host("cu_seqlens_q", queries.cu_seqlens, num_tokens, "q"))
         if lens.max(initial=0) > queries.max_len:
             s = int(lens.argmax())
             raise InvalidArgumentError(
@@ -65,6 +64,26 @@ def check_queries(queries: Queries, num_sequences: int) -> None:
         raise InvalidArgumentError(
             f"seqused_q[{s}] must be 0 to the {lens[s]} queries of sequence {s}; got {used[s]}"
         )
+
+
+def check_ragged_keys(cu_seqlens_k: Tensor, seqused_k: Tensor | None, num_tokens: int) -> None:
+    """Check the lengths of ragged keys, num_tokens in all; see flash_attn_varlen_func."""
+    lens = np.diff(bounds_on_host("cu_seqlens_k", cu_seqlens_k, num_tokens, "k"))
+    if seqused_k is not None and (bad := on_host(seqused_k) > lens).any():
+        s = int(bad.argmax())
+        raise InvalidArgumentError(
+            f"seqused_k[{s}] must be at most the {lens[s]} keys of sequence {s}; got {int(seqused_k[s])}"
+        )
+
+
+def bounds_on_host(name: str, cu_seqlens: Tensor, num_tokens: int, of: str) -> np.ndarray:
+    """Return cumulative lengths [S + 1] of a ragged tensor, int64 on the host, checked; waits for a GPU."""
+    bounds = on_host(cu_seqlens)
+    if bounds[0] != 0 or bounds[-1] > num_tokens or np.diff(bounds).min(initial=0) < 0:
+        raise InvalidArgumentError(
+            f"{name} must rise from 0 to at most the {num_tokens} tokens of {of}; got {bounds.tolist()}"
+        )
+    return bounds
 
 
 def check_keys(
