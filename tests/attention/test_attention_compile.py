@@ -1,6 +1,7 @@
 """The compile cache: what is trusted, what is refused, and what a machine without a compiler is told."""
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def test_a_private_folder_is_made_and_the_library_is_reused(cache_home, instant_
     assert cache_home.stat().st_mode & 0o777 == 0o700
     compilations = len(commands)
     load_library()
-    assert len(commands) == compilations + 1, "only the fingerprint is asked for again"
+    assert len(commands) == compilations, "no compiler is needed"
     assert loaded[0] == loaded[1]
     assert os.listdir(cache_home) == [Path(loaded[0]).name], "no work folder stays behind"
 
@@ -51,6 +52,32 @@ def test_another_compiler_or_cpu_is_another_library(cache_home, instant_compiler
     monkeypatch.setenv("CC", "another-compiler")
     load_library()
     assert loaded[0] != loaded[1]
+
+
+CPUINFO = "processor\t: 0\ncpu MHz\t\t: {mhz}\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\nflags\t\t: {mhz}\n"
+
+
+def test_the_cpu_is_told_by_its_features_not_by_its_clock(
+    cache_home, instant_compiler, monkeypatch, tmp_path
+):
+    """Machines that share a home folder must not run each other's code."""
+    _, loaded = instant_compiler
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu_compile, "_CPUINFO", cpuinfo)
+    for mhz, flags in ((2400, "avx2"), (3100, "avx2"), (2400, "avx512f")):
+        cpuinfo.write_text(CPUINFO.format(mhz=mhz, flags=flags))
+        load_library()
+    assert loaded[0] == loaded[1] != loaded[2]
+
+
+@pytest.mark.parametrize("text", [None, "processor\t: 0\nisa\t: rv64imafdc\n"])
+def test_elsewhere_the_compiler_tells_the_cpu(cache_home, instant_compiler, monkeypatch, tmp_path, text):
+    commands, _ = instant_compiler
+    monkeypatch.setattr(cpu_compile, "_CPUINFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    load_library()
+    assert [command for command in commands if "-dM" in command]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
@@ -140,6 +167,19 @@ def test_without_a_compiler_torch_takes_over_with_one_warning(tmp_path):
     assert refusal.startswith(f'attention impl "c" cannot run: {reason}')
     assert done.stderr.count("WARNING attention runs in PyTorch") == 1
     assert done.stderr.count("WARNING") == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_without_a_compiler_what_was_compiled_before_is_used(tmp_path):
+    """As in an image that octavo compile has filled, and that has no compiler when it runs."""
+    script = "from octavo.attention.cpu.compile import load_library; print(load_library()._name)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script]
+    compiled = run(command, env=environment).stdout
+    found = run(command, env={**environment, "PATH": str(tmp_path)}).stdout
+    assert compiled == found
+    assert str(tmp_path) in found
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -8,12 +8,16 @@ import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 
 COMPILE_TIMEOUT_S = 120
 _FOLDER = Path(__file__).parent
+_CPUINFO = Path("/proc/cpuinfo")
+# Its fields that code for one CPU depends on: on x86, and on Arm.
+_CPU_FACTS = ("model name", "flags", "CPU implementer", "CPU variant", "CPU part", "Features")
 
 # No -ffast-math, and none of its flags that assume finite numbers: the score of a masked key is -inf.
 FLAGS = (
@@ -118,17 +122,30 @@ def _machine_flag() -> str:
 
 
 def _fingerprint(compiler: str, library: Library) -> str:
-    """Hash the sources, the flags, the OpenMP runtime and the compiler's predefined macros.
+    """Hash the sources, the flags, the OpenMP runtime and the CPU.
 
-    The macros contain the compiler's version and the CPU's features. So machines that share a home folder do
-    not load code compiled for another CPU.
+    So machines that share a home folder do not load code compiled for another CPU.
     """
-    macros = _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
-    digest = hashlib.blake2b(macros.encode(), digest_size=12)
+    digest = hashlib.blake2b(_describe_cpu(compiler).encode(), digest_size=12)
     digest.update(repr((compiler, FLAGS, _machine_flag(), str(openmp_library()))).encode())
     for source in (*library.sources, *library.included):
         digest.update(source.read_bytes())
     return digest.hexdigest()
+
+
+def _describe_cpu(compiler: str) -> str:
+    """Describe this machine's CPU, for which code is compiled.
+
+    Linux knows it, so that a machine without a compiler can load what was compiled before. Elsewhere the
+    compiler is asked for its predefined macros.
+    """
+    try:
+        with _CPUINFO.open() as file:
+            first = takewhile(str.strip, file)
+            facts = [line for line in first if line.partition(":")[0].strip() in _CPU_FACTS]
+    except OSError:
+        facts = []
+    return "".join(facts) or _run([compiler, *FLAGS, _machine_flag(), "-dM", "-E", "-x", "c", os.devnull])
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:
