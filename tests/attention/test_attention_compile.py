@@ -91,10 +91,30 @@ def test_a_folder_that_others_can_write_to_is_refused(cache_home, instant_compil
 
 def test_a_folder_of_another_user_is_refused(cache_home, instant_compiler, monkeypatch):
     cache_home.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(cache_home, 54321, 54321)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(KernelUnavailableError, match="belongs to user"):
         load_library()
     assert instant_compiler[1] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of root")
+def test_files_of_root_are_used(cache_home, instant_compiler, monkeypatch):
+    """As in an image that was built by root and runs as somebody else."""
+    load_library()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    load_library()
+    assert len(instant_compiler[1]) == 2
+
+
+def test_a_folder_that_cannot_be_written_says_so(cache_home, instant_compiler, monkeypatch):
+    def refuse(**_):
+        raise PermissionError("Read-only file system")
+
+    monkeypatch.setattr(cpu_compile.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(KernelUnavailableError, match=r"cannot be used .*Read-only file system"):
+        load_library()
 
 
 def test_a_linked_folder_is_refused(cache_home, instant_compiler, tmp_path):

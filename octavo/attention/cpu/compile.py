@@ -66,9 +66,13 @@ def load_library(library: Library = ATTENTION) -> ctypes.CDLL:
     folder = _safe_folder(cache_folder())
     compiler = os.environ.get("CC", "cc")
     path = folder / f"{library.name}-{_fingerprint(compiler, library)}.so"
-    if not path.exists():
-        _compile(compiler, library, path)
-    _check_owner(path, path.lstat())
+    try:
+        if not path.exists():
+            _compile(compiler, library, path)
+        status = path.lstat()
+    except OSError as error:
+        raise KernelUnavailableError(f"the cache folder {folder} cannot be used ({error})") from error
+    _check_owner(path, status)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -111,7 +115,8 @@ def _safe_folder(folder: Path) -> Path:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
+    # An image's files may be root's, which may replace anything anyway.
+    if status.st_uid not in (0, os.geteuid()):
         raise KernelUnavailableError(f"{path} belongs to user {status.st_uid}, not to you; remove it")
     if stat.S_ISLNK(status.st_mode) or status.st_mode & 0o022:
         raise KernelUnavailableError(f"{path} can be changed by other users; run: chmod go-w {path}")
