@@ -74,6 +74,7 @@ WRONG = [
     ({**NEW, "k": torch.randn(2, 1, 3, 16)}, r"k must be \[B, Sn, KH, D\] = \[2, any, 2, 16\]"),
     ({**NEW, "v": torch.randn(2, 2, 2, 16)}, r"v must be \[B, Sn, KH, D\] = \[2, 1, 2, 16\]"),
     ({**NEW, "k": NEW["k"].half()}, "k must be torch.float32"),
+    ({**NEW, "v_cache": torch.randn(1, 16, 2, 16).expand(8, -1, -1, -1)}, "v_cache is expanded"),
     ({**NEW, "cache_seqlens": torch.tensor([20, 64])}, "cache of sequence 1 holds 64 tokens.*block_table"),
     ({**NEW, "block_table": torch.tensor([[99, 1, 2, 3], [4, 5, 6, 7]])}, r"block_table\[0, 0\] is 99"),
     ({**NEW, "cache_leftpad": torch.tensor([0, -3])}, "sequence 1 has keys from -3"),

@@ -126,6 +126,11 @@ def _check_new(caches: Caches, num_sequences: int, news: News) -> None:
     layout = "[B, Sn, KH, D]" if cu_seqlens is None else "[Tn, KH, D]"
     check_shape("k", k, layout, [*lead, *k_cache.shape[2:]])
     check_shape("v", v, layout, [*k.shape[:-2], *v_cache.shape[2:]])
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
+            raise InvalidArgumentError(
+                f"{name} is expanded: its tokens share memory, so none can be appended"
+            )
     for name, tensor in (("k", k), ("v", v)):
         check_device(name, tensor, q)
         if k_cache.dtype != FLOAT8:
