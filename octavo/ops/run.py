@@ -181,6 +181,9 @@ def _new_keys(
     block_table: Tensor,
     scales: tuple[Tensor | None, Tensor | None],
 ) -> NewKeys:
+    if k.dtype == FLOAT8:
+        # They count in the cache's scales already, and bfloat16 holds each of them.
+        k, v, scales = k.to(torch.bfloat16), v.to(torch.bfloat16), (None, None)
     if news.cu_seqlens_k_new is not None:
         cu_seqlens = int32(news.cu_seqlens_k_new)
         return NewKeys(k, v, cu_seqlens, 0, cached_lens, begin, block_table, *scales)

@@ -222,6 +222,37 @@ def test_combine_merges_halves_of_the_keys():
     assert get_scheduler_metadata(1, 1, 1, 4, 2, 16, torch.zeros(1)).shape == (0,)
 
 
+FLOAT8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float64, torch.complex64])
+def test_what_a_float8_cache_does_not_take(dtype):
+    caches = {name: torch.zeros(8, 16, 2, 16).to(FLOAT8) for name in ("k_cache", "v_cache")}
+    new = {name: value.to(dtype) for name, value in NEW.items()}
+    with pytest.raises(InvalidArgumentError, match=f"must be float16, .*got {dtype}"):
+        flash_attn_with_kvcache(**cached(**caches, **new))
+    with pytest.raises(InvalidArgumentError, match=f"v must be torch.float32, got {dtype}"):
+        flash_attn_with_kvcache(**cached(**caches, k=NEW["k"], v=new["v"]))
+
+
+def test_new_keys_in_float8_are_stored_as_they_are():
+    """As FlashAttention-3 does; those in other dtypes are divided by the descale factors first."""
+    descale = torch.rand(2, 2) + 0.5
+    given = cached(k_descale=descale, v_descale=descale.flip(0), causal=True)
+    new = {name: value.to(FLOAT8) for name, value in NEW.items()}
+    scales = {"k": descale.view(2, 1, 2, 1), "v": descale.flip(0).view(2, 1, 2, 1)}
+    plain = {name: new[name].float() * scales[name] for name in new}
+    results, caches = [], []
+    for keys in (new, plain):
+        caches.append([given[name].to(FLOAT8) for name in ("k_cache", "v_cache")])
+        both = dict(zip(("k_cache", "v_cache"), caches[-1], strict=True))
+        results.append(flash_attn_with_kvcache(**given | both | keys))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+    for stored, expected in zip(*caches, strict=True):
+        assert torch.equal(stored.float(), expected.float())
+    assert torch.equal(caches[0][0][1, 4].float(), new["k"][0, 0].float())
+
+
 def test_a_plan_changes_no_result():
     from octavo.attention import ForestPlan
 

@@ -2,6 +2,7 @@
 
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from octavo.attention.checks import check_num_splits
@@ -19,6 +20,9 @@ from octavo.ops.checks.refusals import (
 )
 from octavo.ops.checks.signature import once
 from octavo.ops.given import Caches, Lengths, News, Options, Places
+
+_NEW_KEYS = (torch.float16, torch.bfloat16, torch.float32, FLOAT8)
+"""What a float8 cache takes."""
 
 
 @once
@@ -133,8 +137,11 @@ def _check_new(caches: Caches, num_sequences: int, news: News) -> None:
             )
     for name, tensor in (("k", k), ("v", v)):
         check_device(name, tensor, q)
-        if k_cache.dtype != FLOAT8:
-            check_dtype(name, tensor, k_cache.dtype)
+        check_dtype(name, tensor, k.dtype if k_cache.dtype == FLOAT8 else k_cache.dtype)
+    if k_cache.dtype == FLOAT8 and k.dtype not in _NEW_KEYS:
+        raise InvalidArgumentError(
+            f"new keys of a float8 cache must be float16, bfloat16, float32 or float8_e4m3fn; got {k.dtype}"
+        )
     if cu_seqlens is not None:
         check_integers("cu_seqlens_k_new", cu_seqlens, q, "[B + 1]", [num_sequences + 1])
     _check_rotary(q, num_sequences, news)
