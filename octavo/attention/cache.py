@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class KVCache:
             "head_dim": head_dim,
         }
         for name, size in sizes.items():
-            if not isinstance(size, int) or size < 1:
+            if not isinstance(size, Integral) or size < 1:
                 raise InvalidArgumentError(f"{name} must be a positive integer, got {size!r}")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InvalidArgumentError(f"dtype must be a torch.dtype of floats, got {dtype!r}")

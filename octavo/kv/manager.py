@@ -1,6 +1,7 @@
 """KVCacheManager: which sequences hold and share which blocks, and which cached blocks are evicted."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from octavo.errors import InvalidArgumentError
 from octavo.kv.block_store import BlockStore
@@ -53,7 +54,7 @@ class KVCacheManager:
         hash_block: BlockHash = hash_block,
     ) -> None:
         numbers = (num_blocks, block_size, bytes_per_block)
-        in_range = all(isinstance(number, int) for number in numbers) and min(numbers[:2]) >= 1
+        in_range = all(isinstance(number, Integral) for number in numbers) and min(numbers[:2]) >= 1
         if not in_range or bytes_per_block < 0:
             raise InvalidArgumentError(
                 f"expected integers num_blocks >= 1, block_size >= 1 and bytes_per_block >= 0, "

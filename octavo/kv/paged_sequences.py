@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 
@@ -235,6 +236,6 @@ class PagedSequences:
 
 
 def _whole(num_tokens: object) -> int:
-    if not isinstance(num_tokens, int):
+    if not isinstance(num_tokens, Integral):
         raise InvalidArgumentError(f"num_tokens must be an integer, got {num_tokens!r}")
-    return num_tokens
+    return int(num_tokens)

@@ -177,6 +177,13 @@ def test_sizes_are_positive_integers(sizes: Any) -> None:
         PagedSequences(*sizes)
 
 
+def test_integers_of_numpy_will_do() -> None:
+    sequences = PagedSequences(*np.array([4, 4]))
+    sequences.alloc("a", np.arange(6))
+    sequences.fork("a", "b", np.int32(5))
+    assert sequences.num_tokens("b") == 5
+
+
 def test_a_salt_is_bytes() -> None:
     with pytest.raises(InvalidArgumentError, match="salt must be bytes, got 'tenant'"):
         PagedSequences(4, 4).alloc("a", [1], salt="tenant")  # type: ignore[arg-type]
