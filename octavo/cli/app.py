@@ -171,7 +171,8 @@ def compile_model(
     """Compile everything that a model needs on this machine, for engines that start later.
 
     Give the engine options of the later engines. A GPU's kernels depend on these, the model's shapes and the
-    GPU, not on the weights: with --load-format dummy a folder with config.json is enough.
+    GPU, not on the weights: with --load-format dummy a folder with config.json is enough. A CPU's kernels
+    serve CPUs of the same model, and all models.
 
     Args:
         model: as --model.
