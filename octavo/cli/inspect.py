@@ -1,5 +1,6 @@
 """`octavo inspect`: a model's architecture and memory plan, without loading it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from octavo.config import EngineConfig
@@ -7,7 +8,14 @@ from octavo.engine.memory import ExecutionPlan, gib, plan_execution
 from octavo.engine.memory.weights import WeightGroup
 from octavo.layers.linear.choice import describe_layers
 from octavo.layers.moe.choice import describe_experts
-from octavo.models import ModelConfig, num_active_parameters, read_config, resolve_model, stored_matrices
+from octavo.models import (
+    ModelConfig,
+    ModelSource,
+    num_active_parameters,
+    read_config,
+    resolve_model,
+    stored_matrices,
+)
 from octavo.models.experts.config import ExpertsConfig
 from octavo.parallel import TensorParallel, expected_sums
 
@@ -20,26 +28,34 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
         config = replace(config, model=model)
     source = resolve_model(config.model, config.load_format)
     model_config = ModelConfig.from_hf(read_config(source))
-    stored = stored_matrices(source, config.load_format)
-    size = config.tensor_parallel_size
-    ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
-    plans = [plan_execution(config, model_config, rank, stored=stored) for rank in ranks]
-    # What an engine's ranks agree on.
-    num_blocks = min(plan.num_blocks for plan in plans)
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, title=str(source.path))
     for name, value in _architecture(model_config):
         table.add_row(name, value)
+    try:
+        for rows in _plans(source, config, model_config):
+            if config.tensor_parallel_size > 1:
+                table.add_section()
+            for name, value in rows:
+                table.add_row(name, value)
+    finally:
+        # An error says what does not fit or cannot run; this is what it is about.
+        Console().print(table)
+
+
+def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Iterator[Rows]:
+    """Yield the memory plan of the ranks, those that have the same one together."""
+    stored, size = stored_matrices(source, config.load_format), config.tensor_parallel_size
+    ranks = [TensorParallel.not_met(rank, size) for rank in range(size)]
+    plans = [plan_execution(config, model, rank, stored=stored) for rank in ranks]
+    # What an engine's ranks agree on.
+    num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
-        if size > 1:
-            table.add_section()
-            table.add_row("ranks", f"{', '.join(map(str, alike))} of {size}")
-            table.add_row("sums over ranks", _sums(config, plans[0]))
-        for name, value in rows:
-            table.add_row(name, value)
-    Console().print(table)
+        names = f"{', '.join(map(str, alike))} of {size}"
+        several = [("ranks", names), ("sums over ranks", _sums(config, plans[0]))] if size > 1 else []
+        yield several + rows
 
 
 def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:

@@ -63,6 +63,17 @@ def test_inspect_shows_the_plan_before_loading(capsys: pytest.CaptureFixture[str
     assert "256 bytes" in shown  # 2 (k, v) x 2 layers x 2 kv heads x 8 dim x 4 bytes
 
 
+def test_inspect_shows_the_network_of_a_model_that_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tiny: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", tiny, "--load-format", "dummy", "--num-blocks", "999999999"])
+    captured = capsys.readouterr()
+    assert "LlamaForCausalLM" in captured.out
+    assert captured.err.startswith("octavo: error: weights (")
+    assert "do not fit" in captured.err
+
+
 def test_inspect_names_the_form_of_each_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fields = FIELDS["awq-64"]
     write(tmp_path, make(fields)[0], CONFIG | {"quantization_config": fields})
