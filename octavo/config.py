@@ -65,6 +65,8 @@ class EngineConfig:
             Triton's own, TRITON_CACHE_DIR or ~/.triton/cache.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
+        expert_parallel: of a mixture of experts, each of these processes holds some experts whole, instead of
+            a part of every one; the rest of the network is cut as before.
         all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each
             other where that is faster and where they can, "nccl" always takes NCCL.
 
@@ -93,6 +95,7 @@ class EngineConfig:
     prepare: bool = True
     kernel_cache_dir: str | None = None
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     all_reduce: AllReduce = "auto"
 
     def __post_init__(self) -> None:

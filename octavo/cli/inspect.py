@@ -42,6 +42,8 @@ def run_inspect(model: str | None, config: EngineConfig) -> None:
                 in_order=config.deterministic,
             )
             table.add_row("sums over ranks", sums)
+            if model_config.experts is not None:
+                table.add_row("experts of a rank", _experts_of(model_config.experts, config, len(plans)))
         for name, value in rows:
             table.add_row(name, value)
     Console().print(table)
@@ -73,6 +75,13 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
     if num_layers < model.num_layers:
         rows.append(("feed-forward size of the other layers", str(model.intermediate_size)))
     return rows
+
+
+def _experts_of(experts: ExpertsConfig, config: EngineConfig, size: int) -> str:
+    if not config.expert_parallel:
+        return f"a part of each of {experts.number}"
+    fewest, most = experts.number // size, -(-experts.number // size)
+    return f"{fewest if fewest == most else f'{fewest} or {most}'} of {experts.number}, whole"
 
 
 def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
@@ -14,6 +14,7 @@ from octavo.models.families.layers import read_layer_ropes, read_layer_types, re
 from octavo.models.families.registry import find_family
 from octavo.models.families.ropes import read_ropes
 from octavo.models.formats.schemes import read_scheme
+from octavo.parallel import TensorParallel, shard_whole
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -185,6 +186,20 @@ class ModelConfig:
         )
         model._check_sizes()
         return model
+
+    def with_whole_experts(self, parallel: TensorParallel) -> "ModelConfig":
+        """Return the network with the experts that a rank holds, if each rank holds whole ones.
+
+        Raises:
+            ConfigError: there are no experts, or more ranks than experts.
+        """
+        if self.experts is None:
+            raise ConfigError(
+                f"expert_parallel=True is for mixtures of experts, and {self.architecture} is none; "
+                "tensor_parallel_size alone cuts it over ranks"
+            )
+        held = shard_whole(self.experts.number, parallel, what="experts")
+        return replace(self, experts=replace(self.experts, held=held))
 
     def _check_sizes(self) -> None:
         if self.num_heads % self.num_kv_heads:
