@@ -163,12 +163,11 @@ class Builder:
 
     def _stacked(self, names: Sequence[str], experts: ExpertsConfig) -> Experts:
         inner = expert_part(experts, self._parallel)
-        is_first = self._parallel.rank == 0
         return read_stacked(
             self._checkpoint,
             names,
             self._part(slice(inner.start, inner.stop)),
-            ExpertShape(len(inner), self._config.hidden_size, experts.has_bias, adds_down_bias=is_first),
+            ExpertShape(len(inner), self._config.hidden_size, experts.has_bias, self._parallel.rank == 0),
             activation=self._config.activation,
             deterministic=self._deterministic,
             num_elsewhere=experts.number - len(names),
@@ -195,7 +194,7 @@ class Builder:
 
     def _qk_norm(self, prefix: str) -> HeadRMSNorm:
         q, k = (
-            interleave_halves(self._norm_weight(f"{prefix}.{name}", torch.float32), self._config.head_dim)
+            self._interleaved(self._norm_weight(f"{prefix}.{name}", torch.float32))
             for name in ("q_norm", "k_norm")
         )
         weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
@@ -203,7 +202,7 @@ class Builder:
 
     def _wide_qk_norm(self, prefix: str) -> WideQKNorm:
         q, k = (
-            interleave_halves(self._norm_weight(f"{prefix}.{name}"), self._config.head_dim)[part]
+            self._interleaved(self._norm_weight(f"{prefix}.{name}"))[part]
             for name, part in (
                 ("q_norm", self._head_rows(self.heads.query)),
                 ("k_norm", self._head_rows(self.heads.kv)),
@@ -241,7 +240,7 @@ class Builder:
             weight = self._checkpoint.read_quantised(name, rows=self._part(part))
             if index < num_interleaved:
                 order = torch.arange(weight.shape[0], device=weight.device)
-                weight = weight.take(interleave_halves(order, self._config.head_dim))
+                weight = weight.take(self._interleaved(order))
             yield weight
 
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
@@ -249,7 +248,7 @@ class Builder:
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
             tensor = self._checkpoint.read(name, rows=self._part(part))
             if index < num_interleaved:
-                tensor = interleave_halves(tensor, self._config.head_dim)
+                tensor = self._interleaved(tensor)
             fused[start : start + tensor.shape[0]] = tensor
             start += tensor.shape[0]
 
@@ -289,6 +288,9 @@ class Builder:
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
         return weight, rows.start
+
+    def _interleaved(self, tensor: Tensor) -> Tensor:
+        return interleave_halves(tensor, self._config.head_dim, self._config.rotary_dim)
 
     def _head_rows(self, heads: range) -> slice:
         return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)

@@ -132,5 +132,5 @@ def _one_thread() -> Iterator[None]:
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:
-    tables = (inverse_frequencies(rope, config.head_dim, max_model_len) for rope in config.ropes)
-    return tuple(Rotary(frequencies.to(device), factor) for frequencies, factor in tables)
+    tables = (inverse_frequencies(rope, config.rotary_dim, max_model_len) for rope in config.ropes)
+    return tuple(Rotary(frequencies.to(device), factor, config.head_dim) for frequencies, factor in tables)
