@@ -30,8 +30,8 @@ class EngineConfig:
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
-        max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with LongRoPE or
-            dynamic rope scaling rotate every text as one of this length.
+        max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with
+            LongRoPE or dynamic rope scaling rotate every text as one of this length.
         block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
         num_blocks: KV blocks to allocate. Default: by memory_fraction.
         memory_fraction: share of the free memory (after weights and, on a GPU, activations) that the KV cache
