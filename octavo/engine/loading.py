@@ -115,6 +115,13 @@ def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
         gib(plan.working_bytes),
         gib(plan.free_bytes),
     )
+    for rope in plan.model.ropes:
+        if rope.rope_type == "longrope" and plan.max_model_len > rope.original_max_positions:
+            logger.info(
+                "all texts have LongRoPE's long factors, as max_model_len is %d; texts of up to %d tokens "
+                "are best with max_model_len=%d",
+                *(plan.max_model_len, *(rope.original_max_positions,) * 2),
+            )
 
 
 def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:

@@ -1,6 +1,7 @@
 """A rank's whole experts in Triton: pairs of other ranks' experts are skipped, in any form of weights."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_a_rank_adds_up_its_own_experts(
         pytest.skip("quantised weights have no such mode")
     stacked, in_floats = make(device, dtype)
     if deterministic:
-        stacked = StackedExperts(stacked.gate_up, stacked.down, ACTIVATION, True, NUM_ELSEWHERE)
+        stacked = replace(stacked, deterministic=True)
     choice = make_choice(num_tokens, device)
     x = random(num_tokens, HIDDEN, device=device, dtype=dtype, seed=3)
     exact = in_floats(torch.float64)(x.double(), choice)
@@ -95,6 +96,17 @@ def test_a_rank_adds_up_its_own_experts(
         got = stacked(x, choice)
     assert_as_good_as_torch(got, plain, exact)
     assert not bool(got[0].any())
+
+
+@everywhere
+def test_neighbours_change_no_bit_of_a_deterministic_layer(device: str, dtype: torch.dtype) -> None:
+    stacked, _ = make_plain(device, dtype)
+    stacked = replace(stacked, deterministic=True)
+    choice, x = make_choice(40, device), random(40, HIDDEN, device=device, dtype=dtype, seed=3)
+    whole = stacked(x, choice)
+    for num_tokens in (1, 4, 17):
+        part = Choice(*(tensor[:num_tokens].contiguous() for tensor in choice))
+        assert torch.equal(stacked(x[:num_tokens], part), whole[:num_tokens])
 
 
 @everywhere

@@ -101,10 +101,14 @@ def test_texts_beyond_the_original_context(folder: Path) -> None:
     check(folder, make_model(), LONG)
 
 
-def test_an_engine_for_long_texts_has_the_long_factors_for_all(folder: Path) -> None:
+def test_an_engine_for_long_texts_has_the_long_factors_for_all(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="octavo")
     factors = CONFIG["rope_scaling"]
     always_long = make_model(rope_scaling=factors | {"short_factor": factors["long_factor"]})
     check(folder, always_long, SHORT)
+    assert "long factors, as max_model_len is 1024; texts of up to 32 tokens" in caplog.text
     # Which is not what transformers does.
     difference = hugging_face_logits(make_model(), SHORT) - hugging_face_logits(always_long, SHORT)
     assert difference.abs().max() > 1e-2
