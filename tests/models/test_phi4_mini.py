@@ -81,7 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(folder: Path, model: Any, prompt: list[int], **options: Any) -> None:
     """Compare greedy tokens, and log-probabilities of the prompt, with those of transformers."""
-    llm = LLM(str(folder), device="cpu", dtype="float32", num_blocks=64, block_size=4, **options)
+    llm = LLM(
+        str(folder), **{"device": "cpu", "dtype": "float32", "num_blocks": 64, "block_size": 16} | options
+    )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=0)
     (output,) = llm.generate([prompt], params)
     assert list(output.outputs[0].token_ids) == hugging_face_greedy(model, prompt, NUM_TOKENS)
@@ -99,6 +101,14 @@ def test_texts_within_the_original_context(folder: Path) -> None:
 
 def test_texts_beyond_the_original_context(folder: Path) -> None:
     check(folder, make_model(), LONG)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_both_on_a_gpu(folder: Path) -> None:
+    few = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 128}
+    check(folder, make_model(), SHORT, max_model_len=32, **few)
+    check(folder, make_model(), LONG, **few)
 
 
 def test_an_engine_for_long_texts_has_the_long_factors_for_all(
