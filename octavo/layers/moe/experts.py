@@ -54,7 +54,8 @@ class ListedExperts:
         counts = torch.bincount(chosen, minlength=len(self.down) + 1).tolist()
         rows = x.new_empty(num_tokens * num_chosen, x.shape[1])
         *pairs_of_own, pairs_of_others = pairs_by_expert.split(counts)
-        rows[pairs_of_others] = 0
+        if len(pairs_of_others):
+            rows[pairs_of_others] = 0
         for expert, pairs in enumerate(pairs_of_own):
             if len(pairs):
                 gate_up = self.gate_up[expert](x[pairs // num_chosen])
