@@ -31,7 +31,8 @@ class EngineConfig:
         dtype: type of weights and activations; auto is float32 on a CPU.
         device: "cpu", "cuda", "cuda:1"...; auto takes a GPU when there is one.
         load_format: auto looks at the files; dummy builds seeded random weights from config.json alone.
-        max_model_len: longest prompt + output in tokens. Default: the model's own context.
+        max_model_len: longest prompt + output in tokens. Default: the model's own context. Models with
+            LongRoPE or dynamic rope scaling rotate every text as one of this length.
         block_size: tokens per KV block, at least 1. Default: 16 on a CPU, 64 on a GPU.
         num_blocks: KV blocks to allocate. Default: by memory_fraction.
         memory_fraction: share of the free memory (after weights and, on a GPU, activations) that the KV cache
@@ -67,6 +68,8 @@ class EngineConfig:
             ~/.cache/octavo.
         tensor_parallel_size: processes, each with a GPU of its own (on a CPU: a share of the cores), that the
             network is cut over. It must divide the attention heads. See docs/scaling.md.
+        expert_parallel: of a mixture of experts, each of these processes holds some experts whole, instead of
+            a part of every one; the rest of the network is cut as before.
         all_reduce: how such processes sum on GPUs: auto takes kernels over memory that the GPUs map from each
             other where that is faster and where they can, "nccl" always takes NCCL.
 
@@ -95,6 +98,7 @@ class EngineConfig:
     prepare: bool = True
     kernel_cache_dir: str | None = None
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     all_reduce: AllReduce = "auto"
 
     def __post_init__(self) -> None:

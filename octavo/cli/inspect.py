@@ -54,8 +54,10 @@ def _plans(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Ite
     num_blocks = min(plan.num_blocks for plan in plans)
     for alike, rows in _by_rank([_memory(replace(plan, num_blocks=num_blocks)) for plan in plans]):
         names = f"{', '.join(map(str, alike))} of {size}"
-        several = [("ranks", names), ("sums over ranks", _sums(config, plans[0]))] if size > 1 else []
-        yield several + rows
+        several = [("ranks", names), ("sums over ranks", _sums(config, plans[0]))]
+        if model.experts is not None:
+            several.append(("experts of a rank", _experts_of(model.experts, config, size)))
+        yield several + rows if size > 1 else rows
 
 
 def _sums(config: EngineConfig, plan: ExecutionPlan) -> str:
@@ -93,6 +95,13 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> Rows:
     if num_layers < model.num_layers:
         rows.append(("feed-forward size of the other layers", str(model.intermediate_size)))
     return rows
+
+
+def _experts_of(experts: ExpertsConfig, config: EngineConfig, size: int) -> str:
+    if not config.expert_parallel:
+        return f"a part of each of {experts.number}"
+    fewest, most = experts.number // size, -(-experts.number // size)
+    return f"{fewest if fewest == most else f'{fewest} or {most}'} of {experts.number}, whole"
 
 
 def _by_rank(plans: list[Rows]) -> list[tuple[list[int], Rows]]:

@@ -68,6 +68,7 @@ def read_decoder(
             attention_impl=config.attention_impl,
             quantization=config.quantization,
             deterministic=config.deterministic,
+            expert_parallel=config.expert_parallel,
             progress=progress,
         )
     finally:
@@ -114,6 +115,13 @@ def log_plan(plan: ExecutionPlan, source: ModelSource) -> None:
         gib(plan.working_bytes),
         gib(plan.free_bytes),
     )
+    for rope in plan.model.ropes:
+        if rope.rope_type == "longrope" and plan.max_model_len > rope.original_max_positions:
+            logger.info(
+                "all texts have LongRoPE's long factors, as max_model_len is %d; texts of up to %d tokens "
+                "are best with max_model_len=%d",
+                *(plan.max_model_len, *(rope.original_max_positions,) * 2),
+            )
 
 
 def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:
@@ -123,7 +131,9 @@ def _check_decoder(decoder: Decoder, plan: ExecutionPlan) -> None:
             f"deterministic={deterministic} contradicts the decoder that was given, "
             f"which was loaded with deterministic={decoder.deterministic}"
         )
-    num_kv_heads = rank_share(decoder.config, plan.parallel).num_kv_heads
+    num_kv_heads = rank_share(
+        decoder.config, plan.parallel, expert_parallel=plan.config.expert_parallel
+    ).num_kv_heads
     if decoder.num_kv_heads != num_kv_heads:
         raise ConfigError(
             f"a decoder with {num_kv_heads} kv heads is needed by each of {plan.parallel.size} ranks, the "

@@ -28,8 +28,7 @@ class RopeConfig:
             mscales.
         mscale: yarn; numerator of the derived attention factor.
         mscale_all_dim: yarn; denominator of the derived attention factor.
-        factors: "factors", and longrope beyond original_max_positions; one divisor per frequency, head_dim /
-            2 of them.
+        factors: "factors", and longrope beyond original_max_positions; one divisor per frequency.
         short_factors: longrope; those for contexts up to original_max_positions.
     """
 
@@ -49,12 +48,12 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
 
 
-def without_rotation(head_dim: int) -> RopeConfig:
+def without_rotation(rotary_dim: int) -> RopeConfig:
     """Return frequencies of 0: queries and keys stay as they are at any position."""
-    return RopeConfig(theta=1.0, rope_type="factors", factors=(math.inf,) * (head_dim // 2))
+    return RopeConfig(theta=1.0, rope_type="factors", factors=(math.inf,) * (rotary_dim // 2))
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
     """Return the angle per position of each rotated pair, and the factor of rotated queries and keys.
 
     "dynamic" and "longrope" depend on the length of the text. Cached keys keep the rotation they were stored
@@ -63,17 +62,17 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> 
 
     Args:
         rope: the frequencies' description.
-        head_dim: even dimension of a head.
+        rotary_dim: dimensions of a head that turn, an even number.
         max_model_len: longest text of the run in tokens; matters to "dynamic" and "longrope" only.
 
     Returns:
-        ([head_dim / 2] float32 on the CPU, attention factor).
+        ([rotary_dim / 2] float32 on the CPU, attention factor).
 
     Source: Su et al. 2021 (rotary embeddings); Peng et al. 2023, YaRN; the Llama 3.1 release (llama3); Ding
     et al. 2024, LongRoPE.
     """
-    theta = _dynamic_theta(rope, head_dim, max_model_len) if rope.rope_type == "dynamic" else rope.theta
-    plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    theta = _dynamic_theta(rope, rotary_dim, max_model_len) if rope.rope_type == "dynamic" else rope.theta
+    plain = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     if rope.rope_type == "linear":
         return plain / rope.factor, 1.0
     if rope.rope_type == "factors":
@@ -88,10 +87,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> 
     return plain, 1.0
 
 
-def _dynamic_theta(rope: RopeConfig, head_dim: int, max_model_len: int) -> float:
+def _dynamic_theta(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> float:
     length = max(max_model_len, rope.original_max_positions)
     stretch = rope.factor * length / rope.original_max_positions - (rope.factor - 1)
-    return rope.theta * stretch ** (head_dim / (head_dim - 2))
+    return rope.theta * stretch ** (rotary_dim / (rotary_dim - 2))
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:

@@ -6,31 +6,38 @@ query and key projections so that the two become neighbours, a complex number ea
     checkpoint   a0 a1 a2 b0 b1 b2      here   a0 b0 a1 b1 a2 b2      pair i = a_i + i b_i
 
 Queries and keys are reordered alike, so every score stays what it was, and rotating all heads of q and k
-is a single in-place product instead of seven operators.
+is a single in-place product instead of seven operators. Where only the first dimensions of a head turn, these
+are reordered, and the pairs of the others are multiplied by 1.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Rotary:
     """Turns positions into rotations. Computes angles in every step: no table, no longest position."""
 
-    def __init__(self, inverse_frequencies: Tensor, attention_factor: float) -> None:
-        """Keep the frequencies.
+    def __init__(
+        self, inverse_frequencies: Tensor, attention_factor: float, head_dim: int | None = None
+    ) -> None:
+        """Keep a frequency and a length for each pair of a head; of pairs that do not turn, 0 and 1.
 
         Args:
-            inverse_frequencies: [D / 2] float32, radians per position.
+            inverse_frequencies: [n] float32, radians per position, of the first 2 n dimensions.
             attention_factor: factor of rotated queries and keys; 1 for most models.
+            head_dim: D; None: 2 n.
         """
-        self.inverse_frequencies = inverse_frequencies
-        self.attention_factor = attention_factor
-        self._length = torch.tensor(attention_factor, device=inverse_frequencies.device)
+        num_turning = inverse_frequencies.shape[0]
+        rest = 0 if head_dim is None else head_dim // 2 - num_turning
+        self.inverse_frequencies = pad(inverse_frequencies, (0, rest))
+        self.lengths = torch.ones_like(self.inverse_frequencies)
+        self.lengths[:num_turning] = attention_factor
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Return the [T, 1, D / 2] complex64 rotations of [T] integer positions."""
         angles = positions[:, None, None] * self.inverse_frequencies
-        return torch.polar(self._length.expand_as(angles), angles)
+        return torch.polar(self.lengths.expand_as(angles), angles)
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
@@ -49,15 +56,17 @@ def rotate_(heads: Tensor, rotations: Tensor) -> None:
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(rotations)))
 
 
-def interleave_halves(tensor: Tensor, head_dim: int) -> Tensor:
+def interleave_halves(tensor: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
     """Reorder dimension 0 of a query or key weight, bias or norm from the checkpoint's order.
 
     Args:
         tensor: [heads * D, ...].
         head_dim: D.
+        rotary_dim: first dimensions of a head, which turn; None: all.
 
     Returns:
         A new tensor of the same shape.
     """
-    halves = tensor.unflatten(0, (-1, 2, head_dim // 2))
-    return halves.transpose(1, 2).reshape(tensor.shape)
+    turning, rest = tensor.unflatten(0, (-1, head_dim)).tensor_split([rotary_dim or head_dim], 1)
+    halves = turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((halves, rest), 1).reshape(tensor.shape)

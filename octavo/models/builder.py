@@ -3,8 +3,6 @@
 One weight is finished before the next one is read.
 """
 
-import ctypes
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -28,32 +26,21 @@ from octavo.layers import (
     make_quantised_linear,
     vocabulary_shard,
 )
-from octavo.layers.cpu.huge_pages import HugePages
+from octavo.layers.cpu.huge_pages import HugePages, return_freed_memory
 from octavo.layers.linear.blocks.linear import AnyBlocks, BlockLinear, TiledBlocks, tiled_on_cpu
 from octavo.layers.linear.plain import Linear
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.moe.choice import stacks_experts
-from octavo.layers.moe.experts import ListedExperts
+from octavo.layers.moe.experts import Experts, ListedExperts
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.router import Router
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderLayer
-from octavo.models.experts.config import expert_part
+from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.models.experts.loading import ExpertShape, read_stacked
 from octavo.models.weights import Part
 from octavo.parallel import TensorParallel, shard_heads, shard_range
-
-
-def return_freed_memory() -> None:
-    """Return freed heap pages to the operating system, where the C library can do that (glibc).
-
-    Packed weights lie between freed temporaries of the same sizes: without this, a third of the process's
-    memory is holes once a model is loaded.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 class Builder:
@@ -75,6 +62,10 @@ class Builder:
         self._deterministic = deterministic
         # Of weights that a CPU multiplies in their blocks.
         self._pages = HugePages()
+        # Reads matrices whole.
+        self._single = self
+        if parallel.size > 1:
+            self._single = Builder(config, checkpoint, TensorParallel(), quantization, deterministic)
 
     def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
         """The embedding, and its weight for an LM head that is tied to it."""
@@ -152,10 +143,8 @@ class Builder:
         )
 
     def _experts(self, prefix: str) -> ExpertFeedForward:
-        config, experts = self._config, self._config.experts
+        experts = self._config.experts
         assert experts is not None, "a network without experts"
-        inner = expert_part(experts, self._parallel)
-        rows = slice(inner.start, inner.stop)
         norm = self._norm(f"{prefix}.post_attention_layernorm")
         has_bias = experts.has_bias
         router = Router(
@@ -164,28 +153,35 @@ class Builder:
             experts.renormalises,
             self._deterministic,
             self._checkpoint.read(f"{prefix}.mlp.gate.bias") if has_bias else None,
+            experts.held,
         )
-        names = [f"{prefix}.mlp.experts.{number}" for number in range(experts.number)]
-        if stacks_experts(router.weight):
-            shape = ExpertShape(
-                len(inner), config.hidden_size, has_bias, adds_down_bias=self._parallel.rank == 0
-            )
-            mixture = read_stacked(
-                self._checkpoint,
-                names,
-                self._part(rows),
-                shape,
-                activation=config.activation,
-                deterministic=self._deterministic,
-            )
-        else:
-            inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
-            mixture = ListedExperts(
-                [self._fused(pair, [rows, rows], has_bias, num_interleaved=0) for pair in inputs],
-                [self._row_parallel(f"{name}.down_proj", rows, has_bias) for name in names],
-                config.activation,
-            )
-        return ExpertFeedForward(norm, router, mixture, self._parallel)
+        names = [f"{prefix}.mlp.experts.{number}" for number in experts.here]
+        builder = self if experts.held is None else self._single
+        read = builder._stacked if stacks_experts(router.weight) else builder._listed
+        with names_expert_parallel(experts, self._parallel):
+            return ExpertFeedForward(norm, router, read(names, experts), self._parallel)
+
+    def _stacked(self, names: Sequence[str], experts: ExpertsConfig) -> Experts:
+        inner = expert_part(experts, self._parallel)
+        return read_stacked(
+            self._checkpoint,
+            names,
+            self._part(slice(inner.start, inner.stop)),
+            ExpertShape(len(inner), self._config.hidden_size, experts.has_bias, self._parallel.rank == 0),
+            activation=self._config.activation,
+            deterministic=self._deterministic,
+            num_elsewhere=experts.number - len(names),
+        )
+
+    def _listed(self, names: Sequence[str], experts: ExpertsConfig) -> Experts:
+        inner = expert_part(experts, self._parallel)
+        rows, has_bias = slice(inner.start, inner.stop), experts.has_bias
+        inputs = [[f"{name}.gate_proj", f"{name}.up_proj"] for name in names]
+        return ListedExperts(
+            [self._fused(pair, [rows, rows], has_bias, num_interleaved=0) for pair in inputs],
+            [self._row_parallel(f"{name}.down_proj", rows, has_bias) for name in names],
+            self._config.activation,
+        )
 
     def _qkv(self, prefix: str) -> Linear:
         q_rows, kv_rows = self._head_rows(self.heads.query), self._head_rows(self.heads.kv)
@@ -198,7 +194,7 @@ class Builder:
 
     def _qk_norm(self, prefix: str) -> HeadRMSNorm:
         q, k = (
-            interleave_halves(self._norm_weight(f"{prefix}.{name}", torch.float32), self._config.head_dim)
+            self._interleaved(self._norm_weight(f"{prefix}.{name}", torch.float32))
             for name in ("q_norm", "k_norm")
         )
         weight = torch.cat((q.expand(len(self.heads.query), -1), k.expand(len(self.heads.kv), -1)))
@@ -206,7 +202,7 @@ class Builder:
 
     def _wide_qk_norm(self, prefix: str) -> WideQKNorm:
         q, k = (
-            interleave_halves(self._norm_weight(f"{prefix}.{name}"), self._config.head_dim)[part]
+            self._interleaved(self._norm_weight(f"{prefix}.{name}"))[part]
             for name, part in (
                 ("q_norm", self._head_rows(self.heads.query)),
                 ("k_norm", self._head_rows(self.heads.kv)),
@@ -244,7 +240,7 @@ class Builder:
             weight = self._checkpoint.read_quantised(name, rows=self._part(part))
             if index < num_interleaved:
                 order = torch.arange(weight.shape[0], device=weight.device)
-                weight = weight.take(interleave_halves(order, self._config.head_dim))
+                weight = weight.take(self._interleaved(order))
             yield weight
 
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
@@ -252,7 +248,7 @@ class Builder:
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
             tensor = self._checkpoint.read(name, rows=self._part(part))
             if index < num_interleaved:
-                tensor = interleave_halves(tensor, self._config.head_dim)
+                tensor = self._interleaved(tensor)
             fused[start : start + tensor.shape[0]] = tensor
             start += tensor.shape[0]
 
@@ -292,6 +288,9 @@ class Builder:
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
         return weight, rows.start
+
+    def _interleaved(self, tensor: Tensor) -> Tensor:
+        return interleave_halves(tensor, self._config.head_dim, self._config.rotary_dim)
 
     def _head_rows(self, heads: range) -> slice:
         return slice(heads.start * self._config.head_dim, heads.stop * self._config.head_dim)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.layers import RopeConfig
 from octavo.layers.clamped_swiglu import LIMIT, NAME, SLOPE
 from octavo.models.config_fields import ConfigFields
@@ -12,8 +12,9 @@ from octavo.models.experts.config import NUM_EXPERTS_KEYS, ExpertsConfig, check_
 from octavo.models.families.family import Family
 from octavo.models.families.layers import read_layer_ropes, read_layer_types, read_windows
 from octavo.models.families.registry import find_family
-from octavo.models.families.ropes import read_ropes
+from octavo.models.families.ropes import read_ropes, read_rotary_dim
 from octavo.models.formats.schemes import read_scheme
+from octavo.parallel import TensorParallel, shard_whole
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -64,6 +65,7 @@ class ModelConfig:
         num_heads: query heads.
         num_kv_heads: key/value heads; divides num_heads.
         head_dim: dimension of a head; even.
+        rotary_dim: of these, the first ones, which turn by the position; even.
         max_position_embeddings: longest context in tokens, with YaRN's stretching.
         rms_norm_eps: added to mean squares.
         norm_weight_offset: added to stored norm weights; Gemma stores weight - 1.
@@ -98,6 +100,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
     norm_weight_offset: float
@@ -143,8 +146,9 @@ class ModelConfig:
         head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads), minimum=4, maximum=2**14)
         num_layers = fields.integer("num_hidden_layers", maximum=2**14)
         layer_types = read_layer_types(fields, family, num_layers)
-        ropes = read_ropes(fields, family, head_dim)
-        layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, head_dim)
+        rotary_dim = read_rotary_dim(fields, family, head_dim)
+        ropes = read_ropes(fields, family, rotary_dim)
+        layer_ropes = read_layer_ropes(fields, family, layer_types, ropes, rotary_dim)
         used_ropes = tuple(dict.fromkeys(layer_ropes))
         attention_bias = family.attention_bias == "by_config" and fields.boolean("attention_bias")
         model = cls(
@@ -156,6 +160,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=fields.integer("num_key_value_heads", num_heads, maximum=num_heads),
             head_dim=head_dim,
+            rotary_dim=rotary_dim,
             max_position_embeddings=_max_positions(fields, used_ropes),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             norm_weight_offset=family.norm_weight_offset,
@@ -186,6 +191,20 @@ class ModelConfig:
         model._check_sizes()
         return model
 
+    def with_whole_experts(self, parallel: TensorParallel) -> "ModelConfig":
+        """Return the network with the experts that a rank holds, if each rank holds whole ones.
+
+        Raises:
+            ConfigError: there are no experts, or more ranks than experts.
+        """
+        if self.experts is None:
+            raise ConfigError(
+                f"expert_parallel=True is for mixtures of experts, and {self.architecture} is none; "
+                "tensor_parallel_size alone cuts it over ranks"
+            )
+        held = shard_whole(self.experts.number, parallel, what="experts")
+        return replace(self, experts=replace(self.experts, held=held))
+
     def _check_sizes(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise FileFormatError(
@@ -200,9 +219,8 @@ def _require_neutral(fields: ConfigFields, family: Family) -> None:
     neutral = _NEUTRAL_VALUES
     if family.experts is not None:
         neutral = {key: values for key, values in neutral.items() if key not in NUM_EXPERTS_KEYS}
-    if family.has_nope_layers:
-        neutral = {key: values for key, values in neutral.items() if key != "no_rope_layers"}
-    fields.require_neutral(neutral)
+    read = {"no_rope_layers": family.has_nope_layers, "partial_rotary_factor": family.has_partial_rotary}
+    fields.require_neutral({key: values for key, values in neutral.items() if not read.get(key)})
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -15,8 +15,9 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.layers import Rotary, inverse_frequencies
+from octavo.layers.cpu.huge_pages import return_freed_memory
 from octavo.layers.stack import make_stack
-from octavo.models.builder import Builder, return_freed_memory
+from octavo.models.builder import Builder
 from octavo.models.checkpoint import Checkpoint, check_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
@@ -40,6 +41,7 @@ def load_decoder(
     attention_impl: str = "auto",
     quantization: str = "none",
     deterministic: bool = False,
+    expert_parallel: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Load this rank's share of a model; peak memory is that of the weights plus one fused tensor.
@@ -58,11 +60,13 @@ def load_decoder(
             linear layers are rounded, the LM head included (CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization).
+        expert_parallel: this rank gets whole experts, instead of a part of every one.
         progress: called with (tensors read, tensors in all).
 
     Raises:
         WeightsError: tensors are missing, unexpected or of the wrong shape.
-        ConfigError: the ranks do not divide the model, or quantization or deterministic cannot run here.
+        ConfigError: the ranks do not divide the model, or quantization, deterministic or expert_parallel
+            cannot run here.
     """
     if deterministic:
         _check_deterministic(config, quantization, parallel)
@@ -72,9 +76,11 @@ def load_decoder(
     shapes = parameter_shapes(config)
     check_tensors(weights, shapes, optional=kv_scale_names(config))
     stored = weights.storage() if isinstance(weights, QuantisedSource) else {}
+    own = config.with_whole_experts(parallel) if expert_parallel else config
+    num_tensors = len(parameter_shapes(own))
     kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
-    checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=len(shapes), progress=progress)
-    builder = Builder(config, checkpoint, parallel, quantization, deterministic)
+    checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=num_tensors, progress=progress)
+    builder = Builder(own, checkpoint, parallel, quantization, deterministic)
     with _one_thread() if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
@@ -126,5 +132,5 @@ def _one_thread() -> Iterator[None]:
 
 
 def _ropes(config: ModelConfig, max_model_len: int, device: torch.device) -> tuple[Rotary, ...]:
-    tables = (inverse_frequencies(rope, config.head_dim, max_model_len) for rope in config.ropes)
-    return tuple(Rotary(frequencies.to(device), factor) for frequencies, factor in tables)
+    tables = (inverse_frequencies(rope, config.rotary_dim, max_model_len) for rope in config.ropes)
+    return tuple(Rotary(frequencies.to(device), factor, config.head_dim) for frequencies, factor in tables)

@@ -6,7 +6,7 @@ from octavo.models.config import ModelConfig
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor, under its Hugging Face checkpoint name, in loading order."""
+    """Return the shape of every tensor that is here, by its Hugging Face name, in loading order."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size)
     }
@@ -62,7 +62,7 @@ def _block_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]
     if experts is None or not experts.layers[layer]:
         return _feed_forward_shapes("mlp", config, config.intermediate_size, config.has_mlp_bias)
     shapes = _linear_shapes("mlp.gate", experts.number, config.hidden_size, experts.has_bias)
-    for index in range(experts.number):
+    for index in experts.here:
         shapes |= _feed_forward_shapes(f"mlp.experts.{index}", config, experts.size, experts.has_bias)
     return shapes
 

@@ -3,7 +3,7 @@
 from octavo.parallel.connect import connect, expected_sums
 from octavo.parallel.gloo import connect_gloo
 from octavo.parallel.handle import Collectives, PeerLostError, TensorParallel
-from octavo.parallel.shards import HeadShard, shard_blocks, shard_heads, shard_range
+from octavo.parallel.shards import HeadShard, shard_blocks, shard_heads, shard_range, shard_whole
 
 __all__ = [
     "Collectives",
@@ -16,4 +16,5 @@ __all__ = [
     "shard_blocks",
     "shard_heads",
     "shard_range",
+    "shard_whole",
 ]

@@ -31,6 +31,19 @@ def shard_range(length: int, parallel: TensorParallel, *, what: str) -> range:
     return range(parallel.rank * share, (parallel.rank + 1) * share)
 
 
+def shard_whole(number: int, parallel: TensorParallel, *, what: str) -> range:
+    """Return this rank's consecutive part of `number` things that are not cut, as even as that is.
+
+    Raises:
+        ConfigError: there are fewer things than ranks; the message names `what`.
+    """
+    if number < parallel.size:
+        raise ConfigError(
+            f"{parallel.size} ranks cannot share the model's {number} {what} whole; use fewer ranks"
+        )
+    return _as_even_as_possible(number, parallel)
+
+
 def shard_blocks(length: int, block: int, parallel: TensorParallel, *, what: str) -> range:
     """Return this rank's consecutive part of `length` things, cut between blocks of them, as even as that is.
 
@@ -45,8 +58,8 @@ def shard_blocks(length: int, block: int, parallel: TensorParallel, *, what: str
             f"{size} ranks cannot share the model's {length} {what}: they are cut into blocks of {block}; "
             "use fewer ranks"
         )
-    start, stop = (num_blocks * rank // size for rank in (parallel.rank, parallel.rank + 1))
-    return range(start * block, stop * block)
+    blocks = _as_even_as_possible(num_blocks, parallel)
+    return range(blocks.start * block, blocks.stop * block)
 
 
 def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> HeadShard:
@@ -74,3 +87,8 @@ def shard_heads(num_heads: int, num_kv_heads: int, parallel: TensorParallel) -> 
         )
     kv_head = query.start // (num_heads // num_kv_heads)
     return HeadShard(query, range(kv_head, kv_head + 1))
+
+
+def _as_even_as_possible(number: int, parallel: TensorParallel) -> range:
+    start, stop = (number * rank // parallel.size for rank in (parallel.rank, parallel.rank + 1))
+    return range(start, stop)

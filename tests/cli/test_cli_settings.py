@@ -31,6 +31,7 @@ ENGINE: dict[str, object] = {
     "quantization": "int8",
     "kv_cache_dtype": "fp8",
     "tensor_parallel_size": 2,
+    "expert_parallel": True,
     "all_reduce": "nccl",
 }
 SAMPLING: dict[str, object] = {

@@ -11,6 +11,7 @@ import torch
 from octavo import EngineConfig
 from octavo.cli import main
 from octavo.engine.memory.plan import plan_execution
+from octavo.engine.memory.weights import weight_groups
 from octavo.engine.memory.working import rank_share
 from octavo.models import ModelConfig, num_active_parameters, num_parameters
 from octavo.parallel import TensorParallel
@@ -50,11 +51,21 @@ def test_parameters_are_those_that_the_model_has() -> None:
 
 def test_a_rank_holds_a_part_of_every_expert() -> None:
     model = ModelConfig.from_hf(LARGE)
-    share = rank_share(model, TensorParallel.not_met(1, 2))
+    share = rank_share(model, TensorParallel.not_met(1, 2), expert_parallel=False)
     assert share.experts is not None
     assert share.experts == replace(model.experts, size=384)
     # The norms and the routers are on both ranks.
     assert num_parameters(share) == pytest.approx(num_parameters(model) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rank", "held"), [(0, range(42)), (1, range(42, 85)), (2, range(85, 128))])
+def test_a_rank_holds_whole_experts(rank: int, held: range) -> None:
+    model = ModelConfig.from_hf(LARGE | {"num_attention_heads": 24, "num_key_value_heads": 3})
+    share = rank_share(model, TensorParallel.not_met(rank, 3), expert_parallel=True)
+    assert share.experts == replace(model.experts, held=held)
+    groups = weight_groups(share, torch.bfloat16, {}, "auto")
+    (experts,) = [group for group in groups if group.part == "experts"]
+    assert experts.num_bytes == 48 * len(held) * 3 * 768 * 2048 * 2
 
 
 def test_activations_of_routed_rows_are_counted(one_gpu: None) -> None:

@@ -72,23 +72,29 @@ def test_scales_of_float8_weights_are_planned_as_well(number: int, size: int, so
     config, model = dataclasses.replace(CONFIG, quantization="fp8"), ModelConfig.from_hf(FIELDS)
     plan = plan_execution(config, model, rank(number, size))
     decoder = read_decoder(source, plan, None)
-    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    rope_bytes = 2 * model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
     assert 0 < plan.quantised_bytes["float8"] < plan.weight_bytes
     assert plan.weight_bytes < plan_execution(CONFIG, model, rank(number, size)).weight_bytes
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("number", "size"), [(0, 1), (0, 2), (1, 2)])
-def test_experts_in_mxfp4_are_planned_as_they_are_held(number: int, size: int, tmp_path: Path) -> None:
-    """Three blocks of an expert: the second rank has two of them."""
-    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
-    source, model = ModelSource("folder", tmp_path), ModelConfig.from_hf(GPT_OSS)
-    plan = plan_execution(CONFIG, model, rank(number, size), stored=stored_matrices(source, "dummy"))
+def test_experts_in_mxfp4_are_planned_as_they_are_held(
+    number: int, size: int, whole: bool, tmp_path: Path
+) -> None:
+    """Three blocks of an expert: the second rank has two of them. Of five whole experts it has three."""
+    fields = GPT_OSS | {"num_local_experts": 5} if whole else GPT_OSS
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    source, model = ModelSource("folder", tmp_path), ModelConfig.from_hf(fields)
+    config = dataclasses.replace(CONFIG, expert_parallel=whole)
+    plan = plan_execution(config, model, rank(number, size), stored=stored_matrices(source, "dummy"))
     decoder = read_decoder(source, plan, None)
-    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    rope_bytes = 2 * model.head_dim // 2 * 4 * len(model.ropes)
     held = bytes_held(decoder) - rope_bytes - plan.weight_bytes
-    # The second rank has no use for the biases of o_proj and down_proj.
-    assert held == (4 if number == 0 else 4 - 2 * 4 * (64 + 6 * 64))
+    # The second rank has no use for the biases of o_proj, and of down_proj if each rank has a part of it.
+    num_biases = 64 if whole else 64 + 6 * 64
+    assert held == (0 if number == 0 else -2 * 4 * num_biases)
     assert set(plan.quantised_bytes) == {"mxfp4"}
 
 
@@ -102,8 +108,8 @@ def test_a_rank_holds_what_it_planned(
     model = ModelConfig.from_hf(FIELDS | {"num_key_value_heads": num_kv_heads, "tie_word_embeddings": tied})
     plan = plan_execution(CONFIG, model, rank(number, size))
     decoder = read_decoder(source, plan, None)
-    # Beside weights a decoder holds the ropes' frequencies and a scalar or two.
-    rope_bytes = model.head_dim // 2 * 4 * len(model.ropes)
+    # Beside weights a decoder holds the ropes' frequencies and lengths, and a scalar or two.
+    rope_bytes = 2 * model.head_dim // 2 * 4 * len(model.ropes)
     assert 0 <= bytes_held(decoder) - rope_bytes - plan.weight_bytes < 16
     runner = make_runner(decoder, plan)
     assert runner.kv_cache.nbytes == plan.kv_bytes

@@ -1,7 +1,7 @@
-"""Compiles GEMMs of experts in 4 bits for a Hopper GPU, without one; prints facts about them as JSON.
+"""Compiles GEMMs of experts for a Hopper GPU, without one; prints facts about them as JSON.
 
-Their bfloat16 path is PTX, which Triton's interpreter has not. A process of its own: where the interpreter is
-switched on, its compiler is not to be had.
+The bfloat16 path of 4 bits is PTX, which Triton's interpreter has not. A process of its own: where the
+interpreter is switched on, its compiler is not to be had.
 """
 
 import json
@@ -14,9 +14,12 @@ from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.compiler import ASTSource
 
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.tiling import MXFP4_FEW_TILING, Mxfp4Tiling, choose_grouped_tiling
+from octavo.layers.moe.tiling import FEW_TILING, MXFP4_FEW_TILING, Mxfp4Tiling, choose_grouped_tiling
+from octavo.layers.moe.triton.combine import _combine_kernel
+from octavo.layers.moe.triton.few import _few_down_kernel, _few_gate_up_kernel
 from octavo.layers.moe.triton.mxfp4_gemm import _mxfp4_kernel
 from octavo.layers.moe.triton.packed_grouped import _packed_kernel
+from octavo.layers.moe.triton.router import _choose_kernel
 
 SIZE = 2880
 
@@ -30,7 +33,7 @@ def facts_of(kernel, arguments, **options):
     return figures_of(compiled) | {"moves": len(re.findall(r"\bPRMT\b", code))}
 
 
-def compile_mxfp4(tiling: Mxfp4Tiling, *, few: bool = False):
+def compile_mxfp4(tiling: Mxfp4Tiling, *, few: bool = False, num_held: int | None = None):
     tensors = {
         name + "_ptr": "*bf16" if name in ("x", "bias", "out") else "*i32"
         for name in ("x", "words", "exponents", "bias", "out", "pairs", "starts")
@@ -44,8 +47,38 @@ def compile_mxfp4(tiling: Mxfp4Tiling, *, few: bool = False):
         "PARTS": tiling.parts,
         "STAGES": tiling.num_stages,
     }
-    form = {"NUM_CHOSEN": 4, "SIZE": SIZE, "ACTIVATION": tl.constexpr("clamped_swiglu"), "OVERLAP": True}
+    form = {"NUM_CHOSEN": 4, "SIZE": SIZE, "ACTIVATION": tl.constexpr("clamped_swiglu")}
+    form |= {"NUM_HELD": num_held, "OVERLAP": True}
     return facts_of(_mxfp4_kernel, {**tensors, **sizes, **tile, **form}, num_warps=tiling.num_warps)
+
+
+def compile_few(num_held: int):
+    """Plain experts with biases, of one to four tokens."""
+    floats = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "out")}
+    tensors = {**floats, "scales_ptr": "*fp32", "experts_ptr": "*i32"}
+    tile = {"COLUMNS": FEW_TILING.columns, "DEPTH": FEW_TILING.depth}
+    form = {"WIDTH": 0, "NUM_CHOSEN": 8, "SIZE": 2048, "NUM_HELD": num_held, "OVERLAP": True, **tile}
+    up = {"num_weight_rows": "i32", "stride_x": "i32", "ACTIVATION": tl.constexpr("silu")}
+    down = {"weights_ptr": "*fp32", "num_columns": "i32", "stride_out": "i32", "ADD": False}
+    options = {"num_warps": FEW_TILING.num_warps}
+    return [
+        facts_of(_few_gate_up_kernel, {**tensors, **form, **up}, **options),
+        facts_of(_few_down_kernel, {**tensors, **form, **down}, **options),
+    ]
+
+
+def compile_around(num_held: int):
+    """The choice before, and the sum after."""
+    tensors = {"experts_ptr": "*i32", "weights_ptr": "*fp32"}
+    form = {"NUM_CHOSEN": 8, "NUM_HELD": num_held, "OVERLAP": True}
+    choose = {"logits_ptr": "*fp32", "bias_ptr": "*bf16", "first_held": "i32", "CHOSEN": 8}
+    choose |= {"NUM_EXPERTS": 128, "EXPERTS": 128, "RENORMALISES": True}
+    combine = {"rows_ptr": "*bf16", "out_ptr": "*bf16", "size": "i32", "stride_out": "i32"}
+    combine |= {"BLOCK": 1024, "ADD": False}
+    return [
+        facts_of(_choose_kernel, {**tensors, **form, **choose}, num_warps=1),
+        facts_of(_combine_kernel, {**tensors, **form, **combine}, num_warps=4),
+    ]
 
 
 def compile_packed():
@@ -66,7 +99,8 @@ def main() -> None:
         tiling = choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
         assert isinstance(tiling, Mxfp4Tiling)
         found[f"{rows} rows"] = compile_mxfp4(tiling)
-    json.dump(found, sys.stdout)
+    held = [compile_mxfp4(MXFP4_FEW_TILING, few=True, num_held=8), *compile_few(8), *compile_around(8)]
+    json.dump({"4 bits": found, "some experts elsewhere": held}, sys.stdout)
 
 
 if __name__ == "__main__":

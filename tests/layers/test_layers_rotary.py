@@ -40,6 +40,33 @@ def test_interleaving_weight_rows_interleaves_their_results() -> None:
     assert interleave_halves(torch.arange(8), 8).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dimensions_after_those_that_turn_stay_as_they_are(dtype: torch.dtype) -> None:
+    assert interleave_halves(torch.arange(16), 8, 4).tolist() == [
+        0,
+        2,
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        10,
+        9,
+        11,
+        *range(12, 16),
+    ]
+    frequencies, _ = inverse_frequencies(RopeConfig(theta=100.0), 4, 64)
+    heads = torch.randn(2, 3, 8).to(dtype)
+    turned = heads.clone()
+    rotate_(turned, Rotary(frequencies, 1.5, head_dim=8)(torch.tensor([3, 300])))
+    assert torch.equal(turned[..., 4:], heads[..., 4:])
+    alone = heads[..., :4].clone()
+    rotate_(alone, Rotary(frequencies, 1.5)(torch.tensor([3, 300])))
+    assert torch.equal(turned[..., :4], alone)
+
+
 def test_attention_factor_scales_rotated_heads() -> None:
     heads = torch.randn(2, 1, 4)
     lengths = heads.norm(dim=-1)

@@ -142,17 +142,20 @@ def test_keys_can_be_kept_in_place_too(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param(place.values[0], marks=place.marks) for place in PLACES[:1]])
-@pytest.mark.parametrize("length", [1.0, 1.25])
-def test_rotation_table(device: str, length: float) -> None:
+@pytest.mark.parametrize(("length", "head_dim"), [(1.0, 80), (1.25, 80), (1.25, 112)])
+def test_rotation_table(device: str, length: float, head_dim: int) -> None:
     from octavo.layers.rotary import Rotary
     from octavo.layers.triton.rotations import rotation_table
 
     frequencies = 10000.0 ** (-torch.arange(0, 80, 2, device=device) / 80)
     positions = torch.tensor([0, 1, 17, 40959, 131071, 5, 6] * 5, dtype=torch.int32, device=device)
-    wanted = torch.view_as_real(Rotary(frequencies, length)(positions)[:, 0]).permute(2, 0, 1)
-    torch.testing.assert_close(
-        rotation_table(positions, frequencies, length), wanted.contiguous(), rtol=0, atol=1e-6
-    )
+    rotary = Rotary(frequencies, length, head_dim)
+    wanted = torch.view_as_real(rotary(positions)[:, 0]).permute(2, 0, 1)
+    got = rotation_table(positions, rotary.inverse_frequencies, rotary.lengths)
+    torch.testing.assert_close(got, wanted.contiguous(), rtol=0, atol=1e-6)
+    # Pairs that do not turn are multiplied by exactly 1.
+    assert bool((got[0, :, 40:] == 1).all())
+    assert not bool(got[1, :, 40:].any())
 
 
 @everywhere

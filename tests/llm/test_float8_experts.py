@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_float8_checkpoints import FLOAT8, LAYOUTS, load, make, save, scores
+from test_float8_checkpoints import CONTINUATIONS, FLOAT8, LAYOUTS, PROMPT, load, make, save, scores
 from tiny_model import TINY_LLAMA
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError
+from octavo import SamplingParams
+from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.models import builder
 
@@ -67,8 +68,8 @@ def view(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim == 2 else tensor.reshape(-1, 1)
 
 
-def write(folder: Path, layout: str, names: str) -> dict[str, Tensor]:
-    config = (MIXTRAL if names == "mixtral" else QWEN) | {"quantization_config": LAYOUTS[layout][0]}
+def write(folder: Path, layout: str, names: str, **fields: Any) -> dict[str, Tensor]:
+    config = (MIXTRAL if names == "mixtral" else QWEN) | {"quantization_config": LAYOUTS[layout][0]} | fields
     stored, meant = make(layout, config)
     rename = {"own": lambda tensors: tensors, "mixtral": mixtrals, "stacked": stacked}[names]
     save(folder, config, rename(stored))
@@ -92,6 +93,23 @@ def test_experts_stay_float8_and_mean_what_they_say(layout: str, names: str, tmp
     num_bytes = sum(tensor.numel() for name, tensor in meant.items() if name.endswith("_proj.weight"))
     assert num_bytes <= plan.quantised_bytes["float8"] < 1.5 * num_bytes
     assert plan.dequantised == {}
+
+
+@pytest.mark.parametrize("names", ["mixtral", "stacked"])
+def test_two_ranks_hold_whole_experts_whose_blocks_no_rank_can_cut(names: str, tmp_path: Path) -> None:
+    """Of an expert's 32 columns, which share scales, each rank would have 16; of o_proj's 64 it has 32."""
+    write(tmp_path, "blocks", names, head_dim=16)
+    one = load(tmp_path)
+    with pytest.raises(ConfigError, match=r"scales for 32 columns each.*, or expert_parallel=True"):
+        load(tmp_path, tensor_parallel_size=2)
+    two = load(tmp_path, tensor_parallel_size=2, expert_parallel=True)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [PROMPT, *CONTINUATIONS]
+    expected, found = ([o.outputs[0].token_ids for o in llm.generate(prompts, params)] for llm in (one, two))
+    assert found == expected
+    torch.testing.assert_close(scores(two), scores(one), rtol=1e-5, atol=1e-5)
+    assert two.engine.plan.quantised_bytes["float8"] < one.engine.plan.quantised_bytes["float8"]
+    two.engine.close()
 
 
 @pytest.mark.parametrize("names", ["mixtral", "stacked"])

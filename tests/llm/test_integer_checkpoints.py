@@ -55,7 +55,7 @@ def test_parts_are_those_of_the_whole(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("awq-64", "between its groups of 64 columns, not into columns 0 to 32"),
+        ("awq-64", "between groups of 64 columns, not into columns 0 to 32"),
         ("gptq-ordered", "use one rank"),
     ],
 )

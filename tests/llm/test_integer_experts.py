@@ -1,6 +1,7 @@
 """Experts of AWQ, GPTQ and compressed-tensors checkpoints, against the network that their numbers mean."""
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from octavo import LLM
 from octavo.engine.step.result import LateWork
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.layers.linear.quantised import Storage
+from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.stacked import StackedExperts
-from octavo.models import builder
+from octavo.models import ModelConfig, builder, load_decoder, open_weights, read_config, resolve_model
 from octavo.models.storage import kept_storage
+from octavo.parallel import TensorParallel
 
 # A token goes to all experts: rounding chooses no others.
 QWEN = CONFIG | {
@@ -104,6 +107,48 @@ def test_stacks_for_a_gpu_are_the_files_numbers(
     for weight, exact in ((experts.gate_up, torch.cat((gate, up))), (experts.down, down)):
         # Minimums have 11 bits.
         torch.testing.assert_close(dequantised(weight, 2), exact, rtol=0, atol=2e-3 * exact.abs().max())
+
+
+def feed_forward(model: str, rank: int, size: int, *, expert_parallel: bool) -> ExpertFeedForward:
+    """The second layer's, as a rank loads it."""
+    source = resolve_model(model, "auto")
+    with closing(open_weights(source, "auto")) as weights:
+        decoder = load_decoder(
+            ModelConfig.from_hf(read_config(source)),
+            weights,
+            **{"dtype": torch.float32, "device": "cpu", "quantization": "auto"},
+            parallel=TensorParallel.not_met(rank, size),
+            expert_parallel=expert_parallel,
+        )
+    found = decoder.layers[1].feed_forward
+    assert isinstance(found, ExpertFeedForward)
+    return found
+
+
+@pytest.mark.parametrize("config", [QWEN, MIXTRAL], ids=["qwen", "mixtral"])
+def test_ranks_hold_whole_experts_whose_groups_no_rank_can_cut(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 32 columns, a group, each rank would have 16."""
+    key = "intermediate_size" if config is MIXTRAL else "moe_intermediate_size"
+    stored, meant = make_experts("awq-32", config | {key: 32})
+    fields = config | {key: 32, "quantization_config": FIELDS["awq-32"]}
+    model = write(tmp_path, mixtrals(stored) if config is MIXTRAL else stored, fields)
+    with pytest.raises(ConfigError, match=r"groups of 32 columns.*, or expert_parallel=True"):
+        feed_forward(model, 0, 2, expert_parallel=False)
+    one, *two = (feed_forward(model, *rank, expert_parallel=True) for rank in ((0, 1), (0, 2), (1, 2)))
+    x = torch.randn(9, 128, generator=torch.Generator().manual_seed(0))
+    expected = one.experts(x, one.router(x))
+    found = sum(each.experts(x, each.router(x)) for each in two)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
+    stacked = feed_forward(model, 1, 2, expert_parallel=True).experts
+    assert isinstance(stacked, StackedExperts)
+    assert isinstance(stacked.down, PackedExpertWeight)
+    assert (stacked.down.shape[0], stacked.num_elsewhere) == (2, 2)
+    # The rank's first expert is number 2.
+    exact = meant[f"{EXPERT}.down_proj.weight"]
+    torch.testing.assert_close(dequantised(stacked.down, 0), exact, rtol=0, atol=2e-3 * exact.abs().max())
 
 
 @pytest.mark.parametrize(

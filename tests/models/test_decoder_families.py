@@ -68,6 +68,10 @@ SMOLLM3 = SMALL | {"pad_token_id": 0}
 PHI3 = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"pad_token_id": 0}
 
 
+# Of 16 dimensions 12 turn.
+PARTIAL = {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
+
+
 def rope(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
@@ -89,6 +93,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 5}),
     "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None}),
     "phi3": ("Phi3Config", PHI3),
+    "phi3-partial-tied": ("Phi3Config", PHI3 | PARTIAL),
     "phi3-window": ("Phi3Config", PHI3 | {"sliding_window": 5, "num_key_value_heads": 4}),
     "smollm3": ("SmolLM3Config", SMOLLM3 | {"no_rope_layers": [1, 0, 1]}),
     "smollm3-interval-tied": (
@@ -190,9 +195,12 @@ def test_dynamic_scaling_equals_transformers_at_the_length_it_is_computed_for() 
     assert (expected_long[:16] - expected_short).abs().max() > 1e-2
 
 
-def test_longrope_equals_transformers_at_the_length_it_is_computed_for() -> None:
+@pytest.mark.parametrize("part", [{}, PARTIAL], ids=["phi-3", "phi-4-mini"])
+def test_longrope_equals_transformers_at_the_length_it_is_computed_for(part: dict[str, Any]) -> None:
+    number = 6 if part else 8
+    scaling = {key: value[:number] if isinstance(value, list) else value for key, value in LONGROPE.items()}
     with quiet_transformers():
-        fields = PHI3 | rope(LONGROPE) | {"original_max_position_embeddings": 16}
+        fields = PHI3 | part | rope(scaling) | {"original_max_position_embeddings": 16}
         model = hugging_face_model(transformers.Phi3Config(**fields))
     config = ModelConfig.from_hf(config_json(model))
     tokens = make_prompts(config.vocab_size)["c"]

@@ -20,7 +20,7 @@ from decoder_harness import (
 from gguf_builder import Tensor
 from gguf_cases import converted
 
-from octavo.errors import FileFormatError, UnsupportedModelError, WeightsError
+from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError, WeightsError
 from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.blocks.linear import BlockLinear
 from octavo.layers.moe.experts import ListedExperts
@@ -29,6 +29,7 @@ from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
+from octavo.parallel import TensorParallel
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -161,6 +162,25 @@ def test_experts_stay_in_blocks(tmp_path: Path) -> None:
     for num_rows in range(1, 20):
         part = Choice(*(tensor[:num_rows] for tensor in choice))
         assert torch.equal(in_blocks(x[:num_rows], part), in_blocks(x, choice)[:num_rows])
+    weights.close()
+
+
+def test_ranks_hold_whole_experts_in_blocks(tmp_path: Path) -> None:
+    """Of 32 columns, a block, no rank can have a half; of five experts, one rank has three."""
+    config, weights = open_model(tmp_path, "qwen3moe", hf_model("qwen3moe"), quantised=True)
+    options = {"quantization": "auto", "expert_parallel": True}
+    ranks = [TensorParallel.not_met(rank, 2) for rank in range(2)]
+    one, *two = (
+        make_decoder(config, weights, parallel=each, **options).layers[1].feed_forward
+        for each in (TensorParallel(), *ranks)
+    )
+    assert [len(each.experts.down) for each in (one, *two)] == [5, 2, 3]
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    expected = one.experts(x, one.router(x))
+    found = sum(each.experts(x, each.router(x)) for each in two)
+    torch.testing.assert_close(found, expected, atol=1e-6 * float(expected.abs().max()), rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"use fewer ranks.*, or expert_parallel=True"):
+        make_decoder(config, weights, parallel=ranks[1], quantization="auto")
     weights.close()
 
 

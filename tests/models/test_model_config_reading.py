@@ -179,6 +179,29 @@ def test_longrope_is_checked(fields: dict[str, Any], message: str) -> None:
         read(LLAMA | {"rope_scaling": scaling | fields})
 
 
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+
+
+def test_part_of_a_head_may_turn() -> None:
+    assert read(PHI3).rotary_dim == read(PHI3).head_dim == 64
+    assert read(PHI3 | {"partial_rotary_factor": 0.75}).rotary_dim == 48
+    inner = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}}
+    assert read(PHI3 | {"partial_rotary_factor": 0.75} | inner).rotary_dim == 32
+    scaling = {"type": "longrope", "long_factor": [2.0] * 24, "short_factor": [1.0] * 24}
+    long = {"rope_scaling": scaling, "original_max_position_embeddings": 1024}
+    assert read(PHI3 | {"partial_rotary_factor": 0.75} | long).ropes[0].factors == (2.0,) * 24
+    with pytest.raises(FileFormatError, match="long_factor must be a list of 32 numbers"):
+        read(PHI3 | long)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.5, 0.02, 0.8, "0.75", True])
+def test_the_part_that_turns_is_checked(factor: object) -> None:
+    with pytest.raises(FileFormatError, match="partial_rotary_factor must be"):
+        read(PHI3 | {"partial_rotary_factor": factor})
+    with pytest.raises(FileFormatError, match="partial_rotary_factor must be"):
+        read(PHI3 | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": factor}})
+
+
 @pytest.mark.parametrize("layers", [[1] * 29, [1] * 29 + [2], "none"])
 def test_layers_without_rotation_are_checked(layers: Any) -> None:
     smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}

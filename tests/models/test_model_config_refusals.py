@@ -41,7 +41,6 @@ def test_unsupported_architectures_are_named_with_what_is_supported() -> None:
         ({"architectures": ["Qwen3_5ForCausalLM"]}, "Qwen3_5ForCausalLM.* layers of linear attention"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "Olmo2ForCausalLM.* blocks without a norm of their input"),
         ({"architectures": ["GraniteForCausalLM"]}, "factors of residual sums and logits"),
-        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "linear", "facter": 2.0}}, r"facter.*did you mean 'factor'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
     ],

@@ -51,6 +51,16 @@ def test_inspect_refuses_by_name(capsys: pytest.CaptureFixture[str], tiny_folder
     assert "3 ranks must divide the model's 4 attention heads" in capsys.readouterr().err
 
 
+def test_the_model_of_whole_experts_is_what_the_document_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import expert_parallel_model as model
+
+    assert model.report() in (ROOT / "docs" / "scaling.md").read_text()
+    # One token takes two of eight experts on two ranks: 3 times in 7 both are on one.
+    (reading, products), *_ = model.unevenness(model.Mixture("", 8, 2), 1)
+    assert reading == products == pytest.approx(1 + 3 / 7, abs=0.03)
+
+
 def test_the_model_on_paper_is_what_the_document_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import tensor_parallel_model as model

@@ -1,5 +1,6 @@
 """Ranks on GPUs: inside CUDA graphs, one step ahead, over shared prefixes and fp8 caches."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt_oss_checkpoints import TINY as GPT_OSS
 from ranks_helpers import eventually, other_ranks
+from test_ranks_experts import TINY
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError, OutOfMemoryError
@@ -77,6 +80,47 @@ def test_two_gpus_give_a_request_the_same_bits_in_any_company(tiny_folder: Path)
             found.append((tokens(outputs), bits))
         two.engine.close()
     assert all(one == found[0] for one in found)
+
+
+@pytest.fixture(params=["qwen3-moe", "gpt-oss"])
+def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Five experts, of which one rank has three; no rank can cut those of gpt-oss, a block of 32 columns."""
+    fields = TINY | {"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 8}
+    fields |= {"num_experts": 5, "moe_intermediate_size": 10}
+    if request.param == "gpt-oss":
+        fields = GPT_OSS | {"intermediate_size": 32, "num_local_experts": 5}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return tmp_path
+
+
+def test_two_gpus_with_whole_experts_give_what_one_gives(mixture: Path) -> None:
+    """Pairs of the other rank's experts are skipped inside CUDA graphs, for few tokens and for many."""
+    expected = LLM(str(mixture), **OPTIONS).generate(PROMPTS, GREEDY)
+    two = LLM(str(mixture), **OPTIONS, tensor_parallel_size=2, expert_parallel=True)
+    assert logprobs(two.generate(PROMPTS, GREEDY)) == pytest.approx(logprobs(expected), abs=0.05)
+    two.reset_prefix_cache()
+    alone = [output for prompt in PROMPTS[-2:] for output in two.generate([prompt], GREEDY)]
+    assert logprobs(alone) == pytest.approx(logprobs(expected[-2:]), abs=0.05)
+    assert two.stats.late_work == (0, 0, 0)
+    two.engine.close()
+
+
+def test_whole_experts_give_the_tokens_of_one_gpu_in_float32(mixture: Path) -> None:
+    one = LLM(str(mixture), **OPTIONS, dtype="float32")
+    expected = tokens(one.generate(PROMPTS, GREEDY))
+    two = LLM(str(mixture), **OPTIONS, dtype="float32", tensor_parallel_size=2, expert_parallel=True)
+    assert tokens(two.generate(PROMPTS, GREEDY)) == expected
+    two.engine.close()
+
+
+def test_whole_experts_give_a_request_the_same_bits_in_any_company(mixture: Path) -> None:
+    two = LLM(str(mixture), **OPTIONS, deterministic=True, tensor_parallel_size=2, expert_parallel=True)
+    together = two.generate(PROMPTS, GREEDY)
+    two.reset_prefix_cache()
+    alone = [output for prompt in PROMPTS for output in two.generate([prompt], GREEDY)]
+    assert tokens(alone) == tokens(together)
+    assert logprobs(alone) == logprobs(together)
+    two.engine.close()
 
 
 def test_two_engines_side_by_side_until_a_rank_of_one_is_killed(tiny_folder: Path) -> None:

@@ -60,7 +60,7 @@ def _plan_without_cache(
     config: EngineConfig, model: ModelConfig, parallel: TensorParallel, stored: Mapping[str, Storage]
 ) -> ExecutionPlan:
     """Plan everything that does not depend on how much memory is free."""
-    share = rank_share(model, parallel)
+    share = rank_share(model, parallel, expert_parallel=config.expert_parallel)
     device = device_of(config.device, parallel)
     dtype = _dtype(config, model, device)
     kv_dtype = _kv_dtype(config, device, dtype)

@@ -6,7 +6,7 @@ from octavo.attention import DeviceForest
 from octavo.attention.cache import COPIED_BYTES
 from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.models import ModelConfig
-from octavo.models.experts.config import ExpertsConfig, expert_part
+from octavo.models.experts.config import ExpertsConfig, expert_part, names_expert_parallel
 from octavo.parallel import TensorParallel, shard_heads, shard_range
 from octavo.parallel.shared_memory import SHARED_BYTES
 
@@ -25,18 +25,21 @@ SMALL_BYTES = 16 * 2**20
 _CPU_SLACK = 3
 
 
-def rank_share(model: ModelConfig, parallel: TensorParallel) -> ModelConfig:
+def rank_share(model: ModelConfig, parallel: TensorParallel, *, expert_parallel: bool) -> ModelConfig:
     """Return the shapes of what one rank holds of a network, as a network of its own.
 
     Raises:
         ConfigError: the ranks do not divide the network; see shard_heads and shard_range.
     """
+    if expert_parallel:
+        model = model.with_whole_experts(parallel)
     if parallel.size == 1:
         return model
     heads = shard_heads(model.num_heads, model.num_kv_heads, parallel)
     experts = model.experts
     if experts is not None:
-        experts = replace(experts, size=len(expert_part(experts, parallel)))
+        with names_expert_parallel(experts, parallel):
+            experts = replace(experts, size=len(expert_part(experts, parallel)))
     has_dense_layers = experts is None or not all(experts.layers)
     return replace(
         model,
@@ -61,7 +64,7 @@ def cpu_working_bytes(plan: ExecutionPlan, max_num_tokens: int) -> int:
         max_num_tokens: no step has more, whatever its budget.
     """
     num_tokens = min(plan.max_num_batched_tokens, max_num_tokens)
-    share = rank_share(plan.model, plan.parallel)
+    share = rank_share(plan.model, plan.parallel, expert_parallel=plan.config.expert_parallel)
     activations = _CPU_SLACK * num_tokens * _bytes_per_token(share, plan.dtype.itemsize)
     # Float32 logits; log-probabilities, if all requests want them, of a copy; and slack.
     return activations + 4 * _FLOAT32 * min(plan.max_num_seqs, num_tokens) * plan.model.vocab_size
@@ -76,7 +79,7 @@ def gpu_working_bytes(plan: ExecutionPlan) -> int:
         plan: all but the memory of steps and the number of blocks.
     """
     model, itemsize, num_seqs = plan.model, plan.dtype.itemsize, plan.max_num_seqs
-    share = rank_share(model, plan.parallel)
+    share = rank_share(model, plan.parallel, expert_parallel=plan.config.expert_parallel)
     # Activations, and the buffer that steps with prompts leave their result in.
     token_bytes = _bytes_per_token(share, itemsize) + itemsize * model.hidden_size
     total = _WORKSPACE_BYTES + GRAPH_BYTES + plan.max_num_tokens * token_bytes

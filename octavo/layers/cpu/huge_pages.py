@@ -1,7 +1,12 @@
-"""Memory in huge pages: a core streams weights from them a quarter faster than from pages of 4 KiB."""
+"""Memory of weights on a CPU: huge pages, and what loading leaves behind.
+
+A core streams weights from huge pages a quarter faster than from pages of 4 KiB.
+"""
 
 import contextlib
+import ctypes
 import mmap
+import sys
 from collections.abc import Sequence
 from math import prod
 
@@ -43,3 +48,14 @@ def _region(num_bytes: int) -> Tensor:
             pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     return memory[-memory.data_ptr() % _HUGE_PAGE :]
+
+
+def return_freed_memory() -> None:
+    """Return freed heap pages to the operating system, where the C library can do that (glibc).
+
+    Packed weights lie between freed temporaries of the same sizes: without this, a third of the process's
+    memory is holes once a model is loaded.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -33,6 +33,8 @@ class Experts(Protocol):
 class ListedExperts:
     """Experts one after the other: each multiplies the rows that chose it, and experts without rows nothing.
 
+    Pairs of other ranks' experts count nothing.
+
     Attributes:
         gate_up: for each expert, to [rows, 2 n] = [gate | up].
         down: for each expert, from [rows, n].
@@ -49,9 +51,12 @@ class ListedExperts:
         chosen = choice.experts.flatten()
         # Pair p is token p // k with its expert number p % k.
         pairs_by_expert = chosen.argsort(stable=True)
-        counts = torch.bincount(chosen, minlength=len(self.down)).tolist()
+        counts = torch.bincount(chosen, minlength=len(self.down) + 1).tolist()
         rows = x.new_empty(num_tokens * num_chosen, x.shape[1])
-        for expert, pairs in enumerate(pairs_by_expert.split(counts)):
+        *pairs_of_own, pairs_of_others = pairs_by_expert.split(counts)
+        if len(pairs_of_others):
+            rows[pairs_of_others] = 0
+        for expert, pairs in enumerate(pairs_of_own):
             if len(pairs):
                 gate_up = self.gate_up[expert](x[pairs // num_chosen])
                 rows[pairs] = self.down[expert](activate_and_multiply(gate_up, self.activation))

@@ -14,7 +14,8 @@ class Choice(NamedTuple):
     """The experts of a step's tokens; the order of a token's experts is the order of its sum.
 
     Attributes:
-        experts: [T, k] int32, each token's experts, the most probable one first.
+        experts: [T, k] int32, each token's experts, the most probable one first. Of a rank that holds E whole
+            experts, these are 0 to E - 1, and E is any of another rank.
         weights: [T, k] float32, factors of their results.
     """
 
@@ -34,6 +35,7 @@ class Router:
         renormalises: a token's k weights are divided by their sum.
         deterministic: no bit of a token's choice depends on the rest of the batch.
         bias: [E], added to the logits, or None.
+        held: the experts of this rank, if ranks hold whole ones; None: all.
     """
 
     weight: Tensor
@@ -41,6 +43,7 @@ class Router:
     renormalises: bool
     deterministic: bool = False
     bias: Tensor | None = None
+    held: range | None = None
 
     def __call__(self, x: Tensor) -> Choice:
         """Choose the experts of x [T, hidden]."""
@@ -49,18 +52,26 @@ class Router:
 
             logits = router_logits(x, self.weight, deterministic=self.deterministic)
             return Choice(
-                *choose_experts(logits, self.num_chosen, renormalises=self.renormalises, bias=self.bias)
+                *choose_experts(
+                    logits, self.num_chosen, renormalises=self.renormalises, bias=self.bias, held=self.held
+                )
             )
         bias = None if self.bias is None else self.bias.float()
         logits = linear(x.float(), self.weight.float(), bias)
-        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises)
+        return choose_by_logits(logits, self.num_chosen, renormalises=self.renormalises, held=self.held)
 
 
-def choose_by_logits(logits: Tensor, num_chosen: int, *, renormalises: bool) -> Choice:
+def choose_by_logits(
+    logits: Tensor, num_chosen: int, *, renormalises: bool, held: range | None = None
+) -> Choice:
     """Choose the experts of logits [T, E] float32: the specification of the GPU's kernel."""
     # A stable sort keeps equal logits in the order of their experts.
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     chosen = values[:, :num_chosen]
     total = (chosen if renormalises else logits).logsumexp(-1, keepdim=True)
     weights = (chosen - total).exp()
-    return Choice(order[:, :num_chosen].to(torch.int32), weights)
+    experts = order[:, :num_chosen].to(torch.int32)
+    if held is not None:
+        is_held = (experts >= held.start) & (experts < held.stop)
+        experts = torch.where(is_held, experts - held.start, len(held))
+    return Choice(experts, weights)

@@ -22,12 +22,14 @@ class StackedExperts:
         down: [E, hidden, n], packed if gate_up is.
         activation: name of the gated activation.
         deterministic: no bit of a token's result depends on the rest of the batch. Not with packed weights.
+        num_elsewhere: experts of other ranks, whose pairs are skipped on the device.
     """
 
     gate_up: AnyExpertWeight
     down: AnyExpertWeight
     activation: str
     deterministic: bool = False
+    num_elsewhere: int = 0
 
     @property
     def form(self) -> Hashable:
@@ -44,8 +46,9 @@ class StackedExperts:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
         up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
-        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling)
-        return down.few_down(inner, self.down, choice, residual, down_tiling)
+        skips = self.num_elsewhere > 0
+        inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling, skips=skips)
+        return down.few_down(inner, self.down, choice, residual, down_tiling, skips=skips)
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
@@ -53,7 +56,7 @@ class StackedExperts:
         from octavo.layers.moe.triton.sort import sort_pairs
 
         (num_tokens, num_chosen), num_experts = choice.experts.shape, self.down.shape[0]
-        per_expert = num_tokens * num_chosen / num_experts
+        per_expert = num_tokens * num_chosen / (num_experts + self.num_elsewhere)
         options = {"deterministic": self.deterministic}
         up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
@@ -62,7 +65,7 @@ class StackedExperts:
         gate_up, down = grouped_kernels(self.gate_up), grouped_kernels(self.down)
         inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
         rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
-        return combine_rows(rows, choice.weights, residual)
+        return combine_rows(rows, choice, residual, num_held=num_experts if self.num_elsewhere else None)
 
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:

@@ -38,7 +38,7 @@ class TritonStep:
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
         """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
-        return rotation_table(positions, rope.inverse_frequencies, rope.attention_factor)
+        return rotation_table(positions, rope.inverse_frequencies, rope.lengths)
 
     def attend(self, qkv: Tensor, rotations: Tensor, options: LayerOptions) -> Tensor:
         """See AttentionStep."""

@@ -11,13 +11,13 @@ from octavo.gpu.launch import launch
 _TOKENS = 16
 
 
-def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float) -> Tensor:
-    """Return length * cos and length * sin of every position's angles, computed in float32.
+def rotation_table(positions: Tensor, inverse_frequencies: Tensor, lengths: Tensor) -> Tensor:
+    """Return lengths times cosines and sines of every position's angles, computed in float32.
 
     Args:
         positions: [T] int32 or int64, contiguous.
         inverse_frequencies: [D / 2] float32, radians per position, contiguous.
-        length: factor of each rotation; 1 for most models.
+        lengths: [D / 2] float32, factors of rotations, contiguous; see Rotary.
 
     Returns:
         A new [2, T, D / 2] float32: cosines, sines.
@@ -28,7 +28,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
         launch(
             _rotation_table_kernel,
             (-(-num_tokens // _TOKENS),),
-            *(positions, inverse_frequencies, table, num_tokens, num_pairs, float(length)),
+            *(positions, inverse_frequencies, lengths, table, num_tokens, num_pairs),
             TOKENS=_TOKENS,
             PAIRS=power_of_two(num_pairs),
         )
@@ -37,7 +37,7 @@ def rotation_table(positions: Tensor, inverse_frequencies: Tensor, length: float
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotation_table_kernel(
-    positions_ptr, inverse_frequencies_ptr, table_ptr, num_tokens, num_pairs: tl.constexpr, length,
+    positions_ptr, inverse_frequencies_ptr, lengths_ptr, table_ptr, num_tokens, num_pairs: tl.constexpr,
     TOKENS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(T / TOKENS),)."""
@@ -45,6 +45,7 @@ def _rotation_table_kernel(
     pair = tl.arange(0, PAIRS)
     position = tl.load(positions_ptr + token, mask=token < num_tokens, other=0)
     frequency = tl.load(inverse_frequencies_ptr + pair, mask=pair < num_pairs, other=0.0)
+    length = tl.load(lengths_ptr + pair, mask=pair < num_pairs, other=0.0)[None, :]
     angle = position.to(tl.float32)[:, None] * frequency[None, :]
     at = token.to(tl.int64)[:, None] * num_pairs + pair[None, :]
     inside = (token < num_tokens)[:, None] & (pair < num_pairs)[None, :]

@@ -1,8 +1,10 @@
 """What a network's experts are: read from config.json, named in checkpoints."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from octavo.errors import FileFormatError, UnsupportedModelError
+from octavo.errors import ConfigError, FileFormatError, UnsupportedModelError
 from octavo.layers.linear.mxfp4.weight import BLOCK
 from octavo.models.config_fields import ConfigFields
 from octavo.models.families.family import ExpertFamily, Family
@@ -25,6 +27,7 @@ class ExpertsConfig:
         renormalises: a token's router weights are divided by their sum.
         layers: for each layer, whether it has experts in place of a feed-forward.
         has_bias: the router and the experts' projections have biases.
+        held: the experts that a rank holds, whole; None: each rank holds a part of every one.
     """
 
     number: int
@@ -33,6 +36,12 @@ class ExpertsConfig:
     renormalises: bool
     layers: tuple[bool, ...]
     has_bias: bool = False
+    held: range | None = None
+
+    @property
+    def here(self) -> range:
+        """The experts of which something is here."""
+        return range(self.number) if self.held is None else self.held
 
 
 def read_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -69,17 +78,30 @@ def check_scheme(scheme: Scheme | None, family: Family) -> None:
 
 
 def expert_part(experts: ExpertsConfig, parallel: TensorParallel) -> range:
-    """Return a rank's rows of gate and up, and columns of down, of every expert.
+    """Return a rank's rows of gate and up, and columns of down, of every expert that it has.
 
     Experts with biases may be MXFP4, which is cut between blocks.
 
     Raises:
         ConfigError: the ranks do not divide an expert.
     """
+    if experts.held is not None:
+        return range(experts.size)
     what = "columns of an expert"
     if experts.has_bias and experts.size % BLOCK == 0:
         return shard_blocks(experts.size, BLOCK, parallel, what=what)
     return shard_range(experts.size, parallel, what=what)
+
+
+@contextmanager
+def names_expert_parallel(experts: ExpertsConfig, parallel: TensorParallel) -> Iterator[None]:
+    """Add to an error inside, where experts are cut, what needs no cut."""
+    try:
+        yield
+    except ConfigError as error:
+        if experts.held is not None or parallel.size == 1:
+            raise
+        raise ConfigError(f"{error}, or expert_parallel=True, which cuts no expert") from error
 
 
 def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:

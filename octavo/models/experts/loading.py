@@ -54,16 +54,17 @@ def read_stacked(
     *,
     activation: str,
     deterministic: bool,
+    num_elsewhere: int = 0,
 ) -> Experts:
-    """Read all experts of a layer.
+    """Read the experts of a layer that are here.
 
     Args:
         checkpoint: where they are read from.
-        names: of the experts, such as "model.layers.0.mlp.experts.3".
+        names: of these experts, such as "model.layers.0.mlp.experts.3".
         part: this rank's rows of gate and up, and columns of down; None: all.
         shape: of the part.
         activation: name of the gated activation.
-        deterministic: see StackedExperts.
+        deterministic, num_elsewhere: see StackedExperts.
 
     Raises:
         UnsupportedModelError: experts are stored in different ways, or in one that kernels do not have.
@@ -84,7 +85,7 @@ def read_stacked(
             f"{names[0]}: of an expert, either all projections are packed in blocks or none is; use "
             'quantization="none"'
         )
-    return StackedExperts(*weights, activation, deterministic)
+    return StackedExperts(*weights, activation, deterministic, num_elsewhere)
 
 
 def _read_biases(checkpoint: Checkpoint, names: Sequence[str], part: Part) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,7 @@ class Family:
         has_final_softcap: config.json may bound logits.
         has_local_rope: sliding layers have rotary frequencies of their own.
         has_nope_layers: some layers do not rotate queries and keys (no_rope_layers).
+        has_partial_rotary: config.json may let only a part of each head turn (partial_rotary_factor).
         has_fused_projections: checkpoints store q, k and v in one matrix, and gate and up in one.
         has_sinks: each query head sees one more key, whose score is a weight and whose value is 0.
         experts: its mixtures of experts, or None.
@@ -76,6 +77,7 @@ class Family:
     has_final_softcap: bool = False
     has_local_rope: bool = False
     has_nope_layers: bool = False
+    has_partial_rotary: bool = False
     has_fused_projections: bool = False
     has_sinks: bool = False
     experts: ExpertFamily | None = None

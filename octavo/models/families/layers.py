@@ -46,7 +46,11 @@ def read_windows(fields: ConfigFields, layer_types: list[str]) -> tuple[int | No
 
 
 def read_layer_ropes(
-    fields: ConfigFields, family: Family, layer_types: list[str], ropes: dict[str, RopeConfig], head_dim: int
+    fields: ConfigFields,
+    family: Family,
+    layer_types: list[str],
+    ropes: dict[str, RopeConfig],
+    rotary_dim: int,
 ) -> list[RopeConfig]:
     """Return each layer's rotary frequencies.
 
@@ -55,12 +59,12 @@ def read_layer_ropes(
         family: its family.
         layer_types: of each layer.
         ropes: those of each type of layer.
-        head_dim: dimension of a head.
+        rotary_dim: dimensions of a head that turn.
 
     Raises:
         FileFormatError: no_rope_layers is malformed.
     """
-    none = without_rotation(head_dim)
+    none = without_rotation(rotary_dim)
     return [
         ropes[layer_type] if _has_rope(fields, family, index) else none
         for index, layer_type in enumerate(layer_types)

@@ -176,6 +176,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 model_type="phi3",
                 window_rule="always",
                 attention_bias="never",
+                has_partial_rotary=True,
                 has_fused_projections=True,
                 defaults={
                     "max_position_embeddings": 4096,

@@ -10,6 +10,7 @@ from octavo.models.config_fields import ConfigFields
 from octavo.models.families.family import Family
 
 _DEFAULT_THETA = 10_000.0
+_PARTIAL = "partial_rotary_factor"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # "finetuned" is a remark that early YaRN checkpoints carry.
 _KNOWN_KEYS = frozenset(
@@ -30,13 +31,13 @@ _KNOWN_KEYS = frozenset(
         "factors",
         "long_factor",
         "short_factor",
-        "partial_rotary_factor",
+        _PARTIAL,
         "finetuned",
     }
 )
 
 
-def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str, RopeConfig]:
+def read_ropes(fields: ConfigFields, family: Family, rotary_dim: int) -> dict[str, RopeConfig]:
     """Return the rotary frequencies of each layer type.
 
     Accepted: rope_theta and rope_scaling (with "type" or "rope_type") side by side; rope_parameters with
@@ -52,19 +53,40 @@ def read_ropes(fields: ConfigFields, family: Family, head_dim: int) -> dict[str,
         FileFormatError: a value is malformed.
     """
     parameters = _given_parameters(fields, family)
+    if family.has_partial_rotary:
+        parameters = {name: value for name, value in parameters.items() if name != _PARTIAL}
     nested = {name: parameters[name] for name in _LAYER_TYPES if name in parameters}
     if nested and len(nested) != len(parameters):
         raise fields.error("rope_parameters", "one object, or one per layer type", parameters)
     full = nested.get("full_attention") if nested else parameters
     theta = fields.number("rope_theta", _DEFAULT_THETA, minimum=1.0)
-    ropes = {"full_attention": _read_rope(fields, full, theta, head_dim)}
+    ropes = {"full_attention": _read_rope(fields, full, theta, rotary_dim)}
     ropes["sliding_attention"] = ropes["full_attention"]
     if family.has_local_rope:
         theta = fields.number("rope_local_base_freq", _DEFAULT_THETA, minimum=1.0)
     if family.has_local_rope or nested:
         # A scaling without layer types is meant for the full layers alone.
-        ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, head_dim)
+        ropes["sliding_attention"] = _read_rope(fields, nested.get("sliding_attention"), theta, rotary_dim)
     return ropes
+
+
+def read_rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
+    """Return how many dimensions of a head turn, the first ones, by partial_rotary_factor.
+
+    It may be beside the rotary parameters or among them; among them it counts, as in transformers 5.
+
+    Raises:
+        FileFormatError: it is malformed.
+    """
+    if not family.has_partial_rotary:
+        return head_dim
+    inner = ConfigFields(_given_parameters(fields, family), {}, where=f"{fields.where}: rope_parameters")
+    given = fields if inner.get(_PARTIAL) is None else inner
+    factor = given.number(_PARTIAL, 1.0)
+    rotary_dim = int(head_dim * factor)
+    if factor > 1 or rotary_dim < 4 or rotary_dim % 2:
+        raise given.error(_PARTIAL, f"a part of {head_dim} dimensions, an even number of at least 4", factor)
+    return rotary_dim
 
 
 def _given_parameters(fields: ConfigFields, family: Family) -> Mapping[str, object]:
@@ -80,7 +102,7 @@ def _given_parameters(fields: ConfigFields, family: Family) -> Mapping[str, obje
     return {**parameters, "full_attention": {**(full or {}), **scaling}}
 
 
-def _read_rope(config: ConfigFields, parameters: object, theta: float, head_dim: int) -> RopeConfig:
+def _read_rope(config: ConfigFields, parameters: object, theta: float, rotary_dim: int) -> RopeConfig:
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, Mapping):
@@ -91,16 +113,16 @@ def _read_rope(config: ConfigFields, parameters: object, theta: float, head_dim:
                 f"{config.where}: rope parameter {name!r} is not supported{suggest(name, _KNOWN_KEYS)}"
             )
     fields = ConfigFields(parameters, {}, where=f"{config.where}: rope_parameters")
-    fields.require_neutral({"partial_rotary_factor": (1,)})
+    fields.require_neutral({_PARTIAL: (1,)})
     theta = fields.number("rope_theta", theta, minimum=1.0)
     rope_type = _read_type(fields)
     if rope_type == "default":
         return RopeConfig(theta=theta)
     if rope_type == "factors":
-        factors = _read_factors(fields, "factors", head_dim)
+        factors = _read_factors(fields, "factors", rotary_dim)
         return RopeConfig(theta=theta, rope_type=rope_type, factors=factors)
     if rope_type == "longrope":
-        return _read_longrope(config, fields, theta, head_dim)
+        return _read_longrope(config, fields, theta, rotary_dim)
     return _read_stretched(config, fields, theta, rope_type)
 
 
@@ -117,16 +139,16 @@ def _read_type(fields: ConfigFields) -> RopeType:
     )
 
 
-def _read_factors(fields: ConfigFields, name: str, head_dim: int) -> tuple[float, ...]:
+def _read_factors(fields: ConfigFields, name: str, rotary_dim: int) -> tuple[float, ...]:
     factors = fields.get(name)
-    if not isinstance(factors, list | tuple) or len(factors) != head_dim // 2:
-        raise fields.error(name, f"a list of {head_dim // 2} numbers, one per frequency", factors)
+    if not isinstance(factors, list | tuple) or len(factors) != rotary_dim // 2:
+        raise fields.error(name, f"a list of {rotary_dim // 2} numbers, one per frequency", factors)
     by_index = {str(index): factor for index, factor in enumerate(factors)}
     checked = ConfigFields(by_index, {}, where=f"{fields.where}: {name}")
     return tuple(checked.number(index) for index in by_index)
 
 
-def _read_longrope(config: ConfigFields, fields: ConfigFields, theta: float, head_dim: int) -> RopeConfig:
+def _read_longrope(config: ConfigFields, fields: ConfigFields, theta: float, rotary_dim: int) -> RopeConfig:
     positions, original = _read_positions(config, fields)
     return RopeConfig(
         theta=theta,
@@ -134,8 +156,8 @@ def _read_longrope(config: ConfigFields, fields: ConfigFields, theta: float, hea
         factor=fields.number("factor", positions / original),
         original_max_positions=original,
         attention_factor=fields.optional_number("attention_factor"),
-        factors=_read_factors(fields, "long_factor", head_dim),
-        short_factors=_read_factors(fields, "short_factor", head_dim),
+        factors=_read_factors(fields, "long_factor", rotary_dim),
+        short_factors=_read_factors(fields, "short_factor", rotary_dim),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, UnsupportedModelError, WeightsError
+from octavo.layers.linear.blocks.weight import BLOCK
 from octavo.models.experts.names import with_stored_expert_names
 from octavo.models.formats.quantised_tensors import QuantisedTensors, StoredMatrix, StoredTensors
 from octavo.models.weights import Part, slice_bounds
@@ -55,13 +56,15 @@ class Groups:
                 f"{self.name} has its columns in an order of their own (act-order, g_idx), so it cannot be "
                 "cut into columns; use one rank"
             )
-        if self.number == 1:
-            return slice(first, last), slice(0, 1)
-        if not is_whole and (first % self.group or last % self.group):
+        # Parts of a single group share its scale, and are multiplied in blocks if it is.
+        step = self.group if self.number > 1 else BLOCK if self.group % BLOCK == 0 else 1
+        if not is_whole and (first % step or last % step):
             raise ConfigError(
-                f"{self.name} can only be cut between its groups of {self.group} columns, not into columns "
+                f"{self.name} can only be cut between groups of {step} columns, not into columns "
                 f"{first} to {last} of {self.size}; use fewer ranks"
             )
+        if self.number == 1:
+            return slice(first, last), slice(0, 1)
         return slice(first, last), slice(first // self.group, -(-last // self.group))
 
 

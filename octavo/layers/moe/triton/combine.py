@@ -5,30 +5,34 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.moe.router import Choice
 
 _BLOCK = 1024
 
 
-def combine_rows(rows: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
+def combine_rows(
+    rows: Tensor, choice: Choice, residual: Tensor | None = None, *, num_held: int | None = None
+) -> Tensor:
     """Sum each token's rows times their weights, in float32, from the first to the last.
 
     Args:
         rows: [T k, H] contiguous, a token's k rows one after the other.
-        weights: [T, k] float32, contiguous.
+        choice: each token's experts and their weights, contiguous.
         residual: [T, H], dtype of rows, rows any stride apart: the sums are added to it in place; or None.
+        num_held: rows of experts from this one on are not read; None: all are.
 
     Returns:
         residual, or a new [T, H], dtype of rows.
     """
-    num_tokens, num_chosen = weights.shape
+    num_tokens, num_chosen = choice.experts.shape
     size = rows.shape[1]
     out = rows.new_empty(num_tokens, size) if residual is None else residual
     if num_tokens:
         launch(
             _combine_kernel,
             (-(-size // _BLOCK), num_tokens),
-            *(rows, weights, out, size, out.stride(0)),
-            *(num_chosen, _BLOCK, residual is not None),
+            *(rows, *choice, out, size, out.stride(0)),
+            *(num_chosen, _BLOCK, num_held, residual is not None),
             **overlap_options(rows),
         )
     return out
@@ -36,8 +40,9 @@ def combine_rows(rows: Tensor, weights: Tensor, residual: Tensor | None = None) 
 
 @triton.jit
 def _combine_kernel(
-    rows_ptr, weights_ptr, out_ptr, size, stride_out,
-    NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
+    rows_ptr, experts_ptr, weights_ptr, out_ptr, size, stride_out,
+    NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr, NUM_HELD: tl.constexpr, ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(H / BLOCK), T)."""
     start_next(OVERLAP)
@@ -48,7 +53,10 @@ def _combine_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for number in tl.static_range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + number
-        row = tl.load(rows_ptr + pair * size + column, mask=inside, other=0.0).to(tl.float32)
+        is_read = inside
+        if NUM_HELD is not None:
+            is_read &= tl.load(experts_ptr + pair) < NUM_HELD
+        row = tl.load(rows_ptr + pair * size + column, mask=is_read, other=0.0).to(tl.float32)
         total += row * tl.load(weights_ptr + pair)
     out_at = out_ptr + token * stride_out + column
     if ADD:

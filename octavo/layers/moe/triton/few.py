@@ -16,7 +16,15 @@ from octavo.layers.moe.weight import ExpertWeight
 from octavo.layers.triton.activation import gate_and_up
 
 
-def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: str, tiling: Tiling) -> Tensor:
+def few_gate_up(
+    x: Tensor,
+    weight: ExpertWeight,
+    experts: Tensor,
+    activation: str,
+    tiling: Tiling,
+    *,
+    skips: bool = False,
+) -> Tensor:
     """Return activation(gate) * up of every pair; sums are float32.
 
     Args:
@@ -25,11 +33,12 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
         experts: [T, k] int32, contiguous.
         activation: its name; see layers.triton.activation.
         tiling: columns count rows of the weight, gate and up.
+        skips: there may be pairs of E, which is no expert of this rank; no weight is read for them.
 
     Returns:
         A new [T k, n], dtype of x.
     """
-    _, num_weight_rows, size = weight.shape
+    num_experts, num_weight_rows, size = weight.shape
     num_pairs = experts.numel()
     out = x.new_empty(num_pairs, num_weight_rows // 2)
     launch(
@@ -37,6 +46,7 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
         (-(-num_weight_rows // tiling.columns), num_pairs),
         *(x, weight.values, _scales_of(weight), weight.bias, experts, out, num_weight_rows, x.stride(0)),
         *(weight.width, experts.shape[1], size, activation, tiling.columns, _depth(tiling, size)),
+        num_experts if skips else None,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -44,7 +54,13 @@ def few_gate_up(x: Tensor, weight: ExpertWeight, experts: Tensor, activation: st
 
 
 def few_down(
-    x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None, tiling: Tiling
+    x: Tensor,
+    weight: ExpertWeight,
+    choice: Choice,
+    residual: Tensor | None,
+    tiling: Tiling,
+    *,
+    skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; sums are float32.
 
@@ -54,17 +70,19 @@ def few_down(
         choice: each token's experts and their weights, contiguous.
         residual: [T, H], rows any stride apart: the sums are added to it in place; or None.
         tiling: of a program; depth is at most that of a row.
+        skips: see few_gate_up; such pairs are not in the sums.
 
     Returns:
         residual, or a new [T, H], dtype of x.
     """
-    (num_tokens, num_chosen), (_, num_columns, size) = choice.experts.shape, weight.shape
+    (num_tokens, num_chosen), (num_experts, num_columns, size) = choice.experts.shape, weight.shape
     out = x.new_empty(num_tokens, num_columns) if residual is None else residual
     launch(
         _few_down_kernel,
         (-(-num_columns // tiling.columns), num_tokens),
         *(x, weight.values, _scales_of(weight), weight.bias, *choice, out, num_columns, out.stride(0)),
-        *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size), residual is not None),
+        *(weight.width, num_chosen, size, tiling.columns, _depth(tiling, size)),
+        *(num_experts if skips else None, residual is not None),
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -108,7 +126,7 @@ def _few_gate_up_kernel(
     x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, num_weight_rows, stride_x,
     WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(2 n / COLUMNS), pairs). Gate and up columns alternate in a program."""
     # Products of what one thread loads at once, 16 bytes, are added up at once: fewer sums in registers.
@@ -122,10 +140,15 @@ def _few_gate_up_kernel(
     x_at = x_ptr + (pair // NUM_CHOSEN).to(tl.int64) * stride_x + k
     wait_for_previous(OVERLAP)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
+    is_held = True
+    num_k = SIZE
+    if NUM_HELD is not None:
+        is_held = expert < NUM_HELD
+        num_k = tl.where(is_held, SIZE, 0)
     weight_at = weight_ptr + (expert * num_weight_rows + weight_row)[:, None] * SIZE + k
-    weight = tl.load(weight_at, mask=k < SIZE, other=0.0)
+    weight = tl.load(weight_at, mask=k < num_k, other=0.0)
     sums = tl.zeros([COLUMNS, DEPTH // VECTOR], tl.float32)
-    for start in range(0, SIZE, DEPTH):
+    for start in range(0, num_k, DEPTH):
         next_k = start + DEPTH + k
         next_weight = tl.load(weight_at + start + DEPTH, mask=next_k < SIZE, other=0.0)
         x = tl.load(x_at + start, mask=start + k < SIZE, other=0.0).to(tl.float32)
@@ -134,7 +157,8 @@ def _few_gate_up_kernel(
         weight = next_weight
     total = tl.sum(sums, axis=1)
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + expert * num_weight_rows + weight_row).to(tl.float32)
+        bias = tl.load(bias_ptr + expert * num_weight_rows + weight_row, mask=is_held, other=0.0)
+        total += bias.to(tl.float32)
     gate, up = tl.split(tl.reshape(total, [COLUMNS // 2, 2]))
     out = gate_and_up(gate, up, ACTIVATION)
     column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
@@ -147,7 +171,7 @@ def _few_down_kernel(
     x_ptr, weight_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr, num_columns, stride_out,
     WIDTH: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    ADD: tl.constexpr, OVERLAP: tl.constexpr,
+    NUM_HELD: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (ceil(H / COLUMNS), T). A program sums over its token's experts in their order."""
     VECTOR: tl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
@@ -166,9 +190,15 @@ def _few_down_kernel(
         weight_at = weight_ptr + (expert * num_columns + weight_row)[:, None] * SIZE + k
         x_at = x_ptr + pair.to(tl.int64) * SIZE + k
         factor = tl.load(weights_ptr + pair)
+        is_held = True
+        num_k = SIZE
+        if NUM_HELD is not None:
+            is_held = expert < NUM_HELD
+            num_k = tl.where(is_held, SIZE, 0)
         if bias_ptr is not None:
-            biases += factor * tl.load(bias_ptr + expert * num_columns + weight_row).to(tl.float32)
-        for start in range(0, SIZE, DEPTH):
+            bias = tl.load(bias_ptr + expert * num_columns + weight_row, mask=is_held, other=0.0)
+            biases += factor * bias.to(tl.float32)
+        for start in range(0, num_k, DEPTH):
             is_k = start + k < SIZE
             weight = tl.load(weight_at + start, mask=is_k, other=0.0).to(tl.float32)
             x = tl.load(x_at + start, mask=is_k, other=0.0).to(tl.float32)

@@ -41,21 +41,32 @@ def grouped_gemm(
 
 
 def few_gate_up(
-    x: Tensor, weight: Mxfp4ExpertWeight, experts: Tensor, activation: str, tiling: Mxfp4Tiling
+    x: Tensor,
+    weight: Mxfp4ExpertWeight,
+    experts: Tensor,
+    activation: str,
+    tiling: Mxfp4Tiling,
+    *,
+    skips: bool = False,
 ) -> Tensor:
     """Return the activation of every pair's gate and up; see few.few_gate_up."""
     num_pairs = experts.numel()
-    return _launch(
-        x, weight, (1, num_pairs), num_pairs, (None, experts, experts.shape[1]), activation, tiling
-    )
+    pairs = None, experts, experts.shape[1]
+    return _launch(x, weight, (1, num_pairs), num_pairs, pairs, activation, tiling, skips=skips)
 
 
 def few_down(
-    x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, residual: Tensor | None, tiling: Mxfp4Tiling
+    x: Tensor,
+    weight: Mxfp4ExpertWeight,
+    choice: Choice,
+    residual: Tensor | None,
+    tiling: Mxfp4Tiling,
+    *,
+    skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; see few.few_down."""
-    rows = _launch(x, weight, (1, len(x)), len(x), (None, choice.experts, 1), None, tiling)
-    return combine_rows(rows, choice.weights, residual)
+    rows = _launch(x, weight, (1, len(x)), len(x), (None, choice.experts, 1), None, tiling, skips=skips)
+    return combine_rows(rows, choice, residual, num_held=weight.shape[0] if skips else None)
 
 
 def _launch(
@@ -66,9 +77,11 @@ def _launch(
     pairs: tuple[Tensor | None, Tensor, int],
     activation: str | None,
     tiling: Mxfp4Tiling,
+    *,
+    skips: bool = False,
 ) -> Tensor:
     """Return every pair's row; pairs are sorted ones, or None and each pair's expert, and k."""
-    _, num_weight_rows, size = weight.shape
+    num_experts, num_weight_rows, size = weight.shape
     halves = 1 if activation is None else 2
     num_columns = num_weight_rows // halves
     out = x.new_empty(num_pairs, num_columns)
@@ -77,6 +90,7 @@ def _launch(
         (-(-num_columns // (tiling.columns // halves)), *grid),
         *(x, weight.words, weight.exponents, weight.bias, out, *pairs[:2], num_columns, x.stride(0), grid[0]),
         *(pairs[2], size, activation, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages),
+        num_experts if skips else None,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
@@ -140,7 +154,7 @@ def _mxfp4_kernel(
     num_columns, stride_x, num_slots,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of columns, slots, E), or (tiles of columns, 1, pairs) without pairs_ptr.
 
@@ -157,6 +171,8 @@ def _mxfp4_kernel(
         first = tl.program_id(2)
         end = first + 1
         expert = tl.load(starts_ptr + first).to(tl.int64)
+        if NUM_HELD is not None:
+            end = tl.where(expert < NUM_HELD, end, first)
     else:
         expert = tl.program_id(2).to(tl.int64)
         first = tl.load(starts_ptr + expert) + tl.program_id(1) * ROWS

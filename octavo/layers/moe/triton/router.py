@@ -60,7 +60,12 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
 
 
 def choose_experts(
-    logits: Tensor, num_chosen: int, *, renormalises: bool, bias: Tensor | None = None
+    logits: Tensor,
+    num_chosen: int,
+    *,
+    renormalises: bool,
+    bias: Tensor | None = None,
+    held: range | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the fields of a Choice; see layers.moe.router.choose_by_logits.
 
@@ -69,6 +74,7 @@ def choose_experts(
         num_chosen: k.
         renormalises: a token's k weights are divided by their sum.
         bias: [E] contiguous, added to the logits, or None.
+        held: see Router.
     """
     num_rows, num_experts = logits.shape
     experts = logits.new_empty(num_rows, num_chosen, dtype=torch.int32)
@@ -77,8 +83,9 @@ def choose_experts(
         launch(
             _choose_kernel,
             (num_rows,),
-            *(logits, bias, experts, weights),
+            *(logits, bias, experts, weights, 0 if held is None else held.start),
             *(num_experts, power_of_two(num_experts), num_chosen, power_of_two(num_chosen), renormalises),
+            None if held is None else len(held),
             num_warps=1,
             **overlap_options(logits),
         )
@@ -134,11 +141,11 @@ def _few_logits_kernel(
     tl.store(out_at, total, mask=expert < num_experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, experts_ptr, weights_ptr,
+    logits_ptr, bias_ptr, experts_ptr, weights_ptr, first_held,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
-    RENORMALISES: tl.constexpr, OVERLAP: tl.constexpr,
+    RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T,). A logit and its expert make one integer, and the largest is the next choice: NaNs too."""
     start_next(OVERLAP)
@@ -171,6 +178,9 @@ def _choose_kernel(
     largest = tl.max(logits, axis=0)
     weights = tl.exp(values - largest)
     total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
+    if NUM_HELD is not None:
+        chosen -= first_held
+        chosen = tl.where((chosen >= 0) & (chosen < NUM_HELD), chosen, NUM_HELD)
     at = row * NUM_CHOSEN + slot
     tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
     tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)

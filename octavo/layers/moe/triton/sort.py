@@ -20,7 +20,7 @@ class SortedPairs(NamedTuple):
     """Pairs by expert: expert e has pairs[starts[e] : starts[e + 1]].
 
     Attributes:
-        pairs: [T k] int32; pair p is token p // k with its expert p % k.
+        pairs: [T k] int32; pair p is token p // k with its expert p % k. Those from starts[E] on are not set.
         starts: [E + 1] int32.
         num_chosen: k.
         num_slots: programs that share an expert's tiles of rows; see tiling.row_slots.
@@ -36,7 +36,7 @@ def sort_pairs(experts: Tensor, num_experts: int, num_slots: int) -> SortedPairs
     """Sort pairs by expert; those of one expert stay in their order.
 
     Args:
-        experts: [T, k] int32, contiguous.
+        experts: [T, k] int32, contiguous; pairs of E are left out.
         num_experts: E.
         num_slots: of the result.
     """
@@ -70,11 +70,11 @@ def _sort_kernel(
         before += (found < expert).to(tl.int32)
     start = tl.sum(before, axis=0)
     tl.store(starts_ptr + expert, start)
-    if expert == num_experts - 1:
-        tl.store(starts_ptr + num_experts, num_pairs)
     for first in range(0, num_pairs, BLOCK):
         found = tl.load(experts_ptr + first + index, mask=first + index < num_pairs, other=num_experts)
         is_own = (found == expert).to(tl.int32)
         place = start + tl.cumsum(is_own, axis=0) - 1
         tl.store(pairs_ptr + place, first + index, mask=is_own == 1)
         start += tl.sum(is_own, axis=0)
+    if expert == num_experts - 1:
+        tl.store(starts_ptr + num_experts, start)
