@@ -38,8 +38,16 @@ def test_commands_work(real: LiveServer, command: str) -> None:
 
 
 SECTIONS = (
-    ("Fields of chats and completions", ChatRequest, ("chat.py", "sampling.py", "tools/toolbox.py")),
-    ("Fields of chats and completions", CompletionRequest, ("completions.py", "sampling.py", "chat.py")),
+    (
+        "Fields of chats and completions",
+        ChatRequest,
+        ("chat.py", "sampling.py", "../reading/input.py", "tools/toolbox.py"),
+    ),
+    (
+        "Fields of chats and completions",
+        CompletionRequest,
+        ("completions.py", "sampling.py", "../reading/input.py"),
+    ),
     ("Fields of responses", ResponsesRequest, ("responses/route.py", "responses/input.py")),
     ("Anthropic's messages", MessagesRequest, ("anthropic/route.py", "anthropic/input.py")),
 )
