@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat("Hello", logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True)),
     (CHAT, chat("Hello", prompt_logprobs=1, return_token_ids=True, stop_token_ids=[3, 4])),
     (CHAT, chat("Hello", tools=[TOOL], tool_choice=NAMED, max_tokens=120)),
-    (CHAT, chat("Hello", tools=[TOOL], tool_choice="required", max_tokens=120, stream=True)),
+    (CHAT, chat("Hello", tools=[TOOL], tool_choice="required", max_tokens=120)),
     (CHAT, chat("Hello", **REGEX, request_id="mine")),
     (CHAT, chat("Hello", stream=True, stream_interval=3, add_special_tokens=True, truncate_prompt_tokens=5)),
     (TEXT, {"prompt": "Hello", "temperature": 0}),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutput
 from octavo.server.api.decode import decode
-from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool
+from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool, TextFormat
 from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest
 from octavo.server.errors import ApiError, refused
@@ -32,8 +32,22 @@ def parse_response(body: bytes) -> ChatInput:
     for name in ("temperature", "top_p"):
         if getattr(asked, name) is not None:
             options[name] = getattr(asked, name)
-    params = SamplingParams(**options)
+    params = SamplingParams(**options, structured=_structured(format_of(asked)))
     return ChatInput(asked, chat_of(asked), params)
+
+
+def format_of(asked: ResponsesRequest) -> TextFormat:
+    """Return what the answer must be."""
+    found = None if asked.text is None else asked.text.format
+    return TextFormat(type="text") if found is None else found
+
+
+def _structured(asked: TextFormat) -> StructuredOutput | None:
+    if asked.type == "json_schema":
+        if asked.schema is None:
+            raise refused("text", "needs a schema in its format, of type json_schema")
+        return StructuredOutput(json_schema=asked.schema)
+    return StructuredOutput(json_object=True) if asked.type == "json_object" else None
 
 
 def chat_of(asked: ResponsesRequest) -> ChatRequest:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.api.chat import begin_chat, read_chat
-from octavo.server.api.responses.input import parse_response
+from octavo.server.api.responses.input import format_of, parse_response
 from octavo.server.api.responses.output import new_writer, whole_items
 from octavo.server.api.responses.types import (
     InputDetails,
@@ -21,6 +21,7 @@ from octavo.server.api.responses.types import (
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
+    TextOptions,
 )
 from octavo.server.api.sse import EventWriter, encode, named_event
 from octavo.server.api.tools.toolbox import Toolbox
@@ -47,6 +48,7 @@ async def responses(context: Context, request: Request) -> Response:
         metadata=asked.metadata or {},
         max_output_tokens=asked.max_output_tokens,
         temperature=params.temperature,
+        text=TextOptions(format=format_of(asked)),
         top_p=params.top_p,
         tools=asked.tools or [],
         tool_choice=asked.tool_choice or "auto",
