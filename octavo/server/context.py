@@ -127,7 +127,7 @@ class Context:
         self.loop.check_room(1)
         read = await self._reading.read(path, body)
         assert isinstance(read, ReadChat)
-        asked = msgspec.msgpack.decode(read.asked, type=CHATS[path][0])
+        asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
         prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
         return ChatInput(asked, read.chat, read.params, prepared)
 

@@ -64,23 +64,27 @@ def main() -> None:
                 materials, reply = Outline.decode(request).materials(), b""
             else:
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-                reply = encode(read(materials, msgspec.msgpack.decode(request, type=Task)))
+                reply = read(materials, msgspec.msgpack.decode(request, type=Task))
             del request
 
 
-def read(materials: Materials, task: Task) -> Reply:
-    """Read a body."""
+def read(materials: Materials, task: Task) -> bytes:
+    """Read a body; return a Reply as msgpack."""
     try:
-        if task.path in ANSWERS:
-            return ReadAnswer(ANSWERS[task.path](materials, task.body))
-        if task.path in CHATS:
-            return _chat(materials, task)
-        return _texts(materials, parse_completion(task.body))
+        return encode(_reply(materials, task))
     except Exception as error:
         found = as_api_error(error)
         # A message might contain a prompt; the places in the code do not.
         frames = "".join(traceback.format_tb(error.__traceback__)) if found.status == 500 else ""
-        return Refusal(found.status, found.detail, found.headers, frames)
+        return encode(Refusal(found.status, found.detail, found.headers, frames))
+
+
+def _reply(materials: Materials, task: Task) -> Reply:
+    if task.path in ANSWERS:
+        return ReadAnswer(ANSWERS[task.path](materials, task.body))
+    if task.path in CHATS:
+        return _chat(materials, task)
+    return _texts(materials, parse_completion(task.body))
 
 
 def _chat(materials: Materials, task: Task) -> ReadChat:
@@ -91,7 +95,7 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
     prompt, box, held = read_prompt(
         materials.prompts, chat, materials.formats, reading_of(chat), found.params
     )
-    asked = msgspec.Raw(encode(needed(found.asked)))
+    asked = msgspec.json.encode(needed(found.asked))
     return ReadChat(
         asked=asked,
         chat=needed_of_chat(chat),

@@ -1,8 +1,8 @@
 """What a server and the processes that read its bodies tell each other, as msgpack."""
 
+import json
 from array import array
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import tokenizers
@@ -84,9 +84,13 @@ class Task(Struct):
 
 
 class Tools(Struct):
-    """A Toolbox without what only its prompt needed."""
+    """A Toolbox without what only its prompt needed.
 
-    functions: list[tuple[str, dict[str, Any]]]
+    Attributes:
+        functions: as JSON, whose numbers may be longer than msgpack's.
+    """
+
+    functions: bytes
     strict: list[str]
     must_call: bool
     parallel: bool
@@ -96,15 +100,14 @@ class Tools(Struct):
     @classmethod
     def of(cls, box: Toolbox) -> "Tools":
         """Return a toolbox's part."""
-        functions = [(name, dict(schema)) for name, schema in box.functions]
-        strict = list(box.strict)
+        functions, strict = json.dumps(box.functions).encode(), list(box.strict)
         return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
 
     def box(self, formats: ModelFormats) -> Toolbox:
         """Return the toolbox."""
         return Toolbox(
             tools=(),
-            functions=self.functions,
+            functions=json.loads(self.functions),
             strict=frozenset(self.strict),
             must_call=self.must_call,
             parallel=self.parallel,
@@ -115,9 +118,9 @@ class Tools(Struct):
 
 
 class ReadChat(Struct, tag=True):
-    """A chat: what its answer needs, and its prompt."""
+    """A chat: what its answer needs, `asked` as JSON, and its prompt."""
 
-    asked: msgspec.Raw
+    asked: bytes
     chat: ChatRequest
     params: SamplingParams
     held: SamplingParams

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -58,7 +58,7 @@ class ReadingProcesses:
 
     def start(self) -> None:
         """Begin to start a child, before there is a body to read."""
-        self._threads.submit(self._own_child)
+        self._threads.submit(self._own_child).add_done_callback(_note_failure)
 
     async def read(self, path: str, body: bytes) -> Reply:
         """Read a body that was sent to a path.
@@ -155,6 +155,11 @@ class ReadingProcesses:
                 return child
         child.stop()
         raise OctavoError("the server ends")
+
+
+def _note_failure(started: "Future[ChildProcess]") -> None:
+    if not started.cancelled() and (error := started.exception()) is not None:
+        logger.warning("long bodies cannot be read yet: %s", error)
 
 
 def _too_dear() -> ApiError:

@@ -27,6 +27,7 @@ NEW = re.compile(r'"(?:content|text|delta|arguments)":"((?:[^"\\]|\\.)*)"')
 USED = re.compile(r'"(?:finish_reason|stop_reason|status)":"\w+"|"usage":\{[^}]*\}')
 ID = {"X-Request-Id": "the-same"}
 HELLO = [{"role": "user", "content": "Hello"}]
+HUGE = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maximum": 10**400}}}
 REGEX = {"structured_outputs": {"regex": "[ab]{3}"}}
 CASES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat("Hello")),
@@ -36,6 +37,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat("Hello", prompt_logprobs=1, return_token_ids=True, stop_token_ids=[3, 4])),
     (CHAT, chat("Hello", tools=[TOOL], tool_choice=NAMED, max_tokens=120)),
     (CHAT, chat("Hello", tools=[TOOL], tool_choice="required", max_tokens=120)),
+    (CHAT, chat("Hello", tools=[HUGE])),
     (CHAT, chat("Hello", **REGEX, request_id="mine")),
     (CHAT, chat("Hello", stream=True, stream_interval=3, add_special_tokens=True, truncate_prompt_tokens=5)),
     (TEXT, {"prompt": "Hello", "temperature": 0}),
@@ -61,6 +63,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 REFUSED: list[tuple[str, dict[str, Any] | str]] = [
     (CHAT, "{"),
     (CHAT, {"messages": []}),
+    (CHAT, chat("\ud800")),
+    (CHAT, chat("Hello", model="\ud800")),
     (CHAT, chat("Hello", modle="tiny")),
     (CHAT, chat("Hello", model="another")),
     (CHAT, chat("Hello", best_of=2)),
