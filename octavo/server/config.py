@@ -39,8 +39,7 @@ class ServerConfig:
         max_num_queued_reqs: completions that may wait for admission; further requests get 429.
         max_num_queued_tokens: prompt tokens that may wait for admission; likewise.
         max_body_bytes: largest request body.
-        max_body_values: most values of JSON in a body, by its commas. Nobody gets a token while they are
-            decoded, up to 0.1 s for 100,000. Prompts of more token ids need more.
+        max_body_values: most values of JSON in a body, by its commas. Prompts of more token ids need more.
         body_timeout_s: how long a client may take to send a body.
         queue_timeout_s: how long a request may wait for admission; 0: for ever.
         write_timeout_s: how long a client may leave a streamed event unread.

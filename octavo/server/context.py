@@ -9,22 +9,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.engine.engine import Engine
 from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
+from octavo.server.api.prompts import Prompts
 from octavo.server.api.sse import EventStream, EventWriter
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.limits import BodyReader
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.reading.forms import Outline, ReadAnswer, ReadChat, ReadTexts, unpacked
+from octavo.server.reading.input import ChatInput, Materials, TextInput
+from octavo.server.reading.kinds import CHATS
+from octavo.server.reading.processes import LONG_BYTES, ReadingProcesses
 from octavo.server.replicas.told import note_prompts
 from octavo.server.tracing import Traces, note_generation
 
@@ -65,6 +71,7 @@ class Context:
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
+        self._reading = ReadingProcesses(self._outline)
 
     async def run(self, work: Callable[..., Found], *arguments: object) -> Found:
         """Run slow work in the pool."""
@@ -97,20 +104,60 @@ class Context:
         headers, check = request.scope["headers"], functools.partial(self.loop.check_room, 1)
         return await self.bodies.read(headers, request.receive, before_small=check)
 
-    @functools.cached_property
-    def formats(self) -> ModelFormats:
-        """How the model writes calls and reasoning. Raises as `engine` does."""
-        return formats_of(self.engine.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser)
+    @property
+    def materials(self) -> Materials:
+        """What is needed to read prompts. Raises as `engine` does."""
+        return Materials(self.model, Prompts(self.engine.prompts), self._formats)
 
-    def check_model(self, model: str | None) -> None:
-        """Refuse another model's name.
+    @functools.cached_property
+    def _formats(self) -> ModelFormats:
+        config = self.config
+        return formats_of(self.loop.engine.tokenizer, config.tool_call_parser, config.reasoning_parser)
+
+    def _outline(self) -> Outline:
+        return Outline.of(self.model, self.loop.engine.prompts, self.config)
+
+    async def read_long_chat(self, request: Request, body: bytes) -> ChatInput:
+        """Read a long body that asks for a chat in another process, as far as token ids.
 
         Raises:
-            ApiError: 404.
+            OctavoError, ApiError: as `engine` and ReadingProcesses.read.
         """
-        if model is not None and model != self.model:
-            text = f"there is no model {model[:200]!r} here, only {self.model!r}"
-            raise ApiError(404, text, param="model", code="model_not_found")
+        materials, path = self.materials, self.path_of(request)
+        self.loop.check_room(1)
+        read = await self._reading.read(path, body)
+        assert isinstance(read, ReadChat)
+        asked = msgspec.json.decode(read.asked, type=CHATS[path][0])
+        prepared = unpacked(read.prompt), read.tools.box(materials.formats), read.held
+        return ChatInput(asked, read.chat, read.params, prepared)
+
+    async def read_long_texts(self, request: Request, body: bytes) -> TextInput:
+        """Read a long body that asks for completions likewise. Raises as `read_long_chat`."""
+        _ = self.engine
+        self.loop.check_room(1)
+        read = await self._reading.read(self.path_of(request), body)
+        assert isinstance(read, ReadTexts)
+        return TextInput(read.asked, read.params, [unpacked(prompt) for prompt in read.prompts])
+
+    async def answer(self, request: Request, work: Callable[[Materials, bytes], bytes]) -> Response:
+        """Answer a body by what is read in it: in the pool, or if it is long in another process.
+
+        Raises:
+            OctavoError, ApiError: as `engine`, as `work`, and as BodyReader and ReadingProcesses.read.
+        """
+        body = await self.bodies.read(request.scope["headers"], request.receive)
+        if len(body) > LONG_BYTES:
+            _ = self.engine
+            read = await self._reading.read(self.path_of(request), body)
+            assert isinstance(read, ReadAnswer)
+            answer = read.body
+        else:
+            answer = await self.run(work, self.materials, body)
+        return Response(answer, media_type="application/json")
+
+    def path_of(self, request: Request) -> str:
+        """Return a request's path without the prefix of all routes."""
+        return request.scope["path"].removeprefix(self.config.root_path)
 
     def salt(self, request: Request, cache_salt: str | None) -> str:
         """Return the salt under which a request finds cached prefixes."""
@@ -153,9 +200,14 @@ class Context:
             **options,
         )
 
+    def get_ready(self) -> None:
+        """Begin to start what long bodies would wait for, once the engine is ready."""
+        self._reading.start()
+
     def close(self) -> None:
-        """Let the pool's threads end, and send the last spans."""
+        """Let the pool's threads and the processes that read end, and send the last spans."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._reading.close()
         if self.traces is not None:
             self.traces.close()
 

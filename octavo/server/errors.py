@@ -59,6 +59,13 @@ class ApiError(Exception):
         self.detail = ErrorDetail(message=message, type=type, param=param, code=code)
         self.headers = headers or {}
 
+    @classmethod
+    def of(cls, status: int, detail: ErrorDetail, headers: dict[str, str]) -> "ApiError":
+        """Return an error that another process has reported."""
+        error = cls(status, detail.message, headers=headers)
+        error.detail = detail
+        return error
+
     @property
     def body(self) -> bytes:
         """The body as JSON."""

@@ -68,7 +68,7 @@ class BodyReader:
             raise ApiError(
                 408, message, code="request_timeout", headers={"x-should-retry": "false"}
             ) from None
-        # Decoding holds the interpreter's lock, for each value as long as for 100 characters of a text.
+        # A value takes as much time and memory to read as 100 characters of a text.
         if len(body) > self._max_values and body.count(b",") >= self._max_values:
             message = f"a body may have at most {self._max_values} values, that is as many commas"
             raise ApiError(413, message, code="body_too_large")

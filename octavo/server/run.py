@@ -61,7 +61,7 @@ async def serve(
     serving = asyncio.ensure_future(server.serve())
     asyncio.get_running_loop().call_later(_BIND_S, tell, LISTENING)
     loop.start()
-    watching = asyncio.ensure_future(_watch(loop, tell))
+    watching = asyncio.ensure_future(_watch(gate, loop, tell))
     leaving = asyncio.ensure_future(leave.wait())
     try:
         await asyncio.wait((serving, watching, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -134,12 +134,13 @@ async def _say_last_words(gate: "Gate") -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _watch(loop: "EngineLoop", tell: Callable[[bytes], None]) -> bool:
+async def _watch(gate: "Gate", loop: "EngineLoop", tell: Callable[[bytes], None]) -> bool:
     """Tell when the engine is ready; when it is dead, return whether it ever was ready."""
     while loop.state == "loading":
         await asyncio.sleep(_POLL_S)
     was_ready = loop.state == "ready"
     if was_ready:
+        gate.context.get_ready()
         tell(READY)
     while loop.state != "dead":
         await asyncio.sleep(_POLL_S)

@@ -13,9 +13,6 @@ renders for all threads of this process:
 import atexit
 import os
 import signal
-import socket
-import struct
-import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from octavo.child_process import ChildProcess
 from octavo.errors import ChatTemplateError
 from octavo.tokenizer.text_cache import TextCache
 
@@ -34,9 +32,6 @@ START_SECONDS = 30.0
 CACHE_BYTES = 4 * 2**20
 
 _SCRIPT = Path(__file__).with_name("template_sandbox.py")
-_HEADER = struct.Struct("!QQ")
-# a dead child must not end a process that does not ignore SIGPIPE
-_SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class _Reply(msgspec.Struct):
@@ -121,42 +116,23 @@ class TemplateProcess:
 
 
 class _Child:
-    """A child process and the connection to it.
+    """The child process, with errors that tell which limit was exceeded.
 
     Raises:
         ChatTemplateError: it cannot be started.
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen | None = None
-        self._number = 0
-        self._connection, theirs = socket.socketpair()
         command = [sys.executable or "python3", "-P", str(_SCRIPT), str(CPU_SECONDS), str(MEMORY_BYTES)]
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the parent alone
-                )
-            self._connection.settimeout(START_SECONDS)
-            self._receive()
-            self._connection.settimeout(WALL_SECONDS)
-        except BaseException as error:
-            self.stop()
-            if not isinstance(error, OSError):
-                raise
+            self._process = ChildProcess(command, start_s=START_SECONDS, wall_s=WALL_SECONDS)
+        except OSError as error:
             raise ChatTemplateError(
                 f"expected a process for chat templates to start, got: {error}; "
                 f"this command may say why: {' '.join(command)}"
             ) from error
-
-    @property
-    def pid(self) -> int | None:
-        """Process id, or None if there is no process yet."""
-        return None if self._process is None else self._process.pid
+        self.pid = self._process.pid
+        self.stop, self.disown = self._process.stop, self._process.disown
 
     def ask(self, request: bytes) -> _Reply:
         """Send a request and wait for its reply. After an error, stop the child.
@@ -165,42 +141,12 @@ class _Child:
             ChatTemplateError: there is no reply in time.
             _ChildDiedError: the child died for another reason.
         """
-        self._number += 1
         try:
-            self._connection.sendall(_HEADER.pack(self._number, len(request)) + request, _SEND_FLAGS)
-            return msgspec.json.decode(self._receive(), type=_Reply)
+            return msgspec.json.decode(self._process.ask(request), type=_Reply)
         except TimeoutError as error:
             raise _over_limit(f"{WALL_SECONDS:g} s") from error
         except OSError as error:
             raise _death(self.stop()) from error
-
-    def _receive(self) -> bytes:
-        number, length = _HEADER.unpack(self._read(_HEADER.size))
-        if number != self._number:
-            raise ConnectionError(f"expected reply {self._number}, got {number}")
-        return self._read(length)
-
-    def _read(self, length: int) -> bytes:
-        received = bytearray()
-        while len(received) < length:
-            piece = self._connection.recv(min(length - len(received), 2**20))
-            if not piece:
-                raise ConnectionError("the child process ended")
-            received += piece
-        return bytes(received)
-
-    def stop(self) -> int | None:
-        """Kill the child if it still runs; return its exit code, which is negative for a signal."""
-        if self._process is not None:
-            self._process.kill()
-        self._connection.close()
-        return None if self._process is None else self._process.wait()
-
-    def disown(self) -> None:
-        """Let go of the child, in a process forked from its parent."""
-        self._connection.close()
-        if self._process is not None:
-            self._process.returncode = 0  # or Popen would wait for a child of another process
 
 
 def _death(code: int | None) -> Exception:

@@ -15,6 +15,7 @@ class Tokenizer:
     """The tokenizer of one model. Safe to share between threads.
 
     Attributes:
+        vocabulary: what it was made from.
         vocab_size: number of tokens; the model's own vocabulary may be padded to more.
         bos_token_id: the token that begins a text, or None.
         eos_token_ids: every token that ends an answer: EOS, end of turn, end of message.
@@ -29,6 +30,7 @@ class Tokenizer:
         Raises:
             UnsupportedModelError: Octavo does not have this kind of decoder.
         """
+        self.vocabulary = vocabulary
         self._backend = vocabulary.backend
         self._prefix_ids = list(vocabulary.prefix_ids)
         self._suffix_ids = list(vocabulary.suffix_ids)

@@ -122,6 +122,7 @@ def test_content_before_calls_is_kept(form: str, before: str, values: list[dict]
         ("hermes", 'Hm.\n<tool_call>\n{"arguments": {"a": 1}, "name": "f"}\n</tool_call>\n\n', ["f"]),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', ["f"]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}', ["f"]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool_ca', ["f"]),
         ("hermes", '<tool_call>{"name": "f"}<tool_call>{"name": "g", "arguments": {}}', ["f", "g"]),
         ("hermes", '<tool_call>{"na\\u006de": "f", "parameters": {}}</tool_call>', ["f"]),
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', ["f"]),

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from octavo.sampling_params import SamplingParams
-from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
-from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.tools.answers import DeltaWriter, is_empty, whole_message
@@ -26,13 +23,14 @@ from octavo.server.api.types import (
     ChatRequest,
     ChunkChoice,
     Delta,
-    SamplingFields,
     Usage,
 )
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
+from octavo.server.reading.input import ChatInput, check_model, parse_chat, reading_of
+from octavo.server.reading.processes import LONG_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,9 @@ class Answer:
 
 async def chat_completions(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.read_body(request)
-    asked = decode(body, ChatRequest)
-    del body
-    context.check_model(asked.model)
-    params = chat_params(asked)
-    context.loop.check_room(params.n)
-    begin = partial(begin_chat, context, request, asked, params)
+    found = await read_chat(context, request, parse_chat)
+    asked, params = found.chat, found.params
+    begin = partial(begin_chat, context, request, found)
     answer = Answer(
         new_id("chatcmpl", request, asked.request_id),
         int(time.time()),
@@ -84,26 +78,38 @@ async def chat_completions(context: Context, request: Request) -> Response:
     return await unless_gone(request.receive, whole())
 
 
-async def begin_chat(
-    context: Context, request: Request, asked: ChatRequest, params: SamplingParams
-) -> tuple[Generation, Toolbox]:
+async def read_chat(context: Context, request: Request, parse: Callable[[bytes], ChatInput]) -> ChatInput:
+    """Read a body that asks for a chat: a long one as far as token ids, in another process.
+
+    Raises:
+        OctavoError, ApiError: the body is refused, or there is no room for what it asks.
+    """
+    body = await context.read_body(request)
+    if len(body) > LONG_BYTES:
+        found = await unless_gone(request.receive, context.read_long_chat(request, body))
+    else:
+        found = parse(body)
+        check_model(getattr(found.asked, "model", None), context.model)
+    context.loop.check_room(found.params.n)
+    return found
+
+
+async def begin_chat(context: Context, request: Request, found: ChatInput) -> tuple[Generation, Toolbox]:
     """Read a chat's tools and prompt and submit it; return the tools with what the prompt opened.
 
     Raises:
         OctavoError, ApiError: as read_prompt and Context.generate.
     """
-    prompts = Prompts(context.engine.prompts)
-    prompt, box, held = await context.run(
-        read_prompt, prompts, asked, context.formats, reading_of(asked), params
-    )
-    salt = context.salt(request, asked.cache_salt)
-    generation = await context.generate([prompt], held, cache_salt=salt, priority=asked.priority or 0)
+    chat, prepared = found.chat, found.prepared
+    if prepared is None:
+        materials = context.materials
+        prepared = await context.run(
+            read_prompt, materials.prompts, chat, materials.formats, reading_of(chat), found.params
+        )
+    prompt, box, held = prepared
+    salt = context.salt(request, chat.cache_salt)
+    generation = await context.generate([prompt], held, cache_salt=salt, priority=chat.priority or 0)
     return generation, box
-
-
-def reading_of(asked: SamplingFields) -> Reading:
-    """Return how a request wants its prompts read."""
-    return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
 
 
 def _completion(answer: Answer, output: RequestOutput, box: Toolbox) -> ChatCompletion:

@@ -10,12 +10,7 @@ from starlette.responses import Response
 
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from octavo.sampling_params import SamplingParams
-from octavo.server.api.chat import reading_of
-from octavo.server.api.decode import decode
 from octavo.server.api.logprobs import LogprobWriter, prompt_logprobs
-from octavo.server.api.prompts import Prompts
-from octavo.server.api.sampling import completion_params
 from octavo.server.api.sse import EventWriter, Gathered, encode, event
 from octavo.server.api.text_events import TextEvents, is_text_alone
 from octavo.server.api.types import (
@@ -27,12 +22,11 @@ from octavo.server.api.types import (
 )
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
-from octavo.server.errors import refused
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
+from octavo.server.reading.input import TextInput, check_model, parse_completion, read_texts
+from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
-
-_MAX_COMPLETIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +53,10 @@ class Answer:
 
 async def completions(context: Context, request: Request) -> Response:
     """Answer POST /v1/completions: continue each prompt."""
-    body = await context.read_body(request)
-    asked = decode(body, CompletionRequest)
-    del body
-    context.check_model(asked.model)
-    prompts = Prompts(context.engine.prompts)
-    params = completion_params(asked)
-    context.loop.check_room(params.n)
-    work = _generate(context, request, asked, prompts, params)
-    if asked.stream:
+    found = await _read(context, request)
+    context.loop.check_room(found.params.n)
+    work = _generate(context, request, found)
+    if found.asked.stream:
         generation, answer = await unless_gone(request.receive, work)
         return context.events(CompletionEvents(answer, generation), generation)
 
@@ -79,12 +68,19 @@ async def completions(context: Context, request: Request) -> Response:
     return await unless_gone(request.receive, whole())
 
 
-async def _generate(
-    context: Context, request: Request, asked: CompletionRequest, prompts: Prompts, params: SamplingParams
-) -> tuple[Generation, Answer]:
-    read = await context.run(prompts.read_all, asked.prompt, reading_of(asked))
-    if len(read) * params.n > _MAX_COMPLETIONS:
-        raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
+async def _read(context: Context, request: Request) -> TextInput:
+    body = await context.read_body(request)
+    if len(body) > LONG_BYTES:
+        return await unless_gone(request.receive, context.read_long_texts(request, body))
+    found = parse_completion(body)
+    check_model(found.asked.model, context.model)
+    return found
+
+
+async def _generate(context: Context, request: Request, found: TextInput) -> tuple[Generation, Answer]:
+    asked, params, read = found.asked, found.params, found.prompts
+    if read is None:
+        read = await context.run(read_texts, context.materials.prompts, found)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
         new_id("cmpl", request, asked.request_id),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from octavo.server.api.sse import encode
 from octavo.server.api.types import JsonObject
 from octavo.server.context import VERSION, Context
+from octavo.server.reading.input import check_model
 
 
 class ModelCard(Struct, kw_only=True):
@@ -44,7 +45,7 @@ async def models(context: Context, request: Request) -> Response:
 
 async def model(context: Context, request: Request) -> Response:
     """Describe a model by name."""
-    context.check_model(request.path_params["name"])
+    check_model(request.path_params["name"], context.model)
     return Response(encode(_card(context)), media_type="application/json")
 
 

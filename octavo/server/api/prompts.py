@@ -48,6 +48,16 @@ class Prompts:
         """The model's tokenizer, if it has one."""
         return self._reader.tokenizer
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its continuation."""
+        return self._reader.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model knows."""
+        return self._reader.vocab_size
+
     def read_all(self, prompt: str | Sequence[str | int | list[int]], reading: Reading) -> list[TokenIds]:
         """Read the prompts of a completion: a text, token ids, or a list of either.
 

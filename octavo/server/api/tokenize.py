@@ -1,18 +1,22 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.errors import PromptError
 from octavo.server.api.decode import decode
 from octavo.server.api.prompts import Prompts, Reading
-from octavo.server.api.sse import encode
 from octavo.server.api.types import MAX_MESSAGES, JsonObject, TokenId
-from octavo.server.context import Context
 from octavo.server.errors import refused
+from octavo.server.reading.input import Materials, check_model
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from octavo.server.context import Context
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -51,40 +55,49 @@ class Text(Struct):
     prompt: str
 
 
-async def tokenize(context: Context, request: Request) -> Response:
+async def tokenize(context: "Context", request: "Request") -> "Response":
     """Return a text's or a conversation's token ids."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
-    asked = decode(body, TokenizeRequest)
-    context.check_model(asked.model)
-    prompts = Prompts(context.engine.prompts)
-    token_ids = await context.run(_tokenize, prompts, asked)
-    engine = context.loop.engine
-    texts = None
-    if asked.return_token_strs and engine.tokenizer is not None:
-        texts = [engine.tokenizer.token_text(token_id) for token_id in token_ids]
-    answer = Tokens(
-        count=len(token_ids), max_model_len=engine.plan.max_model_len, tokens=token_ids, token_strs=texts
-    )
-    return Response(encode(answer), media_type="application/json")
+    return await context.answer(request, tokenized)
 
 
-async def detokenize(context: Context, request: Request) -> Response:
+async def detokenize(context: "Context", request: "Request") -> "Response":
     """Return the text of token ids."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
+    return await context.answer(request, detokenized)
+
+
+def tokenized(materials: Materials, body: bytes) -> bytes:
+    """Answer a body of /tokenize. May take long.
+
+    Raises:
+        ApiError, ChatTemplateError, PromptError: it is malformed.
+    """
+    asked = decode(body, TokenizeRequest)
+    check_model(asked.model, materials.model)
+    prompts = materials.prompts
+    token_ids = _tokenize(prompts, asked)
+    texts = None
+    if asked.return_token_strs and prompts.tokenizer is not None:
+        texts = [prompts.tokenizer.token_text(token_id) for token_id in token_ids]
+    return msgspec.json.encode(
+        Tokens(count=len(token_ids), max_model_len=prompts.max_model_len, tokens=token_ids, token_strs=texts)
+    )
+
+
+def detokenized(materials: Materials, body: bytes) -> bytes:
+    """Answer a body of /detokenize. May take long.
+
+    Raises:
+        ApiError, PromptError: it is malformed, or the model has no tokenizer.
+    """
     asked = decode(body, DetokenizeRequest)
-    context.check_model(asked.model)
-    engine = context.engine
-    tokenizer = engine.tokenizer
+    check_model(asked.model, materials.model)
+    tokenizer, vocab_size = materials.prompts.tokenizer, materials.prompts.vocab_size
     if tokenizer is None:
         raise PromptError("this model has no tokenizer")
-    vocab_size = engine.model_config.vocab_size
     if max(asked.tokens, default=0) >= vocab_size:
         raise refused("tokens", f"must be in [0, {vocab_size - 1}], got {max(asked.tokens)}")
-
-    def detokenized() -> str:
-        return tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens)
-
-    return Response(encode(Text(await context.run(detokenized))), media_type="application/json")
+    text = tokenizer.decode(asked.tokens, skip_special_tokens=asked.skip_special_tokens)
+    return msgspec.json.encode(Text(text))
 
 
 def _tokenize(prompts: Prompts, asked: TokenizeRequest) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.server.parsing.call_object import CallObject
 from octavo.server.parsing.call_reader import CallReader
+from octavo.server.parsing.pieces import Piece
 from octavo.server.parsing.xml.call import FUNCTION, XmlCall
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -20,6 +21,12 @@ class HermesReader(CallReader):
     ) -> None:
         super().__init__(names, *markers)
         self._end = end
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back; a part of the end's marker is none of it."""
+        if self._state == self._closing and self._end.startswith(self._text[self._at :]):
+            self._at = len(self._text)
+        return super().finish()
 
     def _closing(self) -> bool:
         if self._next() is None:

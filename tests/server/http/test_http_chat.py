@@ -236,7 +236,7 @@ def test_prompts_are_truncated_on_demand(live: LiveServer) -> None:
 def test_text_parts_nulls_and_neutral_fields_are_taken(live: LiveServer) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None},
-        {"role": "assistant", "content": "Hello", "refusal": None, "tool_calls": None},
+        {"role": "assistant", "content": "Hello", "refusal": None, "tool_calls": None, "annotations": []},
         {"role": "user", "content": "Again"},
     ]
     neutral = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "best_of": 1}

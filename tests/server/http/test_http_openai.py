@@ -56,6 +56,17 @@ def test_an_answer_of_a_type(client: Any) -> None:
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
+def test_a_response_of_a_type(client: Any, openai: ModuleType) -> None:
+    arguments = {"model": "tiny", "input": "Hi", "temperature": 0, "max_output_tokens": 400}
+    answer = client.responses.parse(**arguments, text_format=Light)
+    assert isinstance(answer.output_parsed, Light)
+    assert answer.text.format.type == "json_schema"
+    whole = client.responses.create(**arguments, text={"format": {"type": "json_object"}})
+    assert whole.output_text.lstrip().startswith("{")
+    with pytest.raises(openai.BadRequestError, match="needs a schema"):
+        client.responses.create(**arguments, text={"format": {"type": "json_schema", "name": "none"}})
+
+
 def test_responses(client: Any) -> None:
     arguments = {"model": "tiny", "input": "Hi", "temperature": 0, "max_output_tokens": 8}
     answer = client.responses.create(**arguments)

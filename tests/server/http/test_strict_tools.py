@@ -257,7 +257,7 @@ def test_a_call_that_a_random_model_begins_is_held(
 
 def test_a_model_of_xml_calls_what_it_must(serve_folder: Callable[..., LiveServer]) -> None:
     server = serve_folder("<|endoftext|>", QWEN)
-    assert server.gate.context.formats.calls is QWEN3_CODER
+    assert server.gate.context.materials.formats.calls is QWEN3_CODER
     body = chat("Hi", max_tokens=300, temperature=1, seed=4, logit_bias=BIAS, tool_choice="required")
     body |= {"tools": [TOOL], "parallel_tool_calls": False}
     found = server.post(URL, body).json()["choices"][0]

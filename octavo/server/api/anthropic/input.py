@@ -12,14 +12,20 @@ from octavo.server.api.anthropic.types import (
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
+    TokenCount,
     ToolChoiceParam,
     ToolParam,
     ToolResultBlock,
     ToolUseBlock,
 )
+from octavo.server.api.decode import decode
+from octavo.server.api.prompts import Reading
+from octavo.server.api.sampling import chat_params
+from octavo.server.api.tools.toolbox import rendered, toolbox_of
 from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest, JsonObject
 from octavo.server.errors import ApiError, refused
+from octavo.server.reading.input import ChatInput, Materials, check_model
 
 _KINDS = {
     "system": ("text",),
@@ -27,6 +33,31 @@ _KINDS = {
     "assistant": ("text", "thinking", "tool_use"),
     "tool_result": ("text",),
 }
+
+
+def parse_messages(body: bytes) -> ChatInput:
+    """Decode a body of /v1/messages.
+
+    Raises:
+        ApiError, SamplingParamsError: it is malformed, or a value is out of range.
+    """
+    asked = decode(body, MessagesRequest)
+    chat = chat_of(asked)
+    return ChatInput(asked, chat, chat_params(chat))
+
+
+def counted(materials: Materials, body: bytes) -> bytes:
+    """Answer a body of /v1/messages/count_tokens.
+
+    Raises:
+        ApiError, ChatTemplateError, PromptError: it is malformed.
+    """
+    asked = decode(body, CountRequest)
+    check_model(asked.model, materials.model)
+    chat, prompts = chat_of(asked), materials.prompts
+    text = rendered(prompts, chat, toolbox_of(chat, materials.formats, None))
+    count = len(prompts.encode(text, Reading(add_special_tokens=False)))
+    return msgspec.json.encode(TokenCount(count))
 
 
 def chat_of(asked: CountRequest) -> ChatRequest:

@@ -7,22 +7,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, RequestOutput
-from octavo.server.api.anthropic.input import chat_of
+from octavo.server.api.anthropic.input import counted, parse_messages
 from octavo.server.api.anthropic.output import block_events, blocks_of, ending, error_event, event, usage_of
 from octavo.server.api.anthropic.types import (
-    CountRequest,
     Message,
     MessagesRequest,
     MessageUsage,
-    TokenCount,
 )
-from octavo.server.api.chat import begin_chat
-from octavo.server.api.decode import decode
-from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.chat import begin_chat, read_chat
 from octavo.server.api.responses.output import new_writer, whole_items
-from octavo.server.api.sampling import chat_params
 from octavo.server.api.sse import EventWriter, encode
-from octavo.server.api.tools.toolbox import Toolbox, rendered, toolbox_of
+from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
@@ -30,13 +25,10 @@ from octavo.server.limits import unless_gone
 
 async def messages(context: Context, request: Request) -> Response:
     """Answer a conversation."""
-    body = await context.read_body(request)
-    asked = decode(body, MessagesRequest)
-    context.check_model(asked.model)
-    chat = chat_of(asked)
-    params = chat_params(chat)
-    context.loop.check_room(params.n)
-    begin = partial(begin_chat, context, request, chat, params)
+    found = await read_chat(context, request, parse_messages)
+    asked = found.asked
+    assert isinstance(asked, MessagesRequest)
+    begin = partial(begin_chat, context, request, found)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
     if asked.stream:
         generation, box = await unless_gone(request.receive, begin())
@@ -59,17 +51,7 @@ async def messages(context: Context, request: Request) -> Response:
 
 async def count_tokens(context: Context, request: Request) -> Response:
     """Count the tokens of a conversation."""
-    body = await context.bodies.read(request.scope["headers"], request.receive)
-    asked = decode(body, CountRequest)
-    context.check_model(asked.model)
-    chat = chat_of(asked)
-    prompts, formats = Prompts(context.engine.prompts), context.formats
-
-    def count() -> int:
-        text = rendered(prompts, chat, toolbox_of(chat, formats, None))
-        return len(prompts.encode(text, Reading(add_special_tokens=False)))
-
-    return Response(encode(TokenCount(await context.run(count))), media_type="application/json")
+    return await context.answer(request, counted)
 
 
 def _whole(answer: Message, output: RequestOutput, box: Toolbox) -> Message:

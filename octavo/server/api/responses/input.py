@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool
+from octavo.sampling_params import SamplingParams, StructuredOutput
+from octavo.server.api.decode import decode
+from octavo.server.api.responses.types import NamedResponseTool, ResponsesRequest, ResponseTool, TextFormat
 from octavo.server.api.tools.types import FunctionChoice, FunctionTool, NamedTool, Tool, ToolChoice
 from octavo.server.api.types import ChatRequest
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, refused
+from octavo.server.reading.input import ChatInput
 
 _PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _KNOWN = {
@@ -14,6 +17,37 @@ _KNOWN = {
     "function_call_output": {"type", "id", "status", "call_id", "output"},
     "reasoning": {"type", "id", "status", "content", "summary"},
 }
+
+
+def parse_response(body: bytes) -> ChatInput:
+    """Decode a body of /v1/responses.
+
+    Raises:
+        ApiError, SamplingParamsError: it is malformed, or a value is out of range.
+    """
+    asked = decode(body, ResponsesRequest)
+    if asked.top_logprobs:
+        raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
+    options: dict[str, Any] = {"max_tokens": asked.max_output_tokens}
+    for name in ("temperature", "top_p"):
+        if getattr(asked, name) is not None:
+            options[name] = getattr(asked, name)
+    params = SamplingParams(**options, structured=_structured(format_of(asked)))
+    return ChatInput(asked, chat_of(asked), params)
+
+
+def format_of(asked: ResponsesRequest) -> TextFormat:
+    """Return what the answer must be."""
+    found = None if asked.text is None else asked.text.format
+    return TextFormat(type="text") if found is None else found
+
+
+def _structured(asked: TextFormat) -> StructuredOutput | None:
+    if asked.type == "json_schema":
+        if asked.schema is None:
+            raise refused("text", "needs a schema in its format, of type json_schema")
+        return StructuredOutput(json_schema=asked.schema)
+    return StructuredOutput(json_object=True) if asked.type == "json_object" else None
 
 
 def chat_of(asked: ResponsesRequest) -> ChatRequest:

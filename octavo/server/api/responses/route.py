@@ -3,17 +3,14 @@
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.outputs import CompletionDelta, RequestOutput
-from octavo.sampling_params import SamplingParams
-from octavo.server.api.chat import begin_chat
-from octavo.server.api.decode import decode
-from octavo.server.api.responses.input import chat_of
+from octavo.server.api.chat import begin_chat, read_chat
+from octavo.server.api.responses.input import format_of, parse_response
 from octavo.server.api.responses.output import new_writer, whole_items
 from octavo.server.api.responses.types import (
     InputDetails,
@@ -24,27 +21,23 @@ from octavo.server.api.responses.types import (
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
+    TextOptions,
 )
 from octavo.server.api.sse import EventWriter, encode, named_event
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
-from octavo.server.errors import ApiError, refused
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.limits import unless_gone
 
 
 async def responses(context: Context, request: Request) -> Response:
     """Answer an input."""
-    body = await context.read_body(request)
-    asked = decode(body, ResponsesRequest)
-    context.check_model(asked.model)
-    if asked.top_logprobs:
-        raise refused("top_logprobs", "is not supported here; use /v1/chat/completions")
-    params = _params(asked)
-    context.loop.check_room(params.n)
-    chat = chat_of(asked)
-    begin = partial(begin_chat, context, request, chat, params)
+    found = await read_chat(context, request, parse_response)
+    asked, params = found.asked, found.params
+    assert isinstance(asked, ResponsesRequest)
+    begin = partial(begin_chat, context, request, found)
     answer = ResponseObject(
         id=new_id("resp", request, asked.request_id),
         created_at=int(time.time()),
@@ -55,6 +48,7 @@ async def responses(context: Context, request: Request) -> Response:
         metadata=asked.metadata or {},
         max_output_tokens=asked.max_output_tokens,
         temperature=params.temperature,
+        text=TextOptions(format=format_of(asked)),
         top_p=params.top_p,
         tools=asked.tools or [],
         tool_choice=asked.tool_choice or "auto",
@@ -72,14 +66,6 @@ async def responses(context: Context, request: Request) -> Response:
         return Response(encode(finished), media_type="application/json")
 
     return await unless_gone(request.receive, whole())
-
-
-def _params(asked: ResponsesRequest) -> SamplingParams:
-    options: dict[str, Any] = {"max_tokens": asked.max_output_tokens}
-    for name in ("temperature", "top_p"):
-        if getattr(asked, name) is not None:
-            options[name] = getattr(asked, name)
-    return SamplingParams(**options)
 
 
 def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:

@@ -8,14 +8,18 @@ from octavo.server.api.tools.types import MAX_TOOLS, FunctionTool
 from octavo.server.api.types import MAX_MESSAGES, JsonObject, Priority, RequestId, Salt
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The form of the answer: plain text."""
+class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What the answer must be. All schemas are strict."""
 
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"]
+    schema: JsonObject | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the answer is written."""
+    """How the answer is written; None: as text."""
 
     format: TextFormat | None = None
 
@@ -152,6 +156,7 @@ class ResponseObject(Struct, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
+    text: TextOptions
     temperature: float | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedResponseTool = "auto"
     tools: list[ResponseTool] = []

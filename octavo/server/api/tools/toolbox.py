@@ -192,8 +192,10 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop nulls, which clients send back; give reasoning the name that chat templates read."""
+    """Drop what is empty in answers that clients send back; give reasoning the name that templates read."""
     shown = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if shown.get("annotations") == []:
+        del shown["annotations"]
     if "reasoning" in shown:
         shown.setdefault("reasoning_content", shown.pop("reasoning"))
     return shown

@@ -1,0 +1,116 @@
+"""The child: reads bodies one at a time, within limits on time and memory, until its parent ends.
+
+    python -m octavo.server.reading.child CPU_SECONDS MEMORY_BYTES
+
+It imports neither PyTorch nor the server's libraries.
+"""
+
+import resource
+import signal
+import sys
+import traceback
+from contextlib import suppress
+
+import msgspec
+
+from octavo.child_process import HEADER
+from octavo.server.api.tools.toolbox import read_prompt
+from octavo.server.errors import as_api_error
+from octavo.server.reading.forms import (
+    Outline,
+    ReadAnswer,
+    ReadChat,
+    ReadTexts,
+    Refusal,
+    Reply,
+    Task,
+    Tools,
+    encode,
+    packed,
+)
+from octavo.server.reading.input import (
+    Materials,
+    TextInput,
+    check_model,
+    parse_completion,
+    read_texts,
+    reading_of,
+)
+from octavo.server.reading.kinds import ANSWERS, CHATS, needed, needed_of_chat, needed_of_completion
+
+
+def main() -> None:
+    """Limit this process and serve."""
+    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    # The parent may ignore or block the timer's signal, and this process inherits that.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # ValueError: a lower limit is in force already, or the system (macOS) does not have this one.
+    with suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    materials = None
+    number, reply = 0, b""
+    with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as replies:
+        while True:
+            replies.write(HEADER.pack(number, len(reply)) + reply)
+            replies.flush()
+            header = requests.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return
+            number, length = HEADER.unpack(header)
+            request = requests.read(length)
+            if materials is None:
+                materials, reply = Outline.decode(request).materials(), b""
+            else:
+                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+                reply = read(materials, msgspec.msgpack.decode(request, type=Task))
+            del request
+
+
+def read(materials: Materials, task: Task) -> bytes:
+    """Read a body; return a Reply as msgpack."""
+    try:
+        return encode(_reply(materials, task))
+    except Exception as error:
+        found = as_api_error(error)
+        # A message might contain a prompt; the places in the code do not.
+        frames = "".join(traceback.format_tb(error.__traceback__)) if found.status == 500 else ""
+        return encode(Refusal(found.status, found.detail, found.headers, frames))
+
+
+def _reply(materials: Materials, task: Task) -> Reply:
+    if task.path in ANSWERS:
+        return ReadAnswer(ANSWERS[task.path](materials, task.body))
+    if task.path in CHATS:
+        return _chat(materials, task)
+    return _texts(materials, parse_completion(task.body))
+
+
+def _chat(materials: Materials, task: Task) -> ReadChat:
+    _, parse = CHATS[task.path]
+    found = parse(task.body)
+    chat = found.chat
+    check_model(getattr(found.asked, "model", None), materials.model)
+    prompt, box, held = read_prompt(
+        materials.prompts, chat, materials.formats, reading_of(chat), found.params
+    )
+    asked = msgspec.json.encode(needed(found.asked))
+    return ReadChat(
+        asked=asked,
+        chat=needed_of_chat(chat),
+        params=found.params,
+        held=held,
+        prompt=packed(prompt),
+        tools=Tools.of(box),
+    )
+
+
+def _texts(materials: Materials, found: TextInput) -> ReadTexts:
+    check_model(found.asked.model, materials.model)
+    prompts = read_texts(materials.prompts, found)
+    return ReadTexts(needed_of_completion(found.asked), found.params, [packed(prompt) for prompt in prompts])
+
+
+if __name__ == "__main__":
+    main()

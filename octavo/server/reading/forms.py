@@ -1,0 +1,166 @@
+"""What a server and the processes that read its bodies tell each other, as msgpack."""
+
+import json
+from array import array
+from collections.abc import Mapping
+
+import msgspec
+import tokenizers
+from msgspec import Struct
+
+from octavo.engine.prompts import PromptReader, TokenIds
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.prompts import Prompts
+from octavo.server.api.tools.toolbox import Toolbox
+from octavo.server.api.types import ChatRequest, CompletionRequest
+from octavo.server.config import ReasoningParser, ServerConfig, ToolCallParser
+from octavo.server.errors import ErrorDetail
+from octavo.server.parsing.formats import ModelFormats, formats_of
+from octavo.server.reading.input import Materials
+from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import Vocabulary
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Outline(Struct, kw_only=True):
+    """What a process needs to know of the model, told once."""
+
+    model: str
+    vocabulary: Vocabulary | None
+    vocab_size: int
+    max_model_len: int
+    num_kv_tokens: int
+    tool_call_parser: ToolCallParser
+    reasoning_parser: ReasoningParser
+
+    @classmethod
+    def of(cls, model: str, reader: PromptReader, config: ServerConfig) -> "Outline":
+        """Return the outline of a model by the name that clients give."""
+        return cls(
+            model=model,
+            vocabulary=None if reader.tokenizer is None else reader.tokenizer.vocabulary,
+            vocab_size=reader.vocab_size,
+            max_model_len=reader.max_model_len,
+            num_kv_tokens=reader.num_kv_tokens,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
+
+    @classmethod
+    def decode(cls, told: bytes) -> "Outline":
+        """Return what `encode` has written."""
+        return msgspec.msgpack.decode(told, type=cls, dec_hook=_backend_of)
+
+    def encode(self) -> bytes:
+        """Write it; a compiled vocabulary as JSON, in a fraction of a second."""
+        return msgspec.msgpack.encode(self, enc_hook=_json_of)
+
+    def materials(self) -> Materials:
+        """Rebuild the model's tokenizer, and what else is needed to read bodies."""
+        tokenizer = None if self.vocabulary is None else Tokenizer(self.vocabulary)
+        reader = PromptReader(
+            tokenizer, self.vocab_size, max_model_len=self.max_model_len, num_kv_tokens=self.num_kv_tokens
+        )
+        formats = formats_of(tokenizer, self.tool_call_parser, self.reasoning_parser)
+        return Materials(self.model, Prompts(reader), formats)
+
+
+def _json_of(value: object) -> str:
+    assert isinstance(value, tokenizers.Tokenizer)
+    return value.to_str()
+
+
+def _backend_of(kind: type, value: str) -> tokenizers.Tokenizer:
+    assert kind is tokenizers.Tokenizer
+    return kind.from_str(value)
+
+
+class Task(Struct):
+    """A body to read, and the path it was sent to."""
+
+    path: str
+    body: bytes
+
+
+class Tools(Struct):
+    """A Toolbox without what only its prompt needed.
+
+    Attributes:
+        functions: as JSON, whose numbers may be longer than msgpack's.
+    """
+
+    functions: bytes
+    strict: list[str]
+    must_call: bool
+    parallel: bool
+    has_begun_reasoning: bool
+    channel: str | None
+
+    @classmethod
+    def of(cls, box: Toolbox) -> "Tools":
+        """Return a toolbox's part."""
+        functions, strict = json.dumps(box.functions).encode(), list(box.strict)
+        return cls(functions, strict, box.must_call, box.parallel, box.has_begun_reasoning, box.channel)
+
+    def box(self, formats: ModelFormats) -> Toolbox:
+        """Return the toolbox."""
+        return Toolbox(
+            tools=(),
+            functions=json.loads(self.functions),
+            strict=frozenset(self.strict),
+            must_call=self.must_call,
+            parallel=self.parallel,
+            formats=formats,
+            has_begun_reasoning=self.has_begun_reasoning,
+            channel=self.channel,
+        )
+
+
+class ReadChat(Struct, tag=True):
+    """A chat: what its answer needs, `asked` as JSON, and its prompt."""
+
+    asked: bytes
+    chat: ChatRequest
+    params: SamplingParams
+    held: SamplingParams
+    prompt: bytes
+    tools: Tools
+
+
+class ReadTexts(Struct, tag=True):
+    """A completion: what its answer needs, and its prompts."""
+
+    asked: CompletionRequest
+    params: SamplingParams
+    prompts: list[bytes]
+
+
+class ReadAnswer(Struct, tag=True):
+    """A whole answer."""
+
+    body: bytes
+
+
+class Refusal(Struct, tag=True):
+    """An ApiError; of an unexpected one, where in the code it came from."""
+
+    status: int
+    detail: ErrorDetail
+    headers: Mapping[str, str]
+    frames: str = ""
+
+
+Reply = ReadChat | ReadTexts | ReadAnswer | Refusal
+
+
+def packed(prompt: TokenIds) -> bytes:
+    """Return token ids as bytes."""
+    return prompt.packed.tobytes()
+
+
+def unpacked(prompt: bytes) -> TokenIds:
+    """Return token ids that `packed` gave."""
+    ids = array("i")
+    ids.frombytes(prompt)
+    return TokenIds(ids.tolist(), ids)

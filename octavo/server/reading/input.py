@@ -1,0 +1,117 @@
+"""What bodies ask for: decoded and checked, and of long ones as far as token ids.
+
+Nothing here needs the engine or PyTorch, so that children can read long bodies (`octavo.server.reading`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from octavo.engine.prompts import TokenIds
+from octavo.sampling_params import SamplingParams
+from octavo.server.api.decode import decode
+from octavo.server.api.prompts import Prompts, Reading
+from octavo.server.api.sampling import chat_params, completion_params
+from octavo.server.api.tools.toolbox import Toolbox
+from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.errors import ApiError, refused
+from octavo.server.parsing.formats import ModelFormats
+
+_MAX_COMPLETIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What reading needs to know of the model.
+
+    Attributes:
+        model: the name that clients give.
+        prompts: renders and tokenizes.
+        formats: how the model writes calls and reasoning.
+    """
+
+    model: str
+    prompts: Prompts
+    formats: ModelFormats
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """A body that asks for a chat.
+
+    Attributes:
+        asked: in the terms of its route; of a long body only what the answer needs.
+        chat: as a chat; likewise.
+        params: how to answer, without what tools ask for.
+        prepared: the prompt, the tools, and the parameters with what they ask for; None: `chat` holds them.
+    """
+
+    asked: Struct
+    chat: ChatRequest
+    params: SamplingParams
+    prepared: tuple[TokenIds, Toolbox, SamplingParams] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """A body that asks for completions of texts.
+
+    Attributes:
+        asked: the body; of a long one only what the answer needs.
+        params: how to continue.
+        prompts: None: `asked` holds them.
+    """
+
+    asked: CompletionRequest
+    params: SamplingParams
+    prompts: list[TokenIds] | None = None
+
+
+def check_model(asked: str | None, model: str) -> None:
+    """Refuse another model's name than ours.
+
+    Raises:
+        ApiError: 404.
+    """
+    if asked is not None and asked != model:
+        text = f"there is no model {asked[:200]!r} here, only {model!r}"
+        raise ApiError(404, text, param="model", code="model_not_found")
+
+
+def parse_chat(body: bytes) -> ChatInput:
+    """Decode a body of /v1/chat/completions.
+
+    Raises:
+        ApiError, SamplingParamsError: as `decode` and `chat_params`.
+    """
+    chat = decode(body, ChatRequest)
+    return ChatInput(chat, chat, chat_params(chat))
+
+
+def parse_completion(body: bytes) -> TextInput:
+    """Decode a body of /v1/completions.
+
+    Raises:
+        ApiError, SamplingParamsError: as `decode` and `completion_params`.
+    """
+    asked = decode(body, CompletionRequest)
+    return TextInput(asked, completion_params(asked))
+
+
+def reading_of(asked: SamplingFields) -> Reading:
+    """Return how a request wants its prompts read."""
+    return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
+
+
+def read_texts(prompts: Prompts, found: TextInput) -> Sequence[TokenIds]:
+    """Read the prompts of a completion. May take long.
+
+    Raises:
+        PromptError, RequestTooLongError: as Prompts.read_all.
+        ApiError: there are too many.
+    """
+    read = prompts.read_all(found.asked.prompt, reading_of(found.asked))
+    if len(read) * found.params.n > _MAX_COMPLETIONS:
+        raise refused("n", f"times the number of prompts must be at most {_MAX_COMPLETIONS}")
+    return read
