@@ -45,8 +45,8 @@ class BodyReader:
                 would not see an answer.
 
         Raises:
-            ApiError: 415 no JSON; 413 too large, or too many values; 408 too slow; 429 too many large bodies
-                at a time.
+            ApiError: 415 no JSON, or compressed; 413 too large, or too many values; 408 too slow; 429 too
+                many large bodies at a time.
             ClientGoneError: the client left while it sent the body.
         """
         found = dict(headers)
@@ -54,6 +54,12 @@ class BodyReader:
         if kind != b"application/json":
             raise ApiError(
                 415, "expected the header Content-Type: application/json", code="unsupported_media_type"
+            )
+        if found.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise ApiError(
+                415,
+                "expected a body without Content-Encoding: send it uncompressed",
+                code="unsupported_media_type",
             )
         length = found.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:

@@ -58,7 +58,7 @@ class ReadingProcesses:
 
     def start(self) -> None:
         """Begin to start a child, before there is a body to read."""
-        self._threads.submit(self._own_child).add_done_callback(_note_failure)
+        self._threads.submit(self._own_child).add_done_callback(self._note_failure)
 
     async def read(self, path: str, body: bytes) -> Reply:
         """Read a body that was sent to a path.
@@ -125,6 +125,10 @@ class ReadingProcesses:
             child.stop()
             raise
 
+    def _note_failure(self, started: "Future[ChildProcess]") -> None:
+        if not (self._is_closed or started.cancelled()) and (error := started.exception()) is not None:
+            logger.warning("long bodies cannot be read yet: %s", error)
+
     def _own_child(self) -> ChildProcess:
         """Return this thread's child."""
         child: ChildProcess | None = getattr(self._own, "child", None)
@@ -155,11 +159,6 @@ class ReadingProcesses:
                 return child
         child.stop()
         raise OctavoError("the server ends")
-
-
-def _note_failure(started: "Future[ChildProcess]") -> None:
-    if not started.cancelled() and (error := started.exception()) is not None:
-        logger.warning("long bodies cannot be read yet: %s", error)
 
 
 def _too_dear() -> ApiError:

@@ -201,6 +201,9 @@ def test_other_kinds_of_bodies_routes_and_methods(live: LiveServer) -> None:
     response = live.http.post(CHAT, content=json.dumps(chat("Hi")), headers={"content-type": "text/plain"})
     assert response.status_code == 415
     assert live.http.post(CHAT, data={"a": "b"}).status_code == 415
+    compressed = live.post(CHAT, chat("Hi"), headers={"Content-Encoding": "gzip"})
+    assert compressed.status_code == 415
+    assert "uncompressed" in compressed.json()["error"]["message"]
     for path in ("/v1", "/v1/chat/completions/", "/v1/embeddings", "/admin", "/../etc/passwd", "/%00"):
         response = live.http.get(path)
         assert response.status_code == 404
