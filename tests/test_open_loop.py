@@ -138,6 +138,29 @@ os._exit(0)
     assert not status.exists() or status.read_text().split(") ")[1].startswith("Z")
 
 
+def test_sigterm_ends_the_child_too_and_figures_known_by_then_are_printed(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    child = (
+        f"import os, pathlib, time; pathlib.Path({str(noted)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    code = f"""
+from support.child import run_child
+run_child(["-c", "print('{{\\"a\\": 1, \\"ready_at\\": 0}}')"], 50)
+run_child(["-c", {child!r}], 50)
+"""
+    script = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT / "benchmarks", stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 40
+    while not (noted.exists() and noted.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    script.terminate()
+    _, errors = script.communicate(timeout=40)
+    assert '{"a": 1, "ready_at": 0}' in errors
+    status = Path(f"/proc/{noted.read_text()}/stat")
+    assert not status.exists() or status.read_text().split(") ")[1].startswith("Z")
+
+
 @pytest.mark.slow
 def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     """From the command line to the last line, each engine in a process of its own."""

@@ -1,4 +1,7 @@
-"""A measurement in a fresh process of its own: it prints logs, and its figures as the last line of JSON."""
+"""A measurement in a fresh process of its own: it prints logs, and its figures as the last line of JSON.
+
+The figures go to standard error at once: whatever ends a script later, what it has measured is known.
+"""
 
 import json
 import os
@@ -7,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ def run_child(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
     command = [sys.executable, *arguments]
     environment = {**os.environ, "PYTHONPATH": python_path()}
     # Into a file: of a pipe, whoever the process leaves behind would keep the end open.
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, _sigterm_raises():
         process = subprocess.Popen(
             command, stdout=output, cwd=_BENCHMARKS, env=environment, start_new_session=True
         )
@@ -55,9 +58,20 @@ def run_child(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
     lines = [line for line in printed.splitlines() if line.startswith("{")]
     if not lines:
         raise ChildError(f"exit status {process.returncode} of {' '.join(command)}:\n{printed[-4000:]}")
+    print(lines[-1], file=sys.stderr, flush=True)
     figures = json.loads(lines[-1])
     ready_at = figures.pop("ready_at")
     return {**figures, "process_ready_s": ready_at - begun}
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends this process by an exception, so that the child, which holds a GPU's memory, ends too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
