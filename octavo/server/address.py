@@ -1,6 +1,8 @@
-"""Where a server is reached, and whether that address is free."""
+"""Where a server is reached, and whether it can be: its address and its certificate."""
 
+import os
 import socket
+import ssl
 from pathlib import Path
 
 from octavo.errors import ConfigError
@@ -17,14 +19,14 @@ def url_of(config: ServerConfig) -> str:
 
 
 def check_address(config: ServerConfig) -> None:
-    """Check that the address is free, before a model is loaded.
+    """Check the address and the certificate, before a model is loaded.
 
     Raises:
-        ConfigError: it is not, or it is not this machine's.
+        ConfigError: the address is taken or not this machine's, or the certificate cannot be used.
     """
+    _check_certificate(config)
     if config.uds is not None:
-        if Path(config.uds).exists():
-            raise ConfigError(f"uds {config.uds} is there already; remove it if no server uses it")
+        _check_uds(config.uds)
         return
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
@@ -34,4 +36,34 @@ def check_address(config: ServerConfig) -> None:
     except OSError as error:
         raise ConfigError(
             f"host {config.host}, port {config.port} cannot be bound: {error.strerror or error}"
+        ) from error
+
+
+def _check_uds(path: str) -> None:
+    if Path(path).exists():
+        raise ConfigError(f"uds {path} is there already; remove it if no server uses it")
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(path)
+        os.unlink(path)
+    except OSError as error:
+        raise ConfigError(f"uds {path} cannot be bound: {error.strerror or error}") from error
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = Path(getattr(config, name))
+        if not path.is_file():
+            raise ConfigError(f"{name} {path} is no file")
+    try:
+        # No password: nobody is asked for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile, password=""
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ssl_certfile {config.ssl_certfile} and ssl_keyfile {config.ssl_keyfile} cannot be used: "
+            f"{getattr(error, 'reason', None) or error}"
         ) from error

@@ -175,5 +175,6 @@ def _one_of(name: str, value: str, valid: tuple[str, ...]) -> None:
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}")

@@ -188,6 +188,6 @@ def test_a_parent_that_is_killed_takes_its_child_along(start: Start) -> None:
 
 
 def test_bounds_of_restarts() -> None:
-    for options in ({"max_restarts": -1}, {"restart_window_s": 0.0}):
+    for options in ({"max_restarts": -1}, {"restart_window_s": 0.0}, {"max_restarts": "5"}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             ServerConfig(**options)  # type: ignore[arg-type]

@@ -121,7 +121,9 @@ class Worker:
             while not self._is_stopped:
                 self._turn()
         except BaseException as error:
-            logger.critical("the engine is dead", exc_info=error)
+            # Who starts the server is told why there is no engine.
+            if self.loaded.done() or not isinstance(error, OctavoError):
+                logger.critical("the engine is dead", exc_info=error)
             self._die(error)
         finally:
             self._watchdog.stop()

@@ -239,7 +239,7 @@ def test_sigterm_lets_streams_end_and_leaves_nothing(served: Served) -> None:
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     _, errors = served.process.communicate(timeout=60)
-    assert served.process.returncode == 0
+    assert served.process.returncode == 0, errors
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 

@@ -143,16 +143,27 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_what_it_refuses_to_begin(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "clients need a key" in fails(capsys, "--host", "0.0.0.0")
     assert "OCTAVO_API_KEY" in fails(capsys, "--api-key", "sk-0123456789")
-    assert "port must be in" in fails(capsys, "--port", "70000")
+    assert "port must be a number in" in fails(capsys, "--port", "70000")
+    assert "uds nowhere/socket cannot be bound: No such" in fails(capsys, "--uds", "nowhere/socket")
+    assert "AF_UNIX path too long" in fails(capsys, "--uds", "a" * 200)
     assert "together" in fails(capsys, "--ssl-certfile", "a.pem")
+    pair = ("--ssl-certfile", "a.pem", "--ssl-keyfile", "key.pem")
+    assert "ssl_certfile a.pem is no file" in fails(capsys, *pair)
+    for name in ("a.pem", "key.pem"):
+        (tmp_path / name).write_text("no certificate")
+    assert "cannot be used" in fails(capsys, *pair)
     assert "cannot be read" in fails(capsys, "--api-key-file", str(tmp_path / "nowhere"))
     assert "did you mean" in fails(capsys, "--max-num-queued-request", "5").lower()
     assert "nowhere" in fails(capsys, str(tmp_path / "nowhere"), "--port", str(free_port()), "--quiet")
+    assert not caplog.records, "one line says it, no traceback"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
