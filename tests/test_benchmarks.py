@@ -79,12 +79,16 @@ def test_a_window_bounds_the_keys_that_a_step_reads() -> None:
 )
 def test_every_result_file_can_be_drawn(path: Path) -> None:
     from plot_gpu import bars, unit
+    from support.gpu_bound import EXPERTS
 
     report = json.loads(path.read_text())
     for workload, result in report["results"].items():
         rates = bars(report, workload)
         assert rates["Octavo"] > 0
         bound_is_larger = rates["physical bound"] > rates["Octavo"]
+        if report["model"] in EXPERTS and workload == "shared":
+            # The bound takes experts as chosen evenly; tokens after the same prefix choose less evenly.
+            continue
         assert bound_is_larger == (unit(workload, result) == "tokens/s"), workload
 
 

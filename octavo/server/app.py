@@ -117,14 +117,15 @@ class Gate:
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         begun = time.monotonic()
         path = scope["path"].removeprefix(self.context.config.root_path)
-        answer = _Answer(send, scope, error_body if path in _ANTHROPIC_PATHS else attrgetter("body"))
+        body = _Body(scope, receive)
+        answer = _Answer(send, scope, body, error_body if path in _ANTHROPIC_PATHS else attrgetter("body"))
         scope["octavo.send"] = send
         traces = self.context.traces
         trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
         try:
             self._check(scope, path)
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, body.receive, answer.send)
         except ClientGoneError:
             if not answer.has_begun:
                 # The client may have sent half a body, and still wait for an answer.
@@ -185,6 +186,25 @@ class Gate:
         )
 
 
+class _Body:
+    """A request's body.
+
+    Attributes:
+        is_read: nothing of it is left on the connection, which may carry further requests.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = dict(scope["headers"])
+        self._receive = receive
+        self.is_read = b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0"
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self.is_read = True
+        return message
+
+
 class _Answer:
     """One client's answer, with the headers that every answer has.
 
@@ -193,9 +213,12 @@ class _Answer:
         has_begun: the status was sent.
     """
 
-    def __init__(self, send: Send, scope: Scope, write_error: Callable[[ApiError], bytes]) -> None:
+    def __init__(
+        self, send: Send, scope: Scope, request: _Body, write_error: Callable[[ApiError], bytes]
+    ) -> None:
         self._send = send
         self._scope = scope
+        self._request = request
         self._write_error = write_error
         self.status = 0
         self.has_begun = False
@@ -215,6 +238,9 @@ class _Answer:
                 (b"x-request-id", request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
             ]
+            if not self._request.is_read:
+                # What is left of the body would be taken for the next request.
+                message["headers"].append((b"connection", b"close"))
         elif self._is_replaced:
             return
         await self._send(message)

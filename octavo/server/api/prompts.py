@@ -67,13 +67,14 @@ class Prompts:
         """
         if isinstance(prompt, str):
             return [self.read_text(prompt, reading)]
-        if prompt and all(type(item) is int for item in prompt):
+        kinds = set(map(type, prompt))
+        if kinds == {int}:
             return [self._read_ids(cast(list[int], prompt), reading)]
         if not 0 < len(prompt) <= MAX_PROMPTS:
             raise PromptError(f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompt)}")
-        if all(isinstance(item, str) for item in prompt):
+        if kinds == {str}:
             return [self.read_text(cast(str, item), reading) for item in prompt]
-        if all(isinstance(item, list) for item in prompt):
+        if kinds == {list}:
             return [self._read_ids(cast(list[int], item), reading) for item in prompt]
         raise PromptError("prompt must hold texts, token ids or lists of token ids, got several of these")
 

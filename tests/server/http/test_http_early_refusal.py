@@ -29,9 +29,10 @@ def test_a_full_queue_refuses_what_it_has_not_read(serve_tiny: Callable[..., Liv
         eventually(lambda number=number: server.loop.stats().num_waiting == number - 1)  # type: ignore[misc]
     connection = HTTPConnection("127.0.0.1", server.config.port, timeout=5)
     for path in (CHAT, TEXT, RESPONSES, MESSAGES):
-        # Nobody finds out that this is no JSON, and the connection can be used again.
+        # Nobody finds out that this is no JSON, and the client is told that the connection ends here.
         assert refused(connection, path, b"{{{") == 429
-    # A long body is read, so that its client sees the answer.
+        assert connection.sock is None
+    # A long body is read, so that its client sees the answer and keeps its connection.
     assert refused(connection, TEXT, b"{" * 20_000) == 400
     assert refused(connection, CHAT, json.dumps(chat("a" * 900_000)).encode()) == 429
     # What takes no place in the queue is answered as ever.
