@@ -40,7 +40,7 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--suite", action="append", choices=SUITES, help="default: all of the given checkouts"
     )
     parser.add_argument("--cases", type=int, default=5000, help="cases that run, for each suite")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no case of a suite begins later")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case of any suite begins later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -105,8 +105,11 @@ def run_case(function: Any, suite: Suite, case: Case) -> tuple[str, str]:
     return "passed", ""
 
 
-def run_suite(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one suite's part; return counts, reasons of exceptions, and failures with their arguments."""
+def run_suite(name: str, options: argparse.Namespace, end: float) -> dict[str, Any]:
+    """Run one suite's part; return counts, reasons of exceptions, and failures with their arguments.
+
+    No case begins after `end`, of time.monotonic.
+    """
     import modules
 
     suite = SUITES[name]
@@ -114,7 +117,6 @@ def run_suite(name: str, options: argparse.Namespace) -> dict[str, Any]:
     counts: collections.Counter[str] = collections.Counter()
     report: dict[str, Any] = {"reasons": {}, "failures": []}
     wanted = math.ceil(options.cases / options.jobs)
-    end = time.monotonic() + options.seconds
     for case in draw_cases(function, name, options):
         if options.list:
             counts["collected"] += 1
@@ -136,8 +138,9 @@ def run_part(names: list[str], options: argparse.Namespace) -> dict[str, dict[st
     """Run this process's part of every suite and return its report."""
     import modules
 
+    end = time.monotonic() + options.seconds
     modules.install()
-    return {name: run_suite(name, options) for name in names}
+    return {name: run_suite(name, options, end) for name in names}
 
 
 def run_parts(names: list[str], options: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
