@@ -72,6 +72,17 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
+def too_many_bodies() -> ApiError:
+    """Return the refusal of a body while others take all the room or time there is for reading."""
+    return ApiError(
+        429,
+        "too many large bodies are being read",
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": "1"},
+    )
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """Turn any error into an answer. Of an unexpected error, clients learn only the type."""
     if isinstance(error, ApiError):

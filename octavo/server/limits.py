@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, too_many_bodies
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Found = TypeVar("Found")
@@ -94,13 +94,7 @@ class BodyReader:
                 if size > self._max_bytes:
                     raise self._too_large()
                 if self._num_bytes > self._max_bytes * _NUM_LARGE_BODIES:
-                    raise ApiError(
-                        429,
-                        "too many large bodies are being read",
-                        type="rate_limit_error",
-                        code="rate_limit_exceeded",
-                        headers={"Retry-After": "1"},
-                    )
+                    raise too_many_bodies()
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     return b"".join(pieces)

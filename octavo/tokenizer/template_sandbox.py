@@ -2,7 +2,7 @@
 
 To start fast it imports only minijinja and the standard library. Its standard input is a socket, which
 carries requests and replies: a header with a number and a length, then that many bytes of JSON. A reply
-carries the number of its request.
+carries the number of its request. `run` is what any child of `octavo.child_process` does; others import it.
 """
 
 import json
@@ -210,7 +210,9 @@ def answer(request: Mapping[str, Any], renderer_of: Callable[[str], Renderer]) -
     return {"error": cause[:MAX_ERROR_CHARS]}
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
+def serve(
+    requests: BinaryIO, replies: BinaryIO, cpu_seconds: float, answer_frame: Callable[[bytes], bytes]
+) -> None:
     """Answer requests until the parent closes the socket or ends.
 
     A timer's signal ends this process if a request takes more processor time than allowed.
@@ -219,8 +221,8 @@ def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
         requests: where to read.
         replies: where to write. The first frame, number 0 and empty, says that this process is ready.
         cpu_seconds: processor time allowed for one request.
+        answer_frame: from a request's bytes to its reply's.
     """
-    renderer_of = lru_cache(maxsize=4)(Renderer)
     number, body = 0, b""
     while True:
         replies.write(HEADER.pack(number, len(body)) + body)
@@ -230,11 +232,10 @@ def serve(requests: BinaryIO, replies: BinaryIO, cpu_seconds: float) -> None:
             return
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         number, length = HEADER.unpack(header)
-        reply = answer(json.loads(requests.read(length)), renderer_of)
-        body = json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
+        body = answer_frame(requests.read(length))
 
 
-def main() -> None:
+def run(answer_frame: Callable[[bytes], bytes]) -> None:
     """Limit this process and serve; the arguments are processor seconds and bytes of memory."""
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     # the parent may ignore or block the timer's signal, and this process inherits that
@@ -245,7 +246,18 @@ def main() -> None:
     with suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as replies:
-        serve(requests, replies, cpu_seconds)
+        serve(requests, replies, cpu_seconds, answer_frame)
+
+
+def main() -> None:
+    """Render templates."""
+    renderer_of = lru_cache(maxsize=4)(Renderer)
+
+    def answer_frame(request: bytes) -> bytes:
+        reply = answer(json.loads(request), renderer_of)
+        return json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
+
+    run(answer_frame)
 
 
 if __name__ == "__main__":

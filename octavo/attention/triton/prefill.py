@@ -114,8 +114,7 @@ def _merge_parts_kernel(
     """Merge the parts of ROWS rows of a (unit, kv head), in their order, and write the results.
 
     Specification: octavo.attention.merge. A separate kernel, because several programs compute the parts.
-        There
-    are many rows and few parts: folding one part at a time needs few registers.
+    There are many rows and few parts: folding one part at a time needs few registers.
     """
     record = units + tl.program_id(0) * RECORD
     kv_head = tl.program_id(1)

@@ -5,15 +5,10 @@
 It imports neither PyTorch nor the server's libraries.
 """
 
-import resource
-import signal
-import sys
 import traceback
-from contextlib import suppress
 
 import msgspec
 
-from octavo.child_process import HEADER
 from octavo.server.api.tools.toolbox import read_prompt
 from octavo.server.errors import as_api_error
 from octavo.server.reading.forms import (
@@ -37,35 +32,21 @@ from octavo.server.reading.input import (
     reading_of,
 )
 from octavo.server.reading.kinds import ANSWERS, CHATS, needed, needed_of_chat, needed_of_completion
+from octavo.tokenizer.template_sandbox import run
 
 
 def main() -> None:
-    """Limit this process and serve."""
-    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    # The parent may ignore or block the timer's signal, and this process inherits that.
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # ValueError: a lower limit is in force already, or the system (macOS) does not have this one.
-    with suppress(ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    """Limit this process and serve: the first request tells of the model, the others are tasks."""
     materials = None
-    number, reply = 0, b""
-    with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as replies:
-        while True:
-            replies.write(HEADER.pack(number, len(reply)) + reply)
-            replies.flush()
-            header = requests.read(HEADER.size)
-            if len(header) < HEADER.size:
-                return
-            number, length = HEADER.unpack(header)
-            request = requests.read(length)
-            if materials is None:
-                materials, reply = Outline.decode(request).materials(), b""
-            else:
-                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-                reply = read(materials, msgspec.msgpack.decode(request, type=Task))
-            del request
+
+    def answer(request: bytes) -> bytes:
+        nonlocal materials
+        if materials is not None:
+            return read(materials, msgspec.msgpack.decode(request, type=Task))
+        materials = Outline.decode(request).materials()
+        return b""
+
+    run(answer)
 
 
 def read(materials: Materials, task: Task) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 
 from octavo.child_process import ChildProcess
 from octavo.errors import OctavoError
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, too_many_bodies
 from octavo.server.reading.forms import Outline, Refusal, Reply, Task, encode
 
 logger = logging.getLogger("octavo.server")
@@ -68,13 +68,7 @@ class ReadingProcesses:
             OctavoError: no process can be started, or it does not reply.
         """
         if self._num_waiting >= _MAX_WAITING:
-            raise ApiError(
-                429,
-                "too many large bodies are being read",
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": "1"},
-            )
+            raise too_many_bodies()
         self._num_waiting += 1
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body)
