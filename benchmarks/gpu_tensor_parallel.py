@@ -75,12 +75,11 @@ def serve(arguments: argparse.Namespace, gpus: list[int]) -> list[Figures]:
     torch.cuda.empty_cache()
     engines = []
     for num_gpus in gpus:
-        figures = serve_on(num_gpus, names, arguments)
-        if arguments.peer == "vllm":
+        vllm = None
+        if arguments.peer == "vllm":  # before this process takes the GPUs' memory
             settings = {"model": arguments.model, "runs": arguments.runs, "workloads": names}
-            figures["vllm"] = measure_in_child(
-                "offline", {**settings, "tensor_parallel_size": num_gpus}, limit_s=420
-            )
+            vllm = measure_in_child("offline", {**settings, "tensor_parallel_size": num_gpus}, limit_s=420)
+        figures = {**serve_on(num_gpus, names, arguments), "vllm": vllm}
         bounds = {
             name: WORKLOADS[name]().rate(
                 bound_s(arguments.model, WORKLOADS[name](), num_gpus * bandwidth, num_gpus * flops, 2)

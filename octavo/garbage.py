@@ -62,22 +62,23 @@ def no_full_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """Keep Python from collecting by itself."""
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class StepGarbage:
     """Collections in steps at a moment of the engine's choice, a millisecond at a time, and at no other."""
 
     def __init__(self) -> None:
         self._num_young = 0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Keep Python from collecting by itself."""
-        was_enabled = gc.isenabled()
-        try:
-            gc.disable()
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
 
     def collect(self) -> None:
         """Look through young objects if there are enough: call it while a device works."""

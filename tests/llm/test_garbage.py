@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from octavo.garbage import StepGarbage, all_lives_on, no_full_collections
+from octavo.garbage import StepGarbage, all_lives_on, no_full_collections, paused
 
 
 def fail() -> None:
@@ -49,7 +49,7 @@ def test_steps_collect_when_they_choose_to() -> None:
 
     garbage = StepGarbage()
     assert gc.isenabled()
-    with garbage.paused():
+    with paused():
         cycle = make_cycle()
         kept: list[list[int]] = [[] for _ in range(9_000)]
         garbage.collect()

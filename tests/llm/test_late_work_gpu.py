@@ -1,6 +1,8 @@
 """A ready engine on a GPU compiles, captures and allocates nothing more, whatever is asked of it."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -97,3 +99,19 @@ def test_a_rehearsal_leaves_nothing_behind(tiny: Callable[..., LLM]) -> None:
     assert (stats.num_steps, stats.num_output_tokens, stats.num_preemptions) == (0, 0, 0)
     assert stats.kv.num_free == 100
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1))[0].num_cached_tokens == 0
+
+
+def test_a_dropped_engine_gives_its_memory_back_at_once(tiny: Callable[..., LLM]) -> None:
+    """Its objects are out of Python's collections, so a cycle of references would keep them for ever."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    llm = tiny(device="cuda", dtype="bfloat16", num_blocks=100, prepare=True)
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+    runner = weakref.ref(llm.engine.runner)
+    gc.disable()
+    try:
+        del llm
+        assert runner() is None
+        assert torch.cuda.memory_allocated() - before < 2**20
+    finally:
+        gc.enable()

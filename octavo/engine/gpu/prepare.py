@@ -15,6 +15,7 @@ from octavo.engine.memory.execution_plan import ExecutionPlan
 from octavo.engine.memory.working import SMALL_BYTES, rare_bytes
 from octavo.engine.step.result import LateWork, PrepareProgress
 from octavo.errors import EngineError
+from octavo.garbage import no_full_collections, paused
 from octavo.gpu.kernels import compile_kernels, num_kernels
 
 # Pinned memory comes in powers of two. A step holds a few blocks of a size at one time, or dozens of small
@@ -25,44 +26,51 @@ _PINNED_BLOCKS = {1 << power: 64 if power <= 12 else 16 if power <= 20 else 4 fo
 class Preparation:
     """Prepares a runner, and counts what was left for later."""
 
-    def __init__(
-        self,
-        kinds: Sequence[StepGraphs[Any]],
-        launch_rarities: Callable[[], None],
-        plan: ExecutionPlan,
-    ) -> None:
+    def __init__(self, kinds: Sequence[StepGraphs[Any]], plan: ExecutionPlan) -> None:
         """Keep what there is to prepare.
 
         Args:
             kinds: all graphs.
-            launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
             plan: says the CUDA device, and with rare_bytes how much memory launches beside graphs take.
         """
         self._kinds = kinds
-        self._launch_rarities = launch_rarities
         self._device = plan.device
         self._reserved_bytes = rare_bytes(plan.model.vocab_size, plan.max_num_seqs)
         self._at_ready = LateWork()
 
-    def compile(self, progress: PrepareProgress) -> None:
+    def compile(self, launch_rarities: Callable[[], None], progress: PrepareProgress) -> None:
         """Compile the kernels that are missing.
+
+        Args:
+            launch_rarities: launches the kernels that no graph holds; called after the graphs' kernels.
+            progress: see StepRunner.prepare.
 
         Raises:
             EngineError: a kernel does not compile, or the cache of kernels cannot be written.
         """
+
+        def launch_all() -> None:
+            self._launch_graphs()
+            launch_rarities()
+
         try:
-            compile_kernels(self._launch_all, lambda *count: progress("compiling kernels", *count))
+            with no_full_collections():
+                compile_kernels(launch_all, lambda *count: progress("compiling kernels", *count))
         except Exception as error:
             raise EngineError(f"the GPU's kernels cannot be compiled: {error!r}") from error
         # Graphs have memory of their own.
         torch.cuda.empty_cache()
 
     def capture(self, progress: PrepareProgress) -> None:
-        """Capture all graphs, and reserve memory for what is launched beside them."""
+        """Capture all graphs, and reserve memory for what is launched beside them.
+
+        Launches make millions of objects. To look through them takes as long as all captures.
+        """
         variants = [(graphs, variant) for graphs in self._kinds for variant in graphs.variants()]
-        for number, (graphs, variant) in enumerate(variants, start=1):
-            graphs.capture(variant)
-            progress("capturing CUDA graphs", number, len(variants))
+        with paused():
+            for number, (graphs, variant) in enumerate(variants, start=1):
+                graphs.capture(variant)
+                progress("capturing CUDA graphs", number, len(variants))
         self._reserve()
 
     def note_ready(self) -> None:
@@ -74,13 +82,12 @@ class Preparation:
         now = self._work_so_far()
         return LateWork(*(after - before for after, before in zip(now, self._at_ready, strict=True)))
 
-    def _launch_all(self) -> None:
-        """Launch every kernel once. Call it only where launches compile instead of run."""
+    def _launch_graphs(self) -> None:
+        """Launch every kernel of the graphs once. Call it only where launches compile instead of run."""
         for graphs in self._kinds:
             network = graphs.network.shortened()
             for variant in graphs.variants():
                 graphs.launch(variant, network)
-        self._launch_rarities()
 
     def _reserve(self) -> None:
         """Let PyTorch's allocators take memory from the driver, and keep it."""

@@ -80,7 +80,7 @@ class GpuRunner:
         self._kernels = kernels
         sizes = (plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.shares_prefixes)
         self._kernels_job = (decoder.describe(), kv_cache.data.dtype, kv_cache.block_size, *sizes)
-        self._preparation = Preparation(self.graphs, self._launch_rarities, plan)
+        self._preparation = Preparation(self.graphs, plan)
         # The requests of the last decode step, whose rows and forest the device has, and whether they share.
         self._batch: list[Request] = []
         self._shares = False
@@ -93,7 +93,7 @@ class GpuRunner:
         """See StepRunner."""
         with torch.cuda.device(self._device):
             if not self._kernels.is_complete(self._kernels_job):
-                self._preparation.compile(progress)
+                self._preparation.compile(self._launch_rarities, progress)
                 self._kernels.note_complete(self._kernels_job)
             self._preparation.capture(progress)
             self._share_once()

@@ -23,7 +23,7 @@ from octavo.engine.step.result import StepResult, StepRunner
 from octavo.engine.step.scheduled import SchedulerOutput
 from octavo.engine.step.time import StepWork
 from octavo.errors import EngineDeadError, EngineError, OctavoError
-from octavo.garbage import StepGarbage
+from octavo.garbage import StepGarbage, paused
 from octavo.kv import KVCacheManager
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Steps:
     def run(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         begun_at = time.perf_counter()
-        with self._garbage.paused():
+        with paused():
             step = self._scheduler.schedule(self._pace.limit)
             for request in step.finished:
                 self.close(request)
