@@ -3,11 +3,13 @@
 Two replicas of a model, whose caches hold three quarters of the documents each, and a front for each policy:
 the choice alone differs. Each of 16 documents is asked 16 questions, a round of all documents after
 another, four requests at a time. Then requests go alternately straight to a replica and through the front.
+One engine whose cache is as large as both stands beside them, without a front.
 
     python benchmarks/router_documents.py [--documents 16] [--questions 16] [--words 300] [--save MACHINE]
 
-hit rate: prompt tokens that were cached where the request went. TTFT: of the questions. added: median time to
-the first event through the front, less the median without. The last line is JSON.
+hit rate: prompt tokens that were cached where the request went. split: documents that both replicas answered
+questions about. TTFT: of the questions. added: median time to the first event through the front, less the
+median without. The last line is JSON.
 """
 
 import asyncio
@@ -19,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -68,6 +71,7 @@ def rule_of(policy: str) -> Rule:
 
 
 POLICIES = ("ours", "Ray's affinity rule", "round robin", "random")
+ALONE = "one engine"
 
 
 async def serve_front(policy: str, port: int, sockets: list[Path]) -> None:
@@ -90,9 +94,28 @@ class Row:
     policy: str
     requests: int
     hit_rate: float
+    num_split: int
     first_token_p50_ms: float
     first_token_p99_ms: float
-    added_p50_ms: float
+    added_p50_ms: float | None
+
+
+class Answer(NamedTuple):
+    """What is known of an answer.
+
+    Attributes:
+        seconds: until its first event.
+        num_cached: prompt tokens that were cached.
+        num_tokens: of its prompt.
+        document: which it is about.
+        replica: which gave it; "" without a front.
+    """
+
+    seconds: float
+    num_cached: int
+    num_tokens: int
+    document: str
+    replica: str
 
 
 def chat(document: str, question: str) -> dict[str, Any]:
@@ -101,33 +124,34 @@ def chat(document: str, question: str) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 1, "stream": True, "stream_options": {"include_usage": True}}
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, int, int]:
-    """Return a request's seconds to its first event, its cached tokens and its prompt tokens."""
+async def ask(session: aiohttp.ClientSession, url: str, document: str, question: str) -> Answer:
+    """Ask a question about a document."""
     begun = time.perf_counter()
-    async with session.post(url + PATH, json=body) as answer:
+    async with session.post(url + PATH, json=chat(document, question)) as answer:
         answer.raise_for_status()
         first = await answer.content.readany()
         seconds = time.perf_counter() - begun
         text = first + await answer.read()
+        replica = answer.headers.get("x-octavo-replica", "")
     events = [line[6:] for line in text.splitlines() if line.startswith(b"data: {")]
     usage = next(found for event in events if (found := msgspec.json.decode(event).get("usage")))
-    return seconds, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+    num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Answer(seconds, num_cached, usage["prompt_tokens"], document, replica)
 
 
-async def run_rounds(url: str, documents: list[str], num_questions: int) -> list[tuple[float, int, int]]:
-    """Ask all questions; return what `ask` does for each."""
+async def run_rounds(url: str, documents: list[str], num_questions: int) -> list[Answer]:
+    """Ask all questions."""
     gate, dice = asyncio.Semaphore(NUM_AT_A_TIME), random.Random(0)
 
-    async def one(session: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[float, int, int]:
+    async def one(session: aiohttp.ClientSession, document: str, question: str) -> Answer:
         async with gate:
-            return await ask(session, url, body)
+            return await ask(session, url, document, question)
 
-    found: list[tuple[float, int, int]] = []
+    found: list[Answer] = []
     async with aiohttp.ClientSession() as session:
         for number in range(num_questions):
             order = dice.sample(documents, len(documents))
-            bodies = [chat(text, f"Question {number}?") for text in order]
-            found += await asyncio.gather(*(one(session, body) for body in bodies))
+            found += await asyncio.gather(*(one(session, text, f"Question {number}?") for text in order))
     return found
 
 
@@ -152,20 +176,27 @@ def free_port() -> int:
 
 
 @contextmanager
-def replicas(model: str, num_blocks: int) -> Iterator[list[Path]]:
-    """Serve replicas with empty caches; yield their sockets."""
-    command = [sys.executable, "-m", "octavo", "serve", model, "--replicas", str(NUM_REPLICAS)]
-    command += ["--port", str(free_port()), "--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE)]
-    command += ["--max-model-len", "1024"]
+def serve(model: str, num_blocks: int, *options: str) -> Iterator[Path]:
+    """Run a server with an empty cache; yield its folder for temporary files once it is ready."""
+    command = [sys.executable, "-m", "octavo", "serve", model, "--num-blocks", str(num_blocks), *options]
+    command += ["--block-size", str(BLOCK_SIZE), "--max-model-len", "1024"]
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TMPDIR": folder}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
             try:
                 assert server.stdout is not None
                 server.stdout.readline()
-                yield sorted(Path(folder).glob("octavo-*/*.sock"))
+                yield Path(folder)
             finally:
                 server.terminate()
+
+
+@contextmanager
+def replicas(model: str, num_blocks: int) -> Iterator[list[Path]]:
+    """Serve replicas; yield their sockets."""
+    options = ("--replicas", str(NUM_REPLICAS), "--port", str(free_port()))
+    with serve(model, num_blocks, *options) as folder:
+        yield sorted(folder.glob("octavo-*/*.sock"))
 
 
 @contextmanager
@@ -196,22 +227,34 @@ async def wait_until_ready(url: str) -> None:
 
 
 def run_policy(policy: str, arguments: Any) -> Row:
-    """Measure one policy on replicas of its own."""
+    """Measure one policy on replicas of its own, or one engine."""
     dice = random.Random(1)
     documents = [" ".join(dice.choices(WORDS, k=arguments.words)) for _ in range(arguments.documents)]
     # A word is about a token; each replica has room for three quarters of the documents.
     num_blocks = arguments.documents * (arguments.words + 64) * 3 // 4 // BLOCK_SIZE
+    if policy == ALONE:
+        port = free_port()
+        with serve(arguments.model, NUM_REPLICAS * num_blocks, "--port", str(port)):
+            answers = asyncio.run(run_rounds(f"http://127.0.0.1:{port}", documents, arguments.questions))
+        return row_of(policy, answers, None)
     with replicas(arguments.model, num_blocks) as sockets, front_of(policy, sockets) as url:
-        found = asyncio.run(run_rounds(url, documents, arguments.questions))
+        answers = asyncio.run(run_rounds(url, documents, arguments.questions))
         added = asyncio.run(added_ms(url, sockets))
-    times = sorted(seconds for seconds, _, _ in found)
+    return row_of(policy, answers, added)
+
+
+def row_of(policy: str, answers: list[Answer], added_p50_ms: float | None) -> Row:
+    """Return a policy's figures."""
+    times = sorted(answer.seconds for answer in answers)
+    places = Counter(document for document, _ in {(answer.document, answer.replica) for answer in answers})
     return Row(
         policy=policy,
-        requests=len(found),
-        hit_rate=sum(cached for _, cached, _ in found) / sum(tokens for _, _, tokens in found),
+        requests=len(answers),
+        hit_rate=sum(answer.num_cached for answer in answers) / sum(answer.num_tokens for answer in answers),
+        num_split=sum(number > 1 for number in places.values()),
         first_token_p50_ms=times[len(times) // 2] * 1e3,
         first_token_p99_ms=times[len(times) * 99 // 100] * 1e3,
-        added_p50_ms=added,
+        added_p50_ms=added_p50_ms,
     )
 
 
@@ -222,7 +265,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--words", type=int, default=300)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--policies", nargs="+", choices=(*POLICIES, ALONE), default=(*POLICIES, ALONE))
     parser.add_argument("--front", choices=POLICIES, help="be a front of this policy; for the script itself")
     parser.add_argument("--port", type=int, default=0, help="of the front")
     parser.add_argument("--sockets", type=Path, nargs="+", default=[], help="of its replicas")
@@ -230,10 +273,10 @@ def main() -> None:
     if arguments.front:
         return asyncio.run(serve_front(arguments.front, arguments.port, arguments.sockets))
     rows = [run_policy(policy, arguments) for policy in arguments.policies]
-    header = ("policy", "hit rate", "TTFT p50 ms", "p99 ms", "added p50 ms")
+    header = ("policy", "hit rate", "split", "TTFT p50 ms", "p99 ms", "added p50 ms")
     cells = [
-        (row.policy, f"{row.hit_rate:.1%}", f"{row.first_token_p50_ms:.0f}",
-         f"{row.first_token_p99_ms:.0f}", f"{row.added_p50_ms:.2f}")
+        (row.policy, f"{row.hit_rate:.1%}", row.num_split, f"{row.first_token_p50_ms:.0f}",
+         f"{row.first_token_p99_ms:.0f}", "-" if row.added_p50_ms is None else f"{row.added_p50_ms:.2f}")
         for row in rows
     ]  # fmt: skip
     print(table(header, cells))

@@ -13,6 +13,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from octavo.cli.interrupts import EXIT_CODE as INTERRUPTED
+from octavo.cli.leaving import leave
 from octavo.cli.options import (
     BenchOptions,
     ChatSampling,
@@ -210,16 +211,17 @@ def run(arguments: Sequence[str] | None) -> None:
             result_action="return_none",
         )
         sys.stdout.flush()
+        leave(0)
     except EngineError as error:
         _fail(str(error), 3)
     except (OctavoError, CycloptsError) as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        leave(INTERRUPTED)
     except BrokenPipeError:
         # The reader, such as `head`, left.
         drop_output()
-        sys.exit(1)
+        leave(1)
     except OSError as error:
         drop_output()
         _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
@@ -233,4 +235,4 @@ def _fail(message: str, exit_code: int) -> None:
             sys.stdout.flush()
     except OSError:
         drop_output()
-    sys.exit(exit_code)
+    leave(exit_code)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli.interrupts import raise_on_interrupt
+from octavo.cli.leaving import leave_at_once
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
 from octavo.progress import Report, progress_bar
@@ -68,6 +69,7 @@ def _serve_front(config: EngineConfig, role: "Role") -> None:
         seconds = time.monotonic() - begun
         print(f"octavo: {where} by {len(role.sockets)} replicas, ready after {seconds:.1f} s", flush=True)
 
+    leave_at_once()
     asyncio.run(serve_front(role.config, role.sockets, tell_ready))
 
 
@@ -92,6 +94,7 @@ def _serve(
                 where = f"{gate.context.model} is served at {url_of(server)}"
                 print(f"octavo: {where}, ready after {seconds:.1f} s", flush=True)
 
+        leave_at_once()
         try:
             app = ToldApp(gate, loop) if is_replica else gate
             error = asyncio.run(serve(gate, loop, server, tell, app))
