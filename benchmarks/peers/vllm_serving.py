@@ -141,13 +141,15 @@ def offline(settings: Figures) -> None:
     start = time.perf_counter()
     llm = vllm.LLM(**engine_options(settings))
     ready = {"ready_s": time.perf_counter() - start, "ready_at": time.time(), "version": vllm.__version__}
+    quantised = type(llm.llm_engine.vllm_config.quant_config).__name__
+    print(f"vLLM is ready; its weights: {quantised}", file=sys.stderr, flush=True)
     results = {}
     for name in settings["workloads"]:
         workload = WORKLOADS[name]()
         seconds = [run(llm, workload) for _ in range(settings["runs"])]
         results[name] = run_figures(workload, seconds)
         print(f"vLLM {name}: {results[name]['rate']:,.1f} {workload.unit}", file=sys.stderr, flush=True)
-    _finish({**ready, "results": results})
+    _finish({**ready, "weights": quantised, "results": results})
 
 
 def run(llm: Any, workload: Workload) -> float:
