@@ -74,6 +74,13 @@ def test_a_read_tensor_is_free_of_the_pool():
     assert torch.equal(weights.read(EMBEDDING, dtype=torch.float32), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_dtypes_are_the_same_numbers_rounded(dtype):
+    weights = DummyWeights(SHAPES)
+    assert torch.equal(weights.read(EMBEDDING, dtype=dtype), read().to(dtype))
+    assert torch.equal(weights.read(EMBEDDING, dtype=torch.float32), read())
+
+
 def test_rows_longer_than_the_pool_are_refused():
     with pytest.raises(UnsupportedModelError, match="x of"):
         DummyWeights({"x": (1, 2**22)})

@@ -49,8 +49,8 @@ class DummyWeights:
         self._shapes = dict(shapes)
         self._seed = seed
         pool = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * _STANDARD_DEVIATION
-        # Stored twice, so that no read wraps around.
-        self._pool = torch.cat((pool, pool))
+        # Stored twice, so that no read wraps around; rounded once, as rounding takes longer than copying.
+        self._pools = {torch.float32: torch.cat((pool, pool))}
 
     def names(self) -> Set[str]:
         """Return the names of `shapes`."""
@@ -74,11 +74,16 @@ class DummyWeights:
         if name.endswith("norm.weight"):
             return torch.ones(out_shape, dtype=dtype)
         out = torch.empty(out_shape, dtype=dtype)
-        self._fill(out, self._pool, self._position(name) + start * math.prod(rest), rest, kept)
+        self._fill(out, self._pool(dtype), self._position(name) + start * math.prod(rest), rest, kept)
         return out
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _pool(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._pools:
+            self._pools[dtype] = self._pools[torch.float32].to(dtype)
+        return self._pools[dtype]
 
     def _fill(self, out: Tensor, pool: Tensor, position: int, row_shape: list[int], columns: slice) -> None:
         """Fill `out` with rows of a pool from `position` on, as many at a time as it holds."""
