@@ -48,7 +48,10 @@ class DummyWeights:
                 )
         self._shapes = dict(shapes)
         self._seed = seed
-        pool = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * _STANDARD_DEVIATION
+        pool = (
+            torch.randn(_POOL_SIZE, dtype=torch.float32, generator=torch.Generator().manual_seed(seed))
+            * _STANDARD_DEVIATION
+        )
         # Stored twice, so that no read wraps around.
         self._pool = torch.cat((pool, pool))
 
