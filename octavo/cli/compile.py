@@ -23,7 +23,9 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
         EngineError: a kernel cannot be compiled, or the folder of compiled kernels cannot be used.
     """
     if not config.prepare:
-        raise ConfigError("octavo compile prepares everything; leave --no-prepare (OCTAVO_PREPARE) out")
+        raise ConfigError(
+            "octavo compile prepares everything; leave --no-prepare (OCTAVO_PREPARE, octavo.toml) out"
+        )
     if model is not None:
         config = replace(config, model=model)
     begun = time.perf_counter()

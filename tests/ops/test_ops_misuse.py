@@ -271,17 +271,6 @@ def test_new_keys_in_float8_are_stored_as_they_are():
     assert torch.equal(caches[0][0][1, 4].float(), new["k"][0, 0].float())
 
 
-def test_a_plan_changes_no_result():
-    from octavo.attention import ForestPlan
-
-    given = cached(block_table=torch.tensor([[0, 1, 2, 3], [0, 5, 6, 7]], dtype=torch.int32))
-    plan = ForestPlan.from_block_tables(
-        given["block_table"].numpy(), given["cache_seqlens"].numpy(), torch.tensor([0, 1, 2]).numpy(), 16
-    )
-    shared = flash_attn_with_kvcache(**given, causal=True, plan=plan)
-    torch.testing.assert_close(shared, flash_attn_with_kvcache(**given, causal=True))
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_negative_length_is_empty(dtype, form):
