@@ -39,7 +39,7 @@ def call(dtype=torch.float32, cache_dtype=None, **options):
         {"causal": True, "dtype": torch.bfloat16},
         {"causal": True, "cache_dtype": FLOAT8},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options) or "all",
 )
 def test_a_plan_changes_no_result(options):
     tensors, given, plan = call(**options)
@@ -56,7 +56,7 @@ def test_a_plan_changes_no_result(options):
         {"cache_dtype": FLOAT8, "q_descale": SCALES},
         {"cache_dtype": FLOAT8, "v_descale": SCALES},
     ],
-    ids=str,
+    ids="-".join,
 )
 def test_keys_that_sequences_share_mean_the_same_to_all(options):
     tensors, given, plan = call(causal=True, **options)
