@@ -92,7 +92,7 @@ class KVCache:
         if dtype != FLOAT8:
             return cls(data)
         # Rows begin at multiples of 16 bytes: for another alignment Triton would compile a second kernel.
-        scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, device=device)
+        scales = torch.ones(num_layers, 2, -(-num_kv_heads // 4) * 4, dtype=torch.float32, device=device)
         return cls(data, scales[..., :num_kv_heads])
 
     def layer(self, index: int) -> LayerCache:

@@ -42,6 +42,8 @@ def check_attention(q: Tensor, cache: LayerCache, metadata: AttentionMetadata, o
     """Check the arguments of paged_attention."""
     _check_tensors(q, cache, metadata.block_table.shape[0], options)
     _check_metadata(q, cache.k.shape[1], metadata)
+    if metadata.plan is not None and metadata.plan.sharing.num_nodes > 0:
+        check_shared(cache, options)
 
 
 def check_uniform(
@@ -135,6 +137,16 @@ def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadat
             f"sequences, but q has {num_query_tokens} tokens and block_table {num_sequences} rows"
         )
     check_capacity(plan.max_kv_len, block_size, metadata.block_table)
+
+
+def check_shared(cache: LayerCache, options: ScoreOptions) -> None:
+    """Check that keys mean the same to all sequences that share them."""
+    slopes, scale = options.alibi_slopes, cache.k_scale
+    if (slopes is not None and slopes.dim() == 2) or (scale is not None and scale.dim() == 2):
+        raise InvalidArgumentError(
+            "sequences that share keys need the same alibi_slopes [H], k_scale and v_scale [KH]; "
+            "leave the plan or forest out"
+        )
 
 
 def check_right(plan: ForestPlan, right: int | None) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.attention import choice
 from octavo.attention.cache import LayerCache
+from octavo.attention.checks import check_shared
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
@@ -249,12 +250,7 @@ def _check_forest(cache: LayerCache, options: ScoreOptions) -> None:
         raise InvalidArgumentError(
             f"a forest needs keys and values of one head dim, got {cache.k.shape[3]} and {cache.v.shape[3]}"
         )
-    slopes, scale = options.alibi_slopes, cache.k_scale
-    if (slopes is not None and slopes.dim() == 2) or (scale is not None and scale.dim() == 2):
-        raise InvalidArgumentError(
-            "sequences that share keys need the same alibi_slopes [H], k_scale and v_scale [KH]; "
-            "leave the forest out"
-        )
+    check_shared(cache, options)
 
 
 def is_one_block(metadata: AttentionMetadata) -> bool:

@@ -32,7 +32,7 @@ def paged_attention_with_lse(
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_zeros(*q.shape[:2], cache.v.shape[3], dtype=dtype)
-    lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
     metadata.check_lengths()
     bounds = metadata.cu_seqlens_q.tolist()
     for s, seq_len in enumerate(metadata.seq_lens.tolist()):

@@ -66,16 +66,18 @@ def paged_attention_with_lse(
     """Attend by the step's plan; see octavo.attention.paged_attention_with_lse.
 
     The plan's items are cut into pieces of 64 keys. Pieces with a similar number of query tokens form batched
-    GEMMs. Each result is folded into its tokens' running softmax, so memory stays bounded.
+    GEMMs. Each result is folded into its tokens' running softmax, so memory stays bounded. Autocast
+    changes nothing.
     """
-    state = _RunningSoftmax(q, cache.v.shape[3])
     plan = host_plan(q.shape[0], cache.k.shape[1], metadata, options.right)
     _check_segments(plan, metadata.block_table, cache.k)
-    for tokens, rows, kv_begin, kv_end in _batches(plan, q, cache.k):
-        pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
-        if pieces.rows.shape[0] > 0:
-            _fold(state, pieces, cache, metadata.block_table, options)
-    return add_sinks(*state.result(), options.sinks, q.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        state = _RunningSoftmax(q, cache.v.shape[3])
+        for tokens, rows, kv_begin, kv_end in _batches(plan, q, cache.k):
+            pieces = _see(tokens, rows, kv_begin, kv_end, metadata, options)
+            if pieces.rows.shape[0] > 0:
+                _fold(state, pieces, cache, metadata.block_table, options)
+        return add_sinks(*state.result(), options.sinks, q.dtype)
 
 
 def _check_segments(plan: ForestPlan, block_table: Tensor, k_cache: Tensor) -> None:

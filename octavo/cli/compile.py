@@ -3,12 +3,15 @@
 import time
 from dataclasses import replace
 
-from octavo.attention.choice import choose_impl
+import torch
+
 from octavo.attention.cpu.compile import cache_folder
+from octavo.attention.cpu.kernel import unsupported_reason
 from octavo.cli.loading import load
 from octavo.config import EngineConfig
 from octavo.engine.memory import gib
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineError
+from octavo.layers.cpu.library import compile_failure
 from octavo.sampling_params import SamplingParams
 
 
@@ -17,9 +20,12 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
 
     Raises:
         ConfigError: prepare=False, which leaves the compiling to requests.
+        EngineError: a kernel cannot be compiled, or the folder of compiled kernels cannot be used.
     """
     if not config.prepare:
-        raise ConfigError("octavo compile prepares everything; leave --no-prepare (OCTAVO_PREPARE) out")
+        raise ConfigError(
+            "octavo compile prepares everything; leave --no-prepare (OCTAVO_PREPARE, octavo.toml) out"
+        )
     if model is not None:
         config = replace(config, model=model)
     begun = time.perf_counter()
@@ -32,7 +38,11 @@ def run_compile(model: str | None, config: EngineConfig, *, quiet: bool) -> None
 
         kernels = KernelCache(config.kernel_cache_dir)
         print(f"{kernels.folder}: {gib(kernels.num_bytes)} of kernels, ready after {seconds:.1f} s")
-    elif choose_impl(config.attention_impl, "cpu", plan.kv_dtype) == "c":
+    elif plan.dtype == torch.float32:
+        # Both libraries, whichever of them this model needs.
+        failure = unsupported_reason("cpu", torch.float32) or compile_failure()
+        if failure is not None:
+            raise EngineError(f"the CPU's kernels cannot be compiled: {failure}")
         print(f"{cache_folder()}: the CPU's kernels, ready after {seconds:.1f} s")
     else:
-        print(f"nothing to compile: attention runs in PyTorch here ({seconds:.1f} s)")
+        print(f"nothing to compile: the CPU's kernels are float32, this model runs in {plan.dtype}")

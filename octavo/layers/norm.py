@@ -120,7 +120,9 @@ class WideQKNorm:
 def _fold(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return sqrt(n) weight and sqrt(n eps), with which x / |x| replaces x / rms(x)."""
     size = weight.shape[-1]
-    return weight * math.sqrt(size), torch.tensor(math.sqrt(size * eps), device=weight.device)
+    return weight * math.sqrt(size), torch.tensor(
+        math.sqrt(size * eps), dtype=torch.float32, device=weight.device
+    )
 
 
 def _lengths(x: Tensor, floor: Tensor) -> Tensor:

@@ -209,6 +209,7 @@ def _find_slots(
     return block, offset
 
 
+@torch.autocast("cpu", enabled=False)
 def rotate(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
     """Rotate x [T, H, D] at position [T] in float32 (float64 for float64); return it in its dtype."""
     half = rotary.cos.shape[1]

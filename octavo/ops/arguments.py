@@ -15,6 +15,7 @@ from octavo.ops.checks import debug
 from octavo.ops.given import Options, Plan
 
 Window = Sequence[int] | Tensor | None
+_LARGEST = torch.iinfo(torch.int32).max
 
 
 def read_window(window_size: Window, *, causal: bool) -> tuple[int | None, int | None]:
@@ -42,7 +43,7 @@ def _read_bound(bound: int | None) -> int | None:
     if bound is None:
         return None
     bound = operator.index(bound)
-    return None if bound < 0 else bound
+    return bound if 0 <= bound <= _LARGEST else None
 
 
 def check_plan(plan: Plan) -> None:
@@ -75,7 +76,7 @@ def make_scales(
     given = (options.q_descale, options.k_descale, options.v_descale)
     if all(x is None for x in given):
         return None, None, None
-    ones = torch.ones(num_sequences, k.shape[-2], device=k.device)
+    ones = torch.ones(num_sequences, k.shape[-2], dtype=torch.float32, device=k.device)
     # Kernels take both scales or neither.
     q_scale, k_scale, v_scale = (ones if x is None else x.float().contiguous() for x in given)
     return k_scale if q_scale is ones else k_scale * q_scale, k_scale, v_scale
@@ -89,7 +90,10 @@ def make_table(
         block_table = int32(block_table)
         if cache_batch_idx is None:
             return block_table
-        return block_table.index_select(0, int32(cache_batch_idx))
+        row = int32(cache_batch_idx)
+        if debug.may_read(row):
+            debug.check_rows(row, block_table.shape[0])
+        return block_table.index_select(0, row)
     if cache_batch_idx is not None:
         return int32(cache_batch_idx).unsqueeze(1)
     return (_keep_blocks if _may_keep(q) else _one_block_each)(num_sequences, q.device)
@@ -100,7 +104,7 @@ def make_lengths(name: str, lengths: Tensor | int | None, default: int, q: Tenso
     if isinstance(lengths, Tensor):
         return int32(lengths)
     value = default if lengths is None else lengths
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or abs(value) > _LARGEST:
         raise InvalidArgumentError(f"{name} must be an int or [B] int32; got {lengths!r}")
     return (_keep_full if _may_keep(q) else _full)(num, value, q.device)
 

@@ -155,7 +155,7 @@ def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     assert queries.used is not None
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
     bounds = functional.pad(lens.cumsum(0), (1, 0))
-    token = torch.arange(int(bounds[-1])) + (begin - bounds[:-1]).repeat_interleave(lens)
+    token = torch.arange(int(bounds[-1]), device=begin.device) + (begin - bounds[:-1]).repeat_interleave(lens)
     max_len = int(lens.max()) if lens.shape[0] else 0
     used = Queries(queries.q[token], bounds.int(), None, max_len, 0)
     out[token], lse[token] = attend(call._replace(queries=used))
@@ -166,7 +166,7 @@ def _nothing(call: Call) -> tuple[Tensor, Tensor]:
     """Return the results of queries that see no key."""
     q = call.queries.q
     out = torch.zeros(*q.shape[:2], call.keys.v.shape[3], dtype=q.dtype, device=q.device)
-    lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
     return add_sinks(out, lse, call.scores.sinks, q.dtype)
 
 

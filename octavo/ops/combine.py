@@ -6,7 +6,13 @@ from torch import Tensor
 from octavo.attention import merge
 from octavo.errors import InvalidArgumentError
 from octavo.ops.arguments import Window
-from octavo.ops.checks.refusals import check_device, check_dtype, check_shape, check_tensor
+from octavo.ops.checks.refusals import (
+    check_device,
+    check_dtype,
+    check_forward_only,
+    check_shape,
+    check_tensor,
+)
 
 
 def flash_attn_combine(
@@ -31,8 +37,13 @@ def flash_attn_combine(
     """
     check_tensor("out_partial", out_partial)
     check_tensor("lse_partial", lse_partial)
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise InvalidArgumentError(f"out_dtype must be a torch.dtype; got {out_dtype!r}")
+    check_forward_only(out_partial, lse_partial, out)
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):
+        raise InvalidArgumentError(f"out_dtype must be a torch.dtype of floats; got {out_dtype!r}")
+    if not (out_partial.is_floating_point() and lse_partial.is_floating_point()):
+        raise InvalidArgumentError(
+            f"out_partial and lse_partial must hold floats; got {out_partial.dtype} and {lse_partial.dtype}"
+        )
     if out_partial.dim() not in (4, 5) or out_partial.shape[:-1] != lse_partial.shape:
         raise InvalidArgumentError(
             f"out_partial must be [P, B, Sq, H, Dv] or [P, T, H, Dv] and lse_partial the same without Dv; "
@@ -80,4 +91,5 @@ def get_scheduler_metadata(
 
     It takes FlashAttention-3's arguments, so that code written for it runs unchanged; none is needed.
     """
+    check_tensor("cache_seqlens", cache_seqlens)
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)

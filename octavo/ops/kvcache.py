@@ -132,7 +132,7 @@ def flash_attn_with_kvcache(
         InvalidArgumentError: an argument does not fit the others, is not supported, or (on a CPU) a length or
             a block id is out of range.
     """
-    check_forward_only(q, k_cache, v_cache, k, v)
+    check_forward_only(q, k_cache, v_cache, k, v, alibi_slopes, s_aux)
     refuse(qv=qv, attention_chunk=attention_chunk)
     if page_table is not None:
         if block_table is not None:

@@ -18,7 +18,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out_dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
     out = torch.zeros(*q.shape[:2], keys.v.shape[3], dtype=dtype, device=q.device)
-    lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
     bounds = queries.cu_seqlens.tolist()
     for s in range(keys.seq_lens.shape[0]):
         num_used = bounds[s + 1] - bounds[s] if queries.used is None else int(queries.used[s])

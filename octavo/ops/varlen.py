@@ -140,7 +140,7 @@ def flash_attn_varlen_func(
         InvalidArgumentError: an argument does not fit the others, or is not supported.
     """
     refuse_missing(dropout_p, qv, attention_chunk, q_v=q_v)
-    check_forward_only(q, k, v)
+    check_forward_only(q, k, v, alibi_slopes, s_aux, out)
     check_maximum("max_seqlen_k", max_seqlen_k)
     options = Options(
         *(softmax_scale, *read_window(window_size, causal=causal), softcap, alibi_slopes, s_aux),

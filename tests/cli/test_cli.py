@@ -27,11 +27,11 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
     """Run in this process; return the one error line."""
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
-    assert caught.value.code == 2
+    assert caught.value.code == code
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("octavo: error: ")
@@ -98,10 +98,20 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_compile_says_where_kernels_lie(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     main(["compile", tiny, "--load-format", "dummy", "--num-blocks", "7", "--quiet"])
     assert re.search(r"octavo: the CPU's kernels, ready after \d", capsys.readouterr().out)
-    options = ["--load-format", "dummy", "--num-blocks", "7", "--attention-impl", "torch"]
-    main(["compile", tiny, *options, "--quiet"])
-    assert "nothing to compile" in capsys.readouterr().out
+    main(["compile", tiny, "--load-format", "dummy", "--num-blocks", "7", "--dtype", "float16", "--quiet"])
+    assert "nothing to compile: the CPU's kernels are float32" in capsys.readouterr().out
     assert "prepares everything" in fails(capsys, "compile", tiny, "--no-prepare")
+
+
+@pytest.mark.parametrize("name", ["unsupported_reason", "compile_failure"])
+def test_compile_fails_where_kernels_cannot_be_compiled(
+    capsys: pytest.CaptureFixture[str], tiny: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As without a compiler, or with a folder that cannot be used; engines would take PyTorch instead."""
+    monkeypatch.setattr(f"octavo.cli.compile.{name}", lambda *_: "no C compiler")
+    options = ["--load-format", "dummy", "--num-blocks", "7", "--quiet"]
+    message = fails(capsys, "compile", tiny, *options, code=3)
+    assert "the CPU's kernels cannot be compiled: no C compiler" in message
 
 
 def test_inspect_shows_the_cache_dtype(capsys: pytest.CaptureFixture[str], tiny: str) -> None:

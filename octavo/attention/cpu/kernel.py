@@ -155,15 +155,15 @@ def attend_planned(
         InvalidArgumentError: the block table names a block that does not exist, or the plan is damaged.
     """
     num_tokens, num_heads, head_dim = q.shape
-    out = torch.empty(q.shape, dtype=torch.float32)
-    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
     if plan.num_tokens < num_tokens:
         out[plan.num_tokens :] = 0.0
         lse[plan.num_tokens :] = -torch.inf
     partial_out = partial_lse = None
     if plan.num_partials:
-        partial_out = torch.empty(plan.num_partials, num_heads, head_dim, dtype=torch.float32)
-        partial_lse = torch.empty(plan.num_partials, num_heads, dtype=torch.float32)
+        partial_out = out.new_empty(plan.num_partials, num_heads, head_dim)
+        partial_lse = lse.new_empty(plan.num_partials, num_heads)
     # The kernel needs contiguous rows; a table of one column may have any stride.
     table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
     slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()

@@ -216,7 +216,8 @@ class DeviceForest:
             raise InvalidArgumentError(
                 f"the plan does not fit a forest of {self.capacity}; make it by plan()"
             )
-        host = torch.zeros(self._data.shape[0], dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        is_pinned = self.device.type == "cuda"
+        host = torch.zeros(self._data.shape[0], dtype=torch.int32, device="cpu", pin_memory=is_pinned)
         values = {
             "num_thin_units": [plan.thin_units.shape[0]],
             "num_fat_units": [plan.fat_units.shape[0]],

@@ -19,7 +19,7 @@ def draw(logits: Tensor, largest: Tensor, requests: list[Request]) -> list[int]:
         requests: R requests, none greedy.
     """
     device = logits.device
-    temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
+    temperatures = torch.tensor([r.params.temperature for r in requests], dtype=torch.float32, device=device)
     # Differences from the largest one overflow to -inf, which is a probability of 0; quotients would to inf.
     logits = (logits - largest[:, None]).div_(temperatures[:, None])
     uniforms = [counter_uniform(r.seed, r.num_output_tokens) for r in requests]

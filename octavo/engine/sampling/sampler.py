@@ -42,9 +42,9 @@ class TokenCounts:
     def of(cls, request: Request, vocab_size: int, device: torch.device) -> "TokenCounts":
         """Count the tokens of a request, all of which the host must know."""
         # One tensor: PyTorch keeps small ones in blocks of their own.
-        in_prompt, in_output = torch.zeros(2, vocab_size, device=device)
+        in_prompt, in_output = torch.zeros(2, vocab_size, dtype=torch.float32, device=device)
         ids = to_device(np.array(request.token_ids, dtype=np.int64), device)
-        ones = torch.ones(len(ids), device=device)
+        ones = torch.ones(len(ids), dtype=torch.float32, device=device)
         num_prompt = request.num_prompt_tokens
         in_prompt.index_add_(0, ids[:num_prompt], ones[:num_prompt])
         in_output.index_add_(0, ids[num_prompt:], ones[num_prompt:])
@@ -52,7 +52,7 @@ class TokenCounts:
 
     def add(self, token_id: Tensor) -> None:
         """Count one more output token, [1] int32 or int64."""
-        self.in_output.index_add_(0, token_id, torch.ones(1, device=token_id.device))
+        self.in_output.index_add_(0, token_id, torch.ones(1, dtype=torch.float32, device=token_id.device))
         self.num_counted += 1
 
 

@@ -54,7 +54,7 @@ class CompiledLayers:
     def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up, a new [T, n], of [T, 2 n] = [gate | up]."""
         rows, double = gate_up.shape
-        out = torch.empty(rows, double // 2)
+        out = torch.empty(rows, double // 2, dtype=torch.float32)
         self._silu_and_multiply(
             gate_up.data_ptr(), out.data_ptr(), rows, double // 2, torch.get_num_threads()
         )

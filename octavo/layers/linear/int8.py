@@ -59,7 +59,7 @@ def _product(x: Tensor, packed: Tensor, scale: Tensor, zero_point: Tensor) -> Te
 def _sums_saturate() -> bool:
     """True on CPUs without 8-bit dot products (VNNI), where oneDNN adds up pairs of products in 16 bits."""
     most = torch.full((1, 64), _LIMIT, dtype=torch.int8)
-    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    one, zero = torch.ones(1, dtype=torch.float32), torch.zeros(1, dtype=torch.int32)
     return _product(most, _pack(most.clone()), one, zero).item() != 64 * _LIMIT**2
 
 

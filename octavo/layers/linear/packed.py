@@ -23,7 +23,7 @@ class PackedLinear:
         """Pack weight [out, in] float32 on the CPU (a copy: the original can be freed); keep bias [out]."""
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
         # The operator asks the unpacked weight only for its shape.
-        self._shape = torch.empty(1).expand(weight.shape)
+        self._shape = torch.empty(1, dtype=weight.dtype).expand(weight.shape)
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:

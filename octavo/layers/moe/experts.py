@@ -65,7 +65,7 @@ class ListedExperts:
 
 def combine(rows: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
     """Return the sums of rows [T, k, hidden] times weights [T, k], one after the other; see Experts."""
-    total = torch.zeros(rows.shape[0], rows.shape[2], device=rows.device)
+    total = torch.zeros(rows.shape[0], rows.shape[2], dtype=torch.float32, device=rows.device)
     for row, weight in zip(rows.unbind(1), weights.unbind(1), strict=True):
         total += row.float() * weight[:, None]
     if residual is None:

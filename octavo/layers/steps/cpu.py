@@ -68,8 +68,9 @@ class CpuStep:
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
         _check_slots_shape(slots, num_tokens)
         table, positions = metadata.block_table.contiguous(), metadata.positions.contiguous()
-        partial_out = torch.empty(plan.num_partials, num_heads, head_dim)
-        self._lse, partial_lse = (torch.empty(rows, num_heads) for rows in (num_tokens, plan.num_partials))
+        partial_out = torch.empty(plan.num_partials, num_heads, head_dim, dtype=torch.float32)
+        self._lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
+        partial_lse = torch.empty(plan.num_partials, num_heads, dtype=torch.float32)
         # The structures hold only addresses, so these objects must stay alive.
         self._alive = (plan, slots, table, positions, partial_out, partial_lse)
         cache_strides = (data.stride(2), data.stride(4), data.stride(3))
@@ -98,7 +99,7 @@ class CpuStep:
             InvalidArgumentError: a slot or a block does not exist, or the plan was damaged.
         """
         library, threads, store, call = self._library, self._threads, self._store, self._attend
-        out = torch.empty(self._out_shape)
+        out = torch.empty(self._out_shape, dtype=torch.float32)
         num_tokens = self._out_shape[0]
         base = qkv.data_ptr()
         num_rotated = self._num_heads + self._num_kv_heads

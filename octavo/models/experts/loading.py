@@ -197,7 +197,9 @@ class _FloatStack:
         if self._scales is None:
             self._width = weight.width
             num_parts = -(-num_columns // weight.width)
-            self._scales = torch.empty(number, num_parts, num_rows, device=self._values.device)
+            self._scales = torch.empty(
+                number, num_parts, num_rows, dtype=torch.float32, device=self._values.device
+            )
         if weight.width != self._width or (weight.width < num_columns and weight.width % SCALED_COLUMNS):
             raise UnsupportedModelError(
                 f"{name}: scales must be for whole rows or a multiple of {SCALED_COLUMNS} columns, for all "

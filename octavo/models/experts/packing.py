@@ -81,7 +81,7 @@ class PackedStack:
                 form,
                 torch.empty(number, num_rows, packed.words.shape[1], **options),
                 torch.empty(number, packed.pairs.shape[0], num_rows, **options),
-                torch.empty(number, num_parts, device=packed.words.device),
+                torch.empty(number, num_parts, dtype=torch.float32, device=packed.words.device),
             )
         if form != self._tensors.form:
             raise UnsupportedModelError(

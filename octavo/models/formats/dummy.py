@@ -48,7 +48,8 @@ class DummyWeights:
                 )
         self._shapes = dict(shapes)
         self._seed = seed
-        pool = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * _STANDARD_DEVIATION
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(_POOL_SIZE, dtype=torch.float32, generator=generator) * _STANDARD_DEVIATION
         # Stored twice, so that no read wraps around; rounded once, as rounding takes longer than copying.
         self._pools = {torch.float32: torch.cat((pool, pool))}
 

@@ -94,6 +94,17 @@ def check_keys(
     _check_blocks(table, begin, seq_lens, cache_shape[0], max(1, cache_shape[1]))
 
 
+def check_rows(cache_batch_idx: Tensor, num_rows: int) -> None:
+    """Check the rows of the block table that sequences take."""
+    rows = on_host(cache_batch_idx)
+    bad = (rows < 0) | (rows >= num_rows)
+    if bad.any():
+        s = int(bad.argmax())
+        raise InvalidArgumentError(
+            f"cache_batch_idx[{s}] is {rows[s]}, but rows of block_table go from 0 to {num_rows - 1}"
+        )
+
+
 def check_lengths(begin: np.ndarray, seq_lens: np.ndarray, capacity: int) -> None:
     """Check that the keys from begin [S] to seq_lens [S] are within the cache."""
     bad = (begin < 0) | (seq_lens > capacity)

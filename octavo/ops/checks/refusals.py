@@ -44,6 +44,8 @@ def check_queries(q: Tensor, layout: str) -> None:
         raise InvalidArgumentError(
             f"q must be float16, bfloat16, float32, float64 or float8_e4m3fn; got {q.dtype}"
         )
+    if q.device.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"q must be on a CPU or an NVIDIA GPU; it is on {q.device}")
     if q.dtype == torch.float64 and q.device.type != "cpu":
         raise InvalidArgumentError(f"float64 runs on a CPU only, q is on {q.device}; convert it to float32")
     if q.shape[-2] == 0 or not 1 <= q.shape[-1] <= MAX_HEAD_DIM:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.attention.checks import check_num_splits
 from octavo.attention.float8 import FLOAT8
+from octavo.attention.options import ScoreOptions
 from octavo.errors import InvalidArgumentError
 from octavo.ops.checks.refusals import (
     check_device,
@@ -23,6 +24,8 @@ from octavo.ops.given import Caches, Lengths, News, Options, Places
 
 _NEW_KEYS = (torch.float16, torch.bfloat16, torch.float32, FLOAT8)
 """What a float8 cache takes."""
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @once
@@ -96,11 +99,10 @@ def _check_queries(q: Tensor, lengths: Lengths) -> int:
 
 
 def _check_options(q: Tensor, k: Tensor, num_sequences: int, options: Options) -> None:
-    scale, softcap = options.softmax_scale, options.softcap
-    if scale is not None and not isinstance(scale, Real):
-        raise InvalidArgumentError(f"softmax_scale must be a number; got {scale!r}")
-    if not isinstance(softcap, Real) or softcap < 0:
-        raise InvalidArgumentError(f"softcap must be 0 (off) or positive; got {softcap!r}")
+    scale = options.softmax_scale
+    if scale is not None and not (isinstance(scale, Real) and abs(scale) <= _LARGEST):
+        raise InvalidArgumentError(f"softmax_scale must be a finite float32 number; got {scale!r}")
+    ScoreOptions(1.0, softcap=options.softcap)  # It checks.
     check_num_splits(options.num_splits)
     num_heads, slopes = q.shape[-2], options.alibi_slopes
     if slopes is not None:

@@ -149,7 +149,7 @@ class BlockLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         x = x.contiguous()
-        out = torch.empty(x.shape[0], self._num_rows)
+        out = torch.empty(x.shape[0], self._num_rows, dtype=torch.float32)
         column = 0
         for order, product in self._products:
             product(x if order is None else x.index_select(1, order), out, column)

@@ -100,7 +100,7 @@ class Float8Weight:
 def quantise(weight: Tensor) -> Float8Weight:
     """Round a weight [N, K] of any float dtype to float8 with a scale for each row."""
     values = torch.empty_like(weight, dtype=FLOAT8)
-    scales = torch.empty(weight.shape[0], 1, device=weight.device)
+    scales = torch.empty(weight.shape[0], 1, dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], _CHUNK):
         rows = slice(start, start + _CHUNK)
         values[rows], scales[rows] = quantise_rows(weight[rows])

@@ -97,8 +97,9 @@ def check_columns(name: str, start: int, stop: int) -> None:
 @cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of each byte [256, 2] and the scale of each exponent [256, 1], float32."""
-    numbers = torch.tensor([*_MAGNITUDES, *(-number for number in _MAGNITUDES)])
+    numbers = torch.tensor([*_MAGNITUDES, *(-number for number in _MAGNITUDES)], dtype=torch.float32)
     byte = torch.arange(256)
     pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), 1)
-    scales = torch.tensor([[2.0 ** (exponent - 127)] for exponent in range(255)] + [[torch.nan]])
+    powers = [[2.0 ** (exponent - 127)] for exponent in range(255)]
+    scales = torch.tensor([*powers, [torch.nan]], dtype=torch.float32)
     return pairs.to(device), scales.to(device)

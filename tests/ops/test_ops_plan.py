@@ -1,0 +1,70 @@
+"""A plan of what sequences share changes no result, or is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.attention import ForestPlan
+from octavo.errors import InvalidArgumentError
+from octavo.ops import flash_attn_with_kvcache
+
+FLOAT8 = torch.float8_e4m3fn
+SLOPES, SCALES = torch.rand(4), torch.rand(3, 2) + 0.5
+# Three sequences of 70, 84 and 90 tokens share 64, or four blocks.
+TABLE = np.array([[0, 1, 2, 3, 4, -1], [0, 1, 2, 3, 5, 6], [0, 1, 2, 3, 7, 8]], dtype=np.int32)
+LENGTHS = np.array([70, 84, 90], dtype=np.int32)
+
+
+def call(dtype=torch.float32, cache_dtype=None, **options):
+    """A call of two queries each, and its plan."""
+    generator = torch.Generator().manual_seed(0)
+    caches = (torch.randn(9, 16, 2, 16, generator=generator).to(cache_dtype or dtype) for _ in "kv")
+    q = torch.randn(3, 2, 4, 16, generator=generator).to(dtype)
+    right = options.get("window_size", (-1, -1))[1]
+    right = 0 if options.get("causal") else None if right < 0 else right
+    plan = ForestPlan.from_block_tables(TABLE, LENGTHS, np.arange(4, dtype=np.int32) * 2, 16, right=right)
+    assert plan.sharing.num_nodes > 0
+    places = {"cache_seqlens": torch.from_numpy(LENGTHS), "block_table": torch.from_numpy(TABLE)}
+    return (q, *caches), places | options, plan
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {},
+        {"window_size": (40, 1)},
+        {"window_size": (70, -1), "softcap": 2.0},
+        {"causal": True, "alibi_slopes": SLOPES, "s_aux": SLOPES},
+        {"causal": True, "dtype": torch.bfloat16},
+        {"causal": True, "cache_dtype": FLOAT8},
+    ],
+    ids=lambda options: "-".join(options) or "all",
+)
+def test_a_plan_changes_no_result(options):
+    tensors, given, plan = call(**options)
+    alone = flash_attn_with_kvcache(*tensors, **given, return_softmax_lse=True)
+    shared = flash_attn_with_kvcache(*tensors, **given, plan=plan, return_softmax_lse=True)
+    torch.testing.assert_close(shared, alone)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alibi_slopes": SLOPES.expand(3, 4)},
+        {"cache_dtype": FLOAT8, "k_descale": SCALES},
+        {"cache_dtype": FLOAT8, "q_descale": SCALES},
+        {"cache_dtype": FLOAT8, "v_descale": SCALES},
+    ],
+    ids="-".join,
+)
+def test_keys_that_sequences_share_mean_the_same_to_all(options):
+    tensors, given, plan = call(causal=True, **options)
+    with pytest.raises(InvalidArgumentError, match=r"need the same alibi_slopes \[H\], k_scale and v_scale"):
+        flash_attn_with_kvcache(*tensors, **given, plan=plan)
+
+
+def test_a_plan_for_another_mask_is_refused():
+    tensors, given, plan = call(causal=True)
+    with pytest.raises(InvalidArgumentError, match="the plan is for right=0, this call has right=None"):
+        flash_attn_with_kvcache(*tensors, **given | {"causal": False}, plan=plan)
