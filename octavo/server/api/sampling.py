@@ -1,5 +1,6 @@
 """From the fields of a request to SamplingParams."""
 
+from operator import attrgetter
 from typing import Any
 
 from octavo.sampling_params import SamplingParams, StructuredOutput
@@ -11,6 +12,7 @@ _SAME_NAME = tuple(
     for name in SamplingFields.__struct_fields__
     if name in SamplingParams.__dataclass_fields__ and name not in ("max_tokens", "logprobs")
 )
+_values_of = attrgetter(*_SAME_NAME)
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
@@ -59,7 +61,7 @@ def _options(request: SamplingFields) -> dict[str, Any]:
         raise refused("stream_options", "needs stream: true")
     if request.stream and request.prompt_logprobs is not None:
         raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
-    values = ((name, getattr(request, name)) for name in _SAME_NAME)
+    values = zip(_SAME_NAME, _values_of(request), strict=True)
     options = {name: value for name, value in values if value is not None}
     structured = _structured(request)
     return options if structured is None else {**options, "structured": structured}
