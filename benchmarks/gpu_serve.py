@@ -8,7 +8,7 @@ stands beside the best one, as it may meet what is compiled on first use. The la
 
     python benchmarks/gpu_serve.py [--model 0.6b] [--workloads nano shared] [--streams 1 32 256] [--rate 40]
                                    [--seconds 15] [--prompt-len 512] [--output-len 128] [--repeat 2]
-                                   [--peer none] [--save MACHINE]
+                                   [--processes 1] [--peer none] [--save MACHINE]
 
 vLLM runs as `vllm serve` does by default, without statistics and without FlashInfer's sampler, as in
 peers/vllm_serving.py.
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, nargs="+", default=[512], metavar="LEN")
     parser.add_argument("--output-len", type=int, nargs="+", default=[128], metavar="LEN")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1, help="of the client")
     parser.add_argument("--peer", choices=["vllm", "none"], default="vllm" if find_spec("vllm") else "none")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,7 +78,17 @@ def measure(arguments: argparse.Namespace) -> Figures:
             if name == "Octavo":
                 raise
             print(f"{name} was not measured: {error}", file=sys.stderr, flush=True)
-    names = ("model", "workloads", "streams", "rate", "seconds", "prompt_len", "output_len", "repeat")
+    names = (
+        "model",
+        "workloads",
+        "streams",
+        "rate",
+        "seconds",
+        "prompt_len",
+        "output_len",
+        "repeat",
+        "processes",
+    )
     return {**{name: getattr(arguments, name) for name in names}, "engine_alone": alone, "servers": servers}
 
 
@@ -128,10 +139,10 @@ def run_loads(arguments: argparse.Namespace, server: ServerProcess) -> dict[str,
     loads: dict[str, list[Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, fields in load_fields(arguments, Path(folder)).items():
-            loads[name] = [
-                server.load(**fields, ignore_eos=True, temperature=0.6, seed=number)
-                for number in range(arguments.repeat)
-            ]
+            # No more than requests under way.
+            most = fields.get("max_concurrency", fields["num_prompts"])
+            common = {"ignore_eos": True, "temperature": 0.6, "processes": min(arguments.processes, most)}
+            loads[name] = [server.load(**fields, **common, seed=number) for number in range(arguments.repeat)]
             for run in loads[name]:
                 times = f"TTFT {_ms(run, 'ttft')} ms, ITL {_ms(run, 'itl')} ms"
                 rate = f"{run['output_throughput']:,.0f} tokens/s"

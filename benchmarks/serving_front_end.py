@@ -8,13 +8,14 @@ streams of one token, and taken off. Of several runs the one that took least cou
 machine only add.
 
     python benchmarks/serving_front_end.py [--streams 64 256] [--tokens 400] [--step-ms 2 20] [--runs 3]
-                                           [--save MACHINE]
+                                           [--ids 16 4200] [--save MACHINE]
 
 A short step makes a server that falls behind gather tokens: an event then holds several. us_per_event is
 the honest price, us_per_token what a loaded server pays. us_per_event_kernel is the part in system mode,
 which no server can avoid as long as every event is a write to a socket; us_per_write is what the same writes
 cost a program that does nothing else. "one thread" is the way from a token to the HTTP server, without
-sockets and threads. The last line is JSON.
+sockets and threads. The second table has requests: streams of one token, all at once, by the length of their
+prompts, and the CPU time of each kind of thread (Linux only). The last line is JSON.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class FrontEnd:
         self._config = ServerConfig(port=self.port)
         self._loop = EngineLoop(lambda: cast(Engine, FakeEngine(step_s, tokenizer)))
         self._gate = make_app(self._loop, self._config, "stand-in")
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="event loop")
         self._ready = threading.Event()
 
     async def _serve(self) -> None:
@@ -78,10 +79,11 @@ class FrontEnd:
         self._thread.join()
         self._gate.context.close()
 
-    def run(self, path: str, num_streams: int, num_tokens: int) -> "Run":
+    def run(self, path: str, num_streams: int, num_tokens: int, num_ids: int = 1) -> "Run":
         """Serve so many streams side by side."""
-        numbers = (self.port, path, num_streams, num_tokens)
+        numbers = (self.port, path, num_streams, num_tokens, num_ids)
         command = [sys.executable, "-m", "support.stream_reader", *map(str, numbers)]
+        threads = _cpu_of_threads()
         own, child, begun = _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN), time.perf_counter()
         read = subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parent)
         own_after, child_after = _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN)
@@ -94,6 +96,8 @@ class FrontEnd:
             seconds=time.perf_counter() - begun,
             num_events=counted["events"],
             num_bytes=counted["bytes"],
+            begun_s=counted["begun_s"],
+            thread_s={name: cpu_s - threads.get(name, 0.0) for name, cpu_s in _cpu_of_threads().items()},
         )
 
 
@@ -108,6 +112,8 @@ class Run:
         seconds: by the clock.
         num_events: that the client read, [DONE] included.
         num_bytes: of all answers.
+        begun_s: from the first request to the last one's first event.
+        thread_s: CPU time by the names of threads; those of the HTTP server have none here.
     """
 
     cpu_s: float
@@ -116,6 +122,17 @@ class Run:
     seconds: float
     num_events: int
     num_bytes: int
+    begun_s: float
+    thread_s: dict[str, float]
+
+
+def _cpu_of_threads() -> dict[str, float]:
+    names = {thread.native_id: thread.name.partition("_")[0] for thread in threading.enumerate()}
+    found: dict[str, float] = {}
+    for task in Path("/proc/self/task").glob("*"):
+        name = names.get(int(task.name), "HTTP server")
+        found[name] = found.get(name, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
 
 
 def _cpu(who: int) -> tuple[float, float]:
@@ -127,25 +144,52 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--step-ms", type=float, nargs="+", default=[2.0, 20.0])
+    parser.add_argument("--step-ms", type=float, nargs="*", default=[2.0, 20.0])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--ids", type=int, nargs="*", default=[16, 4200], help="of prompts, for requests")
     arguments = parser.parse_args()
     rows: list[Figures] = []
+    requests: list[Figures] = []
     for step_ms in arguments.step_ms:
         with FrontEnd(step_ms / 1000) as server:
             for path in PATHS:
                 for num_streams in arguments.streams:
                     rows.append(measure(server, path, num_streams, arguments.tokens, step_ms, arguments.runs))
                     print(rows[-1], file=sys.stderr, flush=True)
+    if arguments.ids:
+        with FrontEnd(0.005) as server:
+            num = max(arguments.streams)
+            requests += [of_requests(server, PATHS[1], num, ids, arguments.runs) for ids in arguments.ids]
+            requests.append(of_requests(server, PATHS[0], num, 1, arguments.runs))
     alone = seconds_per_event(max(arguments.streams), 200)
     one_thread = {
         "us_per_event_one_thread_least": min(alone) * 1e6,
         "us_per_event_one_thread_median": statistics.median(alone) * 1e6,
     }
     print(one_thread)
-    names = list(rows[0])
-    print(table(names, [[f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows]))
-    publish("serving_front_end", {"runs": arguments.runs, **one_thread, "rows": rows}, arguments)
+    for found in filter(None, (rows, requests)):
+        print(table(list(found[0]), [[_short(value) for value in row.values()] for row in found]))
+    figures = {"runs": arguments.runs, **one_thread, "rows": rows, "requests": requests}
+    publish("serving_front_end", figures, arguments)
+
+
+def _short(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def of_requests(server: FrontEnd, path: str, num: int, num_ids: int, runs: int) -> Figures:
+    """Figures of so many requests at once: microseconds of CPU for each, of all threads and of some."""
+    server.run(path, num, 1, num_ids)
+    least = min((server.run(path, num, 1, num_ids) for _ in range(runs)), key=lambda run: run.cpu_s)
+    names = ("event loop", "octavo-read", "octavo-engine", "HTTP server")
+    return {
+        "path": path,
+        "ids": num_ids,
+        "requests": num,
+        "us_per_request": least.cpu_s / num * 1e6,
+        **{f"us {name}": least.thread_s.get(name, 0.0) / num * 1e6 for name in names},
+        "ms to the last first event": least.begun_s * 1e3,
+    }
 
 
 def measure(

@@ -51,7 +51,7 @@ def test_the_script_on_a_tiny_model(tmp_path: Path) -> None:
     (folder / "api_server.py").write_text(dedent(FAKE_SERVER))
     options = "--model tiny --workloads single --streams 1 2 --rate 40 --seconds 0.2 --prompt-len 4 8"
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_serve.py"), *options.split()]
-    command += ["--output-len", "4", "--repeat", "1", "--peer", "vllm"]
+    command += ["--output-len", "4", "--repeat", "1", "--processes", "2", "--peer", "vllm"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

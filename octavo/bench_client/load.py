@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.bench_client.client import Answer, Client, warm_up
 from octavo.bench_client.options import LoadOptions
@@ -37,15 +37,28 @@ async def run_load(options: LoadOptions) -> Load:
 
     Raises:
         ConfigError: no server answers, a file cannot be read, or a warm-up request fails.
+        OctavoError: a process of the client ended early.
     """
     prompts = make_prompts(options, options.num_prompts, options.seed)
     warm = make_prompts(options, options.warmup, options.seed + 1)
     times = arrival_times(options)
     async with Client(options) as client:
-        await client.find_model()
+        model = await client.find_model()
         await warm_up(client, warm)
-        freeze()
-        return await _Run(client, options.max_concurrency).run(prompts, times)
+        if options.processes == 1:
+            return await send_load(client, options, prompts, times, time.perf_counter())
+    # It imports this file, as its children do.
+    from octavo.bench_client.processes import run_in_processes
+
+    return await run_in_processes(replace(options, served_model_name=model), prompts, times)
+
+
+async def send_load(
+    client: Client, options: LoadOptions, prompts: Sequence[Prompt], times: Sequence[float], begin_s: float
+) -> Load:
+    """Send prompts, each at its time, in seconds after `begin_s` by time.perf_counter."""
+    freeze()
+    return await _Run(client, options.max_concurrency).run(prompts, times, begin_s)
 
 
 class _Run:
@@ -55,11 +68,11 @@ class _Run:
         self._num_under_way = 0
         self._load = Load([])
 
-    async def run(self, prompts: Sequence[Prompt], times: Sequence[float]) -> Load:
+    async def run(self, prompts: Sequence[Prompt], times: Sequence[float], begun: float) -> Load:
         """Send everything; return when all have ended."""
         load = self._load
         watching = asyncio.ensure_future(self._watch())
-        cpu_s, begun = time.process_time(), time.perf_counter()
+        cpu_s = time.process_time()
         tasks = []
         try:
             for prompt, due_s in zip(prompts, times, strict=True):

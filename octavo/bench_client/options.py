@@ -33,6 +33,7 @@ class LoadOptions:
         burstiness: shape of the gamma distribution of the gaps between requests: 1 for a Poisson process,
             less for bursts, more for an even pace.
         max_concurrency: requests under way at a time; later ones wait for a place. Default: any number.
+        processes: of the client; requests take them in turns, and each has its part of max_concurrency.
         ignore_eos: have the server generate all output_len tokens; not every server knows it.
         temperature: sampling temperature.
         seed: of lengths, prompts and times.
@@ -59,6 +60,7 @@ class LoadOptions:
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
+    processes: int = 1
     ignore_eos: bool = False
     temperature: float = 0.0
     seed: int = 0
@@ -78,6 +80,10 @@ class LoadOptions:
         _at_least("vocab_size", self.vocab_size, 101)
         if self.max_concurrency is not None:
             _at_least("max_concurrency", self.max_concurrency, 1)
+        most = min(self.num_prompts, self.max_concurrency or self.num_prompts)
+        if not 1 <= self.processes <= most:
+            why = "at most one for each request under way"
+            raise ConfigError(f"processes must be in [1, {most}], {why}, got {self.processes}")
         for name in ("input_len", "output_len"):
             lengths = getattr(self, name)
             if not 1 <= len(lengths) <= 2 or lengths[0] < 1 or lengths[-1] < lengths[0]:

@@ -88,6 +88,15 @@ class PromptReader:
         self._check_length(len(token_ids.listed))
         return token_ids
 
+    def read_integers(self, token_ids: TokenIds) -> TokenIds:
+        """Return a prompt's token ids, of which only that they are integers is known.
+
+        Raises:
+            PromptError, RequestTooLongError: as `read`.
+        """
+        self._check_vocabulary(token_ids)
+        return self.read(token_ids)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize a text.
 
@@ -163,14 +172,18 @@ class PromptReader:
             token_ids = TokenIds.of(listed)
         except struct.error:
             raise self._outside(listed) from None
-        # Seen as unsigned numbers, negative ones are beyond the vocabulary as well.
-        unsigned = np.frombuffer(token_ids.packed, dtype=np.uint32)
-        if unsigned.max(initial=0) >= self.vocab_size:
-            raise self._outside(listed)
-        for at in np.flatnonzero(unsigned < 2):
+        for at in np.flatnonzero(self._check_vocabulary(token_ids) < 2):
             # An id 1 or 0 may be a True or False, which is refused.
             _as_integer(listed[at])
         return token_ids
+
+    def _check_vocabulary(self, token_ids: TokenIds) -> np.ndarray:
+        """Check that ids are in the vocabulary; return them as unsigned numbers."""
+        # Seen as unsigned numbers, negative ones are beyond the vocabulary as well.
+        unsigned = np.frombuffer(token_ids.packed, dtype=np.uint32)
+        if unsigned.max(initial=0) >= self.vocab_size:
+            raise self._outside(token_ids.listed)
+        return unsigned
 
     def _outside(self, token_ids: list[int]) -> PromptError:
         token_id = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)

@@ -1,10 +1,10 @@
 """The application: routes, and the gate that every request passes."""
 
 import logging
+import random
 import time
 import traceback
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from operator import attrgetter
 
 import msgspec
@@ -24,13 +24,14 @@ from octavo.server.auth import KeyRing
 from octavo.server.config import ServerConfig
 from octavo.server.context import Context
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.limits import ClientGoneError
+from octavo.server.limits import ClientGoneError, presence_of
 from octavo.server.live.routes import PAGE_PATHS, page_routes
 from octavo.server.loop.engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.server")
 
 Endpoint = Callable[[Context, Request], Awaitable[Response]]
+Headers = Mapping[bytes, bytes]
 
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
@@ -80,7 +81,8 @@ def make_app(loop: EngineLoop, config: ServerConfig, model: str, num_restarts: i
     context = Context(loop, config, config.served_model_name or model, num_restarts)
     routes = [Route(path, _bound(endpoint, context), methods=[method]) for method, path, endpoint in ROUTES]
     routes += page_routes(loop)
-    return Gate(Router(routes, redirect_slashes=False), context, KeyRing(config.read_keys()))
+    posted = {path: endpoint for method, path, endpoint in ROUTES if method == "POST"}
+    return Gate(Router(routes, redirect_slashes=False), posted, context, KeyRing(config.read_keys()))
 
 
 def _bound(endpoint: Endpoint, context: Context) -> Callable[[Request], Awaitable[Response]]:
@@ -98,11 +100,22 @@ class Gate:
         num_open: requests whose answers are not complete.
     """
 
-    def __init__(self, app: ASGIApp, context: Context, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, posted: Mapping[str, Endpoint], context: Context, keys: KeyRing) -> None:
+        """Make the gate.
+
+        Args:
+            app: answers.
+            posted: answers what is posted to these paths; through starlette's router that takes longer.
+            context: what the endpoints share.
+            keys: of the clients.
+        """
         self._app = app
+        self._posted = posted
         self._keys = keys
         self.context = context
         self.num_open = 0
+        # The system's own random numbers (uuid4) would give the interpreter to another thread for each.
+        self._ids = random.Random()
         config = context.config
         self._open_paths = _OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
         self._hosts = _LOCAL_HOSTS | {config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
@@ -117,15 +130,21 @@ class Gate:
             raise ValueError(f"expected a request over HTTP, got {scope['type']}")
         begun = time.monotonic()
         path = scope["path"].removeprefix(self.context.config.root_path)
-        body = _Body(scope, receive)
+        headers = dict(scope["headers"])
+        body = _Body(headers, receive)
         answer = _Answer(send, scope, body, error_body if path in _ANTHROPIC_PATHS else attrgetter("body"))
         scope["octavo.send"] = send
         traces = self.context.traces
         trace = None if traces is None else traces.begin(scope, path)
         self.num_open += 1
         try:
-            self._check(scope, path)
-            await self._app(scope, body.receive, answer.send)
+            self._check(scope, path, headers)
+            endpoint = self._posted.get(path) if scope["method"] == "POST" else None
+            if endpoint is None:
+                await self._app(scope, body.receive, answer.send)
+            else:
+                response = await endpoint(self.context, Request(scope, body.receive))
+                await response(scope, body.receive, answer.send)
         except ClientGoneError:
             if not answer.has_begun:
                 # The client may have sent half a body, and still wait for an answer.
@@ -135,20 +154,20 @@ class Gate:
             await self._fail(error, answer)
         finally:
             self.num_open -= 1
+            presence_of(scope, body.receive).close()
             if trace is not None:
                 trace.end(answer.status, scope["octavo.request_id"])
         self.context.metrics.note_answer(answer.status)
         if self.context.config.access_log and (path not in _PROBED_PATHS or answer.status >= 400):
             self._log(scope, answer.status, time.monotonic() - begun)
 
-    def _check(self, scope: Scope, path: str) -> None:
+    def _check(self, scope: Scope, path: str, headers: Headers) -> None:
         """Return who asks, if the host and the key are right.
 
         Raises:
             ApiError: 401 no valid key, 403 another server's name.
         """
-        headers = dict(scope["headers"])
-        scope["octavo.request_id"] = _request_id(headers.get(b"x-request-id"))
+        scope["octavo.request_id"] = self._request_id(headers.get(b"x-request-id"))
         scope["octavo.holder"] = None
         if self._checks_host and _host(headers.get(b"host", b"")) not in self._hosts:
             raise ApiError(
@@ -164,6 +183,15 @@ class Gate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
+
+    def _request_id(self, given: bytes | None) -> str:
+        """Return the client's id if it is one, else a new one."""
+        if given is not None:
+            try:
+                return msgspec.convert(given.decode("ascii"), RequestId)
+            except (UnicodeDecodeError, msgspec.ValidationError):
+                pass
+        return f"{self._ids.getrandbits(128):032x}"
 
     async def _fail(self, error: Exception, answer: "_Answer") -> None:
         found = as_api_error(error)
@@ -193,8 +221,7 @@ class _Body:
         is_read: nothing of it is left on the connection, which may carry further requests.
     """
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        headers = dict(scope["headers"])
+    def __init__(self, headers: Headers, receive: Receive) -> None:
         self._receive = receive
         self.is_read = b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0"
 
@@ -264,16 +291,6 @@ def _no_route(scope: Scope, status: int) -> ApiError:
     path = scope["path"]
     why = next((f"; {why}" for begin, why in _LACKING.items() if path.startswith(begin)), "")
     return ApiError(404, f"there is no route {path[:200]!r}{why}", code="not_found")
-
-
-def _request_id(given: bytes | None) -> str:
-    """Return the client's id if it is one, else a new one."""
-    if given is not None:
-        try:
-            return msgspec.convert(given.decode("ascii"), RequestId)
-        except (UnicodeDecodeError, msgspec.ValidationError):
-            pass
-    return uuid.uuid4().hex
 
 
 def _host(header: bytes) -> str:

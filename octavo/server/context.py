@@ -3,8 +3,8 @@
 import asyncio
 import functools
 import importlib
+import itertools
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -70,6 +70,7 @@ class Context:
         self.num_restarts = num_restarts
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
+        self._numbers = itertools.count()
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
@@ -178,8 +179,9 @@ class Context:
         generation = Generation(prompts)
         try:
             for prompt in prompts:
+                request_id = f"http-{next(self._numbers)}"
                 stream = await self.loop.submit(
-                    prompt, params, request_id=uuid.uuid4().hex, cache_salt=cache_salt, priority=priority
+                    prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
                 )
                 generation.streams.append(stream)
         except BaseException:

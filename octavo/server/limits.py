@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from octavo.server.config import ServerConfig
@@ -105,27 +106,79 @@ class BodyReader:
         return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")
 
 
-async def unless_gone(
-    receive: Receive, work: Coroutine[Any, Any, Found], *guards: Coroutine[Any, Any, None]
-) -> Found:
-    """Return what `work` returns; cancel it if the client leaves or a guard returns first.
+class Presence:
+    """Whether a request's client is still there. Once its body was read, all that it can do is leave.
+
+    For the task that answers the request.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watching: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[Any] | None = None
+        self._is_gone = False
+
+    async def unless_gone(self, work: Coroutine[Any, Any, Found]) -> Found:
+        """Return what `work` returns; cancel it when the client leaves.
+
+        Raises:
+            ClientGoneError: the client has left.
+        """
+        if self._is_gone:
+            work.close()
+            raise ClientGoneError
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+        task = asyncio.current_task()
+        assert task is not None
+        self._working, num_before = task, task.cancelling()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._is_gone and task.cancelling() == num_before + 1:
+                raise ClientGoneError from None
+            raise
+        finally:
+            self._working = None
+            if self._is_gone:
+                task.uncancel()
+
+    def leave(self) -> None:
+        """Cancel the work: nobody needs it any more."""
+        if not self._is_gone:
+            self._is_gone = True
+            if self._working is not None:
+                self._working.cancel()
+
+    def close(self) -> None:
+        """Watch no longer. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        # A connection that cannot be received from has no client either.
+        with suppress(Exception):
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        self.leave()
+
+
+def presence_of(scope: MutableMapping[str, Any], receive: Receive) -> Presence:
+    """Return the presence of a request's client: the one that is watched already, or a new one."""
+    presence = scope.get("octavo.presence")
+    if presence is None:
+        presence = scope["octavo.presence"] = Presence(receive)
+    return presence
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Found]) -> Found:
+    """Return what `work` returns; cancel it when the client leaves.
 
     Raises:
-        ClientGoneError: work was cancelled.
+        ClientGoneError: the client has left.
     """
-    task = asyncio.ensure_future(work)
-    others = [asyncio.ensure_future(other) for other in (_until_gone(receive), *guards)]
+    presence = Presence(receive)
     try:
-        await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
+        return await presence.unless_gone(work)
     finally:
-        for other in (task, *others):
-            other.cancel()
-        await asyncio.gather(task, *others, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        presence.close()

@@ -14,7 +14,8 @@ from scripted_server import ScriptedServer
 from octavo.bench_client.load import run_load
 from octavo.bench_client.options import LoadOptions
 from octavo.bench_client.summary import summarise
-from octavo.errors import ConfigError
+from octavo.bench_client.workload import arrival_times
+from octavo.errors import ConfigError, OctavoError
 
 
 def figures_of(server: ScriptedServer, **fields: Any) -> dict[str, Any]:
@@ -189,6 +190,8 @@ def test_nobody_there() -> None:
         ({"request_rate": 0.0}, "request_rate"),
         ({"burstiness": float("nan")}, "burstiness"),
         ({"max_concurrency": 0}, "max_concurrency"),
+        ({"processes": 0}, "processes"),
+        ({"processes": 3, "max_concurrency": 2}, "processes must be in \\[1, 2\\]"),
         ({"goodput": ("ttft=5",)}, "goodput"),
         ({"goodput": ("itl:5",)}, "goodput"),
         ({"vocab_size": 100}, "vocab_size"),
@@ -226,3 +229,37 @@ def test_the_command_needs_no_torch(server: ScriptedServer, tmp_path: Path) -> N
     assert "no request succeeded: status 500" in ran.stderr
     assert "[red]not markup[/red] " in ran.stdout
     assert json.loads(ran.stdout.splitlines()[-1])["failed"] == 4
+
+
+def test_several_processes_are_one_client(server: ScriptedServer) -> None:
+    server.script.gap_s = 0.02
+    fields: dict[str, Any] = {"num_prompts": 11, "max_concurrency": 4, "input_len": (2, 9), "seed": 3}
+    figures = figures_of(server, processes=3, **fields)
+    assert (figures["completed"], figures["failed"], figures["errors"]) == (11, 0, {})
+    assert server.script.most_under_way == figures["max_concurrent_requests"] == 4
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (77, 44)
+    # At least three rounds of four events, on the clock that all of them share.
+    assert figures["duration"] >= 3 * 4 * 0.02
+    assert figures["median_ttft_ms"] >= 20
+    assert figures["client"]["lag_ms"]["max"] >= 0
+    spread = sorted(one["prompt"] for one in server.script.asked)
+    server.script.asked.clear()
+    figures_of(server, **fields)
+    assert sorted(one["prompt"] for one in server.script.asked) == spread
+
+
+def test_several_processes_keep_the_times(server: ScriptedServer) -> None:
+    options = LoadOptions(base_url=server.url, num_prompts=9, request_rate=40.0, processes=2)
+    load = asyncio.run(run_load(options))
+    due_s = [answer.due_s - load.answers[0].due_s for answer in load.answers]
+    times = arrival_times(options)
+    assert due_s == pytest.approx([one - times[0] for one in times])
+    assert all(answer.sent_s >= answer.due_s for answer in load.answers)
+
+
+def test_a_process_that_ends_early(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.bench_client import processes
+
+    monkeypatch.setattr(processes.sys, "executable", "false")
+    with pytest.raises(OctavoError, match="exit status 1"):
+        figures_of(server, processes=2)

@@ -21,7 +21,7 @@ def test_events_of_several_prompts_end_with_the_last_one() -> None:
             await settle()
             prompts.write(1, "d", ends=True)
         assert b"".join(client.bodies) == b"begin 1:a 0:b 1:c 1:d finish last"
-        assert client.bodies[-2:] == [b"1:d finish ", b"last"]
+        assert client.bodies[-2:] == [b"1:c ", b"1:d finish last"]
 
     run(test)
 

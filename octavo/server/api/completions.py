@@ -23,8 +23,8 @@ from octavo.server.api.types import (
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
-from octavo.server.limits import unless_gone
-from octavo.server.reading.input import TextInput, check_model, parse_completion, read_texts
+from octavo.server.limits import presence_of
+from octavo.server.reading.input import TextInput, check_model, is_soon_read, parse_completion, read_texts
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ async def completions(context: Context, request: Request) -> Response:
     context.loop.check_room(found.params.n)
     work = _generate(context, request, found)
     if found.asked.stream:
-        generation, answer = await unless_gone(request.receive, work)
+        generation, answer = await presence_of(request.scope, request.receive).unless_gone(work)
         return context.events(CompletionEvents(answer, generation), generation)
 
     async def whole() -> Response:
@@ -65,13 +65,15 @@ async def completions(context: Context, request: Request) -> Response:
         outputs = await generation.finish()
         return Response(encode(_completion(answer, outputs)), media_type="application/json")
 
-    return await unless_gone(request.receive, whole())
+    return await presence_of(request.scope, request.receive).unless_gone(whole())
 
 
 async def _read(context: Context, request: Request) -> TextInput:
     body = await context.read_body(request)
     if len(body) > LONG_BYTES:
-        return await unless_gone(request.receive, context.read_long_texts(request, body))
+        return await presence_of(request.scope, request.receive).unless_gone(
+            context.read_long_texts(request, body)
+        )
     found = parse_completion(body)
     check_model(found.asked.model, context.model)
     return found
@@ -80,7 +82,9 @@ async def _read(context: Context, request: Request) -> TextInput:
 async def _generate(context: Context, request: Request, found: TextInput) -> tuple[Generation, Answer]:
     asked, params, read = found.asked, found.params, found.prompts
     if read is None:
-        read = await context.run(read_texts, context.materials.prompts, found)
+        prompts = context.materials.prompts
+        is_soon = is_soon_read(asked)
+        read = read_texts(prompts, found) if is_soon else await context.run(read_texts, prompts, found)
     tokenizer = context.loop.engine.tokenizer
     answer = Answer(
         new_id("cmpl", request, asked.request_id),

@@ -1,5 +1,7 @@
 """From the fields of a request to SamplingParams."""
 
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from octavo.sampling_params import SamplingParams, StructuredOutput
@@ -11,6 +13,9 @@ _SAME_NAME = tuple(
     for name in SamplingFields.__struct_fields__
     if name in SamplingParams.__dataclass_fields__ and name not in ("max_tokens", "logprobs")
 )
+_values_of = attrgetter(*_SAME_NAME)
+# These may be lists and dictionaries.
+_UNHASHED = frozenset({"stop", "stop_token_ids", "logit_bias", "structured"})
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
@@ -31,7 +36,7 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
                 "echo", "with logprobs is not streamed: log-probabilities of a prompt come at the end"
             )
         options["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    return SamplingParams(**options)
+    return _params(options)
 
 
 def chat_params(request: ChatRequest) -> SamplingParams:
@@ -51,7 +56,7 @@ def chat_params(request: ChatRequest) -> SamplingParams:
         raise refused("top_logprobs", "needs logprobs: true")
     if request.logprobs:
         options["logprobs"] = request.top_logprobs or 0
-    return SamplingParams(**options)
+    return _params(options)
 
 
 def _options(request: SamplingFields) -> dict[str, Any]:
@@ -59,10 +64,20 @@ def _options(request: SamplingFields) -> dict[str, Any]:
         raise refused("stream_options", "needs stream: true")
     if request.stream and request.prompt_logprobs is not None:
         raise refused("prompt_logprobs", "are not streamed; ask with stream: false")
-    values = ((name, getattr(request, name)) for name in _SAME_NAME)
+    values = zip(_SAME_NAME, _values_of(request), strict=True)
     options = {name: value for name, value in values if value is not None}
     structured = _structured(request)
     return options if structured is None else {**options, "structured": structured}
+
+
+def _params(options: dict[str, Any]) -> SamplingParams:
+    """Return checked parameters. Most requests ask for the same as one before."""
+    return _checked(**options) if _UNHASHED.isdisjoint(options) else SamplingParams(**options)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _checked(**options: Any) -> SamplingParams:
+    return SamplingParams(**options)
 
 
 def _structured(request: SamplingFields) -> StructuredOutput | None:

@@ -14,7 +14,7 @@ from octavo.outputs import CompletionDelta
 from octavo.server.eager import begun
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.generation import Generation
-from octavo.server.limits import unless_gone
+from octavo.server.limits import presence_of
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -96,6 +96,7 @@ class EventStream(Response):
         self._idle = idle
         self._write_error = write_error
         self._sent_s = 0.0
+        self._looking: asyncio.TimerHandle | None = None
         # What the client has not taken yet, and the prompts that have news for it.
         self._sending: asyncio.Task[None] | None = None
         self._held: list[int] = []
@@ -103,13 +104,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; the generation has ended when this returns or raises."""
-        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._events = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Exception | None] = self._events.create_future()
+        self._presence = presence_of(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
             # Directly to the server: each layer between costs as much as writing an event.
             self._send = scope.get("octavo.send", send)
-            await unless_gone(receive, self._send_all(), self._guard())
+            self._sent_s = time.monotonic()
+            self._look_later()
+            await self._presence.unless_gone(self._send_all())
         finally:
+            self._presence.close()
+            if self._looking is not None:
+                self._looking.cancel()
             if self._sending is not None:
                 self._sending.cancel()
             self._generation.abort()
@@ -120,12 +128,12 @@ class EventStream(Response):
         for stream, call in zip(self._generation.streams, self._calls, strict=True):
             stream.when_news(call)
         error = await self._ended
-        last = self._last if error is None else self._write_error(as_api_error(error)) + self._last
         if self._sending is not None:
             await self._sending
-        self._put(last, more=False)
-        if self._sending is not None:
-            await self._sending
+        if error is not None:
+            self._put(self._write_error(as_api_error(error)) + self._last, more=False)
+            if self._sending is not None:
+                await self._sending
 
     def _on_news(self, position: int) -> bool:
         """Send what is new of a prompt, unless the client has to read first; False: do not call again."""
@@ -138,9 +146,9 @@ class EventStream(Response):
         try:
             events = self._writer.write(position, generation.take(position))
             if generation.is_done:
-                events += self._writer.finish()
-            if events:
-                self._put(events)
+                events += self._writer.finish() + self._last
+            if events or generation.is_done:
+                self._put(events, more=not generation.is_done)
         except Exception as error:
             self._ended.set_result(error)
             return False
@@ -169,18 +177,23 @@ class EventStream(Response):
             if self._on_news(position):
                 self._generation.streams[position].when_news(self._calls[position])
 
-    async def _guard(self) -> None:
-        """Send `idle` while nothing else is sent; return when the client does not read any more."""
+    def _look_later(self) -> None:
         limits = [limit for limit in (self._keep_alive_s, self._write_timeout_s) if limit]
-        self._sent_s = time.monotonic()
-        while True:
-            await asyncio.sleep(min(limits) / 2)
-            idle_s = time.monotonic() - self._sent_s
-            if self._sending is not None:
-                if idle_s > self._write_timeout_s:
-                    return
-            elif self._keep_alive_s and idle_s >= self._keep_alive_s:
+        self._looking = self._events.call_later(min(limits) / 2, self._look)
+
+    def _look(self) -> None:
+        """Send `idle` while nothing else is sent; give a client up that does not read any more."""
+        self._look_later()
+        idle_s = time.monotonic() - self._sent_s
+        if self._sending is not None:
+            if idle_s > self._write_timeout_s:
+                self._presence.leave()
+        elif self._keep_alive_s and idle_s >= self._keep_alive_s and not self._ended.done():
+            try:
                 self._put(self._idle)
+            except Exception:
+                # The connection is gone.
+                self._presence.leave()
 
 
 class Gathered:

@@ -81,7 +81,7 @@ class EngineLoop:
             NotReadyError: it is loading.
             EngineDeadError: it could not be loaded.
         """
-        if not self._worker.loaded.done():
+        if not self._worker.is_loaded:
             raise NotReadyError("the model is loading; try again in a few seconds")
         if self._worker.engine_stats is None:
             raise EngineDeadError(f"the engine could not be loaded: {self.error!r}")
@@ -94,7 +94,7 @@ class EngineLoop:
             return "dead"
         if self._is_draining:
             return "draining"
-        return "ready" if self._worker.loaded.done() else "loading"
+        return "ready" if self._worker.is_loaded else "loading"
 
     @property
     def error(self) -> BaseException | None:
@@ -109,7 +109,7 @@ class EngineLoop:
     @property
     def has_late_rank(self) -> bool:
         """Whether a rank of the engine does not answer. Steps wait for it until it does, or is given up."""
-        return self.error is None and self._worker.loaded.done() and self._worker.engine.late_rank is not None
+        return self.error is None and self._worker.is_loaded and self._worker.engine.late_rank is not None
 
     async def wait_until_ready(self) -> None:
         """Return once the engine is loaded.
@@ -263,7 +263,7 @@ class EngineLoop:
 
     def _check_ready(self) -> None:
         self._check_alive()
-        if not self._worker.loaded.done():
+        if not self._worker.is_loaded:
             raise NotReadyError("the model is loading; try again in a few seconds")
         if self._is_draining:
             raise NotReadyError("the server is about to end and takes no new requests")

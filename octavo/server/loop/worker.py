@@ -33,6 +33,7 @@ class Worker:
     Attributes:
         engine: the engine, once `loaded` is done without an error.
         loaded: done when the engine is ready, or will never be.
+        is_loaded: the same for who asks often: a future takes a lock to tell.
         error: why the engine is dead, else None.
         finished: what is counted of requests that ended.
         engine_stats: the engine's counters as of at most 0.1 s ago.
@@ -58,6 +59,7 @@ class Worker:
             step_deadline_s: seconds a step may take.
         """
         self.loaded: Future[None] = Future()
+        self.is_loaded = False
         self.error: BaseException | None = None
         self.finished = Finished()
         self.engine_stats: EngineStats | None = None
@@ -93,7 +95,7 @@ class Worker:
     @property
     def seconds_since_progress(self) -> float:
         """Seconds since the last turn ended; 0 while the engine loads or has nothing to do."""
-        return 0.0 if self._is_idle or not self.loaded.done() else time.monotonic() - self._progress_s
+        return 0.0 if self._is_idle or not self.is_loaded else time.monotonic() - self._progress_s
 
     def post(self, item: Job | Callable[[], None]) -> None:
         """Hand over a job to run, or a function to call between two steps."""
@@ -117,21 +119,25 @@ class Worker:
             freeze()
             self.engine_stats = self.engine.stats()
             self._progress_s = time.monotonic()
-            self.loaded.set_result(None)
+            self._note_loaded()
             while not self._is_stopped:
                 self._turn()
         except BaseException as error:
             # Who starts the server is told why there is no engine.
-            if self.loaded.done() or not isinstance(error, OctavoError):
+            if self.is_loaded or not isinstance(error, OctavoError):
                 logger.critical("the engine is dead", exc_info=error)
             self._die(error)
         finally:
             self._watchdog.stop()
-            if self.loaded.done():
+            if self.is_loaded:
                 self.engine.close()
             else:
-                self.loaded.set_result(None)
+                self._note_loaded()
             self._ring()
+
+    def _note_loaded(self) -> None:
+        self.is_loaded = True
+        self.loaded.set_result(None)
 
     def _turn(self) -> None:
         self._sleep_until_work()

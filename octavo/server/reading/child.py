@@ -31,7 +31,7 @@ from octavo.server.reading.input import (
     read_texts,
     reading_of,
 )
-from octavo.server.reading.kinds import ANSWERS, CHATS, needed, needed_of_chat, needed_of_completion
+from octavo.server.reading.kinds import ANSWERS, CHATS, needed
 from octavo.tokenizer.template_sandbox import run
 
 
@@ -79,7 +79,7 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
     asked = msgspec.json.encode(needed(found.asked))
     return ReadChat(
         asked=asked,
-        chat=needed_of_chat(chat),
+        chat=needed(chat),
         params=found.params,
         held=held,
         prompt=packed(prompt),
@@ -90,7 +90,7 @@ def _chat(materials: Materials, task: Task) -> ReadChat:
 def _texts(materials: Materials, found: TextInput) -> ReadTexts:
     check_model(found.asked.model, materials.model)
     prompts = read_texts(materials.prompts, found)
-    return ReadTexts(needed_of_completion(found.asked), found.params, [packed(prompt) for prompt in prompts])
+    return ReadTexts(needed(found.asked), found.params, [packed(prompt) for prompt in prompts])
 
 
 if __name__ == "__main__":

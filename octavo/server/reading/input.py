@@ -19,6 +19,7 @@ from octavo.server.errors import ApiError, refused
 from octavo.server.parsing.formats import ModelFormats
 
 _MAX_COMPLETIONS = 1024
+_SHORT_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,12 @@ def parse_completion(body: bytes) -> TextInput:
 def reading_of(asked: SamplingFields) -> Reading:
     """Return how a request wants its prompts read."""
     return Reading(asked.add_special_tokens, asked.truncate_prompt_tokens, asked.truncation_side == "right")
+
+
+def is_soon_read(asked: CompletionRequest) -> bool:
+    """Return whether reading prompts takes less time than a change of threads."""
+    prompt = asked.prompt
+    return len(prompt) <= _SHORT_CHARS if isinstance(prompt, str) else str not in map(type, prompt[:1])
 
 
 def read_texts(prompts: Prompts, found: TextInput) -> Sequence[TokenIds]:

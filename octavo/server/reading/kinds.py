@@ -1,6 +1,7 @@
 """The routes whose bodies are read here: by path, what is made of a body."""
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
@@ -9,8 +10,10 @@ from octavo.server.api.anthropic.types import MessageParam, MessagesRequest
 from octavo.server.api.responses.input import parse_response
 from octavo.server.api.responses.types import ResponsesRequest
 from octavo.server.api.tokenize import detokenized, tokenized
-from octavo.server.api.types import ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.api.types import ChatRequest, CompletionRequest
 from octavo.server.reading.input import ChatInput, Materials, parse_chat
+
+Asked = TypeVar("Asked", bound=Struct)
 
 CHATS: Mapping[str, tuple[type[Struct], Callable[[bytes], ChatInput]]] = {
     "/v1/chat/completions": (ChatRequest, parse_chat),
@@ -26,43 +29,38 @@ ANSWERS: Mapping[str, Callable[[Materials, bytes], bytes]] = {
 }
 """Bodies that are answered by what is read in them."""
 
-_NEEDED = (
-    "model",
-    "prompt_logprobs",
-    "stream",
-    "stream_options",
-    "stream_interval",
-    "cache_salt",
-    "priority",
-    "request_id",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
+# What prompts, parameters and tools were made of, or what has no effect: no answer needs it, and it may be
+# long. All other fields are sent back, so that a new one is not forgotten.
+_PARAMETERS = (
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "response_format",
+    "structured_outputs",
+    "user",
+    "safety_identifier",
 )
-_NEEDED_OF_CHAT = (*_NEEDED, "logprobs", "top_logprobs")
-_NEEDED_OF_COMPLETION = (*_NEEDED, "logprobs", "max_tokens", "echo")
+_CHAT_PARTS = (
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "metadata",
+    "service_tier",
+    "prompt_cache_key",
+)
+READ: Mapping[type[Struct], Mapping[str, object]] = {
+    CompletionRequest: {"prompt": "", **dict.fromkeys(_PARAMETERS)},
+    ChatRequest: {"messages": [{}], **dict.fromkeys((*_PARAMETERS, *_CHAT_PARTS))},
+    ResponsesRequest: {"input": "", "user": None, "prompt_cache_key": None, "safety_identifier": None},
+    MessagesRequest: {
+        "messages": [MessageParam(role="user", content="")],
+        **dict.fromkeys(("system", "tools", "tool_choice", "stop_sequences", "metadata", "service_tier")),
+    },
+}
+"""By type of body: fields that no answer needs once the prompts have been read, and what stands for them."""
 
 
-def needed_of_chat(asked: ChatRequest) -> ChatRequest:
-    """Return what an answer needs of a chat whose prompt has been read."""
-    return ChatRequest(messages=[{}], **_values(asked, _NEEDED_OF_CHAT))
-
-
-def needed_of_completion(asked: CompletionRequest) -> CompletionRequest:
-    """Return what an answer needs of a completion whose prompts have been read."""
-    return CompletionRequest(prompt="", **_values(asked, _NEEDED_OF_COMPLETION))
-
-
-def needed(asked: Struct) -> Struct:
-    """Return what an answer needs of a body of CHATS whose prompt has been read."""
-    if isinstance(asked, ChatRequest):
-        return needed_of_chat(asked)
-    if isinstance(asked, ResponsesRequest):
-        return structs.replace(asked, input="", user=None, prompt_cache_key=None, safety_identifier=None)
-    assert isinstance(asked, MessagesRequest)
-    return MessagesRequest(
-        messages=[MessageParam(role="user", content="")], max_tokens=asked.max_tokens, stream=asked.stream
-    )
-
-
-def _values(asked: SamplingFields, names: tuple[str, ...]) -> dict:
-    return {name: getattr(asked, name) for name in names}
+def needed(asked: Asked) -> Asked:
+    """Return what an answer needs of a body whose prompts have been read."""
+    return structs.replace(asked, **READ[type(asked)])

@@ -184,3 +184,38 @@ def test_openapi_describes_every_route(live: LiveServer) -> None:
     assert references <= names
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "top_k", "cache_salt"} <= fields.keys()
+
+
+def test_only_long_texts_are_read_by_other_threads(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(work: object, *arguments: object) -> None:
+        raise AssertionError("another thread is asked")
+
+    expected = complete(live, prompt=["a" * 257])["choices"]
+    with monkeypatch.context() as patched:
+        patched.setattr(live.gate.context, "run", run)
+        for prompt in ("a" * 256, IDS, IDS * 60, [IDS, IDS]):
+            assert complete(live, prompt=prompt, stream=False)["choices"]
+        for prompt in ("a" * 257, ["a"]):
+            assert live.post(URL, {"prompt": prompt}).status_code == 500
+    assert complete(live, prompt=["a" * 257])["choices"] == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ([], "1 to 256 prompts, got 0"),
+        ([1, "a"], "got several of these"),
+        ([[1], "a"], "got several of these"),
+        ([1, [1]], "got several of these"),
+        ([[1], []], "at least one token"),
+        ([5, 10**6], "got 1000000"),
+        ([5, -1], "got -1"),
+        ([5, 2**31], "got 2147483648"),
+        ([[5], [2**70]], "got 1180591620717411303424"),
+    ],
+)
+def test_ids_that_are_no_prompt(live: LiveServer, prompt: object, told: str) -> None:
+    for more in ({}, {"truncate_prompt_tokens": 8}):
+        response = live.post(URL, {"prompt": prompt, **more})
+        assert response.status_code == 400
+        assert told in response.json()["error"]["message"]
