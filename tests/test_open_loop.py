@@ -217,3 +217,23 @@ def test_max_step_ms_goes_to_the_engine_only_if_given(monkeypatch: pytest.Monkey
     ]
     assert [chosen["max_step_ms"] for chosen in options[3:]] == [20.0, None]
     assert options[2]["kernel_cache_dir"]
+
+
+def test_the_model_gives_every_token_and_shares_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from open_loop_model import WEIGHTS, Device, bursts, run
+
+    from octavo.engine.step import joining
+
+    arrivals = bursts(24, 1e-3)
+    num_long = []
+    for short_step_s in (0.0, 0.016):
+        monkeypatch.setattr(joining, "SHORT_STEP_S", short_step_s)
+        trace = run(arrivals, Device(WEIGHTS["0.6b"], None))
+        for arrival, times in zip(arrivals, trace.token_times, strict=True):
+            assert len(times) == arrival.max_tokens
+            assert arrival.time_s < times[0]
+            assert times == sorted(times)
+        num_long.append(sum(step > 5e-3 for step in trace.steps))
+        # Nobody joins a step that is guessed to be longer; what a few steps teach is exact here.
+        assert max(trace.steps) < max(short_step_s, 0.0125)
+    assert num_long[1] < num_long[0]

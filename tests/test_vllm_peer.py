@@ -22,6 +22,8 @@ FAKE = {
                 fields = json.loads((pathlib.Path(model) / "config.json").read_text())
                 assert (fields["hidden_size"], fields["bos_token_id"]) == (4096, 7)
                 self.resets = [False, True, True, True]
+                weights = type("Fp8Config", (), {})()
+                self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(quant_config=weights))
             def reset_prefix_cache(self):
                 return self.resets.pop(0)
             def generate(self, prompts, params, *, use_tqdm):
@@ -111,6 +113,7 @@ def test_offline() -> None:
     settings |= {"quantization": "fp8", "fields": {"bos_token_id": 7}}
     figures = measure_in_child("offline", settings, 60)
     assert figures is not None
+    assert figures["weights"] == "Fp8Config"
     single = figures["results"]["single"]
     assert len(single["seconds"]) == 3
     assert single["rate"] >= single["median_rate"] > 0

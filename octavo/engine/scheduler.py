@@ -9,7 +9,7 @@ catch up with its tokens; each step deals out one token budget:
 
 so a long prompt never starves decoding, and decoding never blocks admission. While somebody reads tokens as
 they come, prompts may get less than the budget: every token waits for them. Without such a limit, long
-prompts that are read along come one after the other: together, all would wait for the last one.
+prompts that are read along come one after the other (step/joining.py).
 Source: the computed-tokens view of scheduling follows vLLM v1; stall-free chunking follows Sarathi-Serve
 (Agrawal et al., 2024).
 """
@@ -19,12 +19,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.step.joining import Joining
 from octavo.engine.step.scheduled import ScheduledRequest, SchedulerOutput
 from octavo.engine.step.time import StepTime
 from octavo.kv import KVCacheManager
-
-FIRST_COME_TOKENS = 4096
-"""Prompts that are read along share a step up to this many tokens; with more, no GPU computes faster."""
 
 
 class Scheduler:
@@ -71,20 +69,25 @@ class Scheduler:
         """Deal out one step's token budget; may preempt, admit, and finish requests for capacity.
 
         Args:
-            step_time: says how many prompt tokens fit into a step that decodes for somebody who reads along;
-                None: as many as the budget allows.
+            step_time: guesses by which steps are kept short while somebody reads along; None: only numbers of
+                tokens count.
         """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
         budget = self._schedule_decodes(output, self.max_num_batched_tokens)
         output.num_decoding = len(output.scheduled)
-        if step_time is not None and any(item.request.is_read_along for item in output.scheduled):
+        if (
+            step_time is not None
+            and step_time.has_limit
+            and any(item.request.is_read_along for item in output.scheduled)
+        ):
             most = step_time.max_prompt_tokens(output.work.num_decode_keys, self._num_keys_before())
             if most is not None:
                 budget, output.is_limited = min(budget, most), True
-        budget = self._schedule_catching_up(output, budget)
+        joining = Joining(output, step_time)
+        budget = self._schedule_catching_up(output, budget, joining)
         if self.num_preemptions == num_preemptions and not output.finished:
-            self._admit(output, budget)
+            self._admit(output, budget, joining)
         output.is_read_along = any(item.request.is_read_along for item in output.scheduled)
         output.block_copies, self._pending_copies = self._pending_copies, []
         return output
@@ -177,12 +180,12 @@ class Scheduler:
         self.finish(request)
         output.finished.append(request)
 
-    def _schedule_catching_up(self, output: SchedulerOutput, budget: int) -> int:
+    def _schedule_catching_up(self, output: SchedulerOutput, budget: int, joining: Joining) -> int:
         for request in self.running:
             if budget == 0:
                 break
-            num_left = request.num_tokens_to_compute
-            if num_left > 1 and _may_join(request, num_left, output, budget):
+            is_behind = request.num_tokens_to_compute > 1
+            if is_behind and joining.allows(request, request.num_computed_tokens, budget):
                 budget -= self._schedule_known(request, output, budget)
         return budget
 
@@ -193,7 +196,7 @@ class Scheduler:
         self.manager.publish(request.blocks, request.token_ids, item.end)
         return item.num_new_tokens
 
-    def _admit(self, output: SchedulerOutput, budget: int) -> None:
+    def _admit(self, output: SchedulerOutput, budget: int, joining: Joining) -> None:
         deferred: list[Request] = []
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting.popleft()
@@ -204,18 +207,17 @@ class Scheduler:
                 # It grew so far before it was preempted, or before a step failed.
                 self._end_for_lack_of_blocks(request, output)
                 continue
-            if not self._start(request, output, budget):
+            if not self._start(request, budget, joining):
                 deferred.append(request)
                 break
             budget -= self._schedule_known(request, output, budget)
         self.waiting.extendleft(reversed(deferred))
 
-    def _start(self, request: Request, output: SchedulerOutput, budget: int) -> bool:
+    def _start(self, request: Request, budget: int, joining: Joining) -> bool:
         """Attach cached blocks, allocate blocks for the other known tokens and run; False: not now."""
         manager = self.manager
         num_cached = manager.match_prefix(request.blocks, request.token_ids, request.max_cached_tokens)
-        num_left = request.num_tokens - num_cached
-        if not _may_join(request, num_left, output, budget) or not manager.allocate(
+        if not joining.allows(request, num_cached, budget) or not manager.allocate(
             request.blocks, request.num_tokens
         ):
             manager.free(request.blocks)
@@ -273,11 +275,3 @@ class Scheduler:
             freed = set(request.blocks.block_ids)
             self._pending_copies = [copy for copy in self._pending_copies if copy[1] not in freed]
         self.manager.free(request.blocks)
-
-
-def _may_join(request: Request, num_left: int, output: SchedulerOutput, budget: int) -> bool:
-    """Return whether a prompt with `num_left` tokens to compute may join the prompts of a step."""
-    if output.is_limited or not request.is_read_along:
-        return True
-    num_tokens = sum(item.num_new_tokens for item in output.scheduled[output.num_decoding :])
-    return num_tokens == 0 or (num_left <= budget and num_tokens + num_left <= FIRST_COME_TOKENS)

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_model import FakeEngine, expected_tokens
 
-from octavo.engine.step.time import StepWork
+from octavo.engine.step.time import StepTime, StepWork
 
 
 def test_prompts_get_less_while_somebody_reads_along() -> None:
@@ -46,6 +46,43 @@ def test_long_prompts_that_are_read_along_come_one_after_the_other() -> None:
     engine.run()
     for request in engine.requests:
         assert request.token_ids == expected_tokens(list(request.token_ids[: request.num_prompt_tokens]), 3)
+
+
+class ShortSteps(StepTime):
+    """A device that needs 2 us for a token, and for nothing else."""
+
+    def __init__(self, us: float = 2.0) -> None:
+        super().__init__(None)
+        self.us, self.asked = us, list[StepWork]()
+
+    def seconds(self, work: StepWork) -> float | None:
+        self.asked.append(work)
+        return self.us * 1e-6 * work.num_prompt_tokens
+
+
+def test_more_tokens_share_a_step_that_is_short() -> None:
+    """8,000 tokens take 16 ms; on a slower device each step is shared by 4,096."""
+    for us, expected in (
+        (2.0, [[1000] * 8, [1] * 8 + [1000] * 2]),
+        (4.1, [[1000] * 4, [1] * 4 + [1000] * 4]),
+    ):
+        engine = FakeEngine(900, 16, 16, budget=9000)
+        engine.step_time = ShortSteps(us)
+        for number in range(10):
+            engine.add(str(number), [number] * 1000, 3)
+        steps = [[item.num_new_tokens for item in engine.step().scheduled] for _ in range(2)]
+        assert steps == expected
+
+
+def test_the_guess_is_of_the_whole_step() -> None:
+    engine = FakeEngine(900, 16, 16, budget=9000)
+    engine.step_time = time = ShortSteps()
+    engine.add("reader", [9] * 10, 20)
+    engine.step()
+    engine.add("first", [7] * 3200, 3)
+    engine.add("equal", [7] * 3200 + [8] * 1600, 3)
+    assert [item.num_new_tokens for item in engine.step().scheduled] == [1, 3200, 1600]
+    assert time.asked == [StepWork(11, 4800, 3200 * 3200 // 2 + 1600 * (3200 + 4800) // 2)]
 
 
 def test_a_prompt_whose_beginning_is_cached_counts_without_it() -> None:

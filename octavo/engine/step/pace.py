@@ -24,14 +24,12 @@ class Pace:
     """Clocks the engine's steps, on the host and on the device.
 
     Attributes:
-        step_time: what is known of the device.
-        limit: the same object if EngineConfig sets max_step_ms, to plan steps by; else None.
+        step_time: what is known of the device, to plan steps by.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
         """Keep EngineConfig's limit."""
         self.step_time = StepTime(max_step_ms)
-        self.limit = None if max_step_ms is None else self.step_time
         self._host_s = 0.0
         self._idle_at = 0.0
 

@@ -61,9 +61,15 @@ class SchedulerOutput:
     @property
     def work(self) -> StepWork:
         """What the step does."""
+        num_keys = sum(item.end for item in self.scheduled[: self.num_decoding])
+        return self.prompt_work._replace(num_decode_keys=num_keys)
+
+    @property
+    def prompt_work(self) -> StepWork:
+        """What it does for prompts."""
         prompts = self.scheduled[self.num_decoding :]
         return StepWork(
-            num_decode_keys=sum(item.end for item in self.scheduled[: self.num_decoding]),
+            num_decode_keys=0,
             num_prompt_tokens=sum(item.num_new_tokens for item in prompts),
             num_prompt_keys=sum(item.num_new_tokens * (item.start + item.end) // 2 for item in prompts),
         )

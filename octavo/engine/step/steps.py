@@ -80,7 +80,7 @@ class Steps:
         """Launch the next step and process the one before. A request that fails fails alone."""
         begun_at = time.perf_counter()
         with paused():
-            step = self._scheduler.schedule(self._pace.limit)
+            step = self._scheduler.schedule(self._pace.step_time)
             for request in step.finished:
                 self.close(request)
             if step.scheduled:

@@ -46,11 +46,13 @@ class StepTime:
 
     Attributes:
         error_s: the typical error of a guess, in seconds.
+        has_limit: whether max_prompt_tokens ever returns a number.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
         """Keep the limit for max_prompt_tokens; None: there is none."""
         self.error_s = 0.0
+        self.has_limit = max_step_ms is not None
         self._limit = None if max_step_ms is None else max_step_ms / 1000
         self._weights = np.zeros(len(_SCALES))
         self._uncertainty = _UNKNOWN * np.eye(len(_SCALES))
