@@ -5,6 +5,7 @@ import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
@@ -104,8 +105,8 @@ class Gate:
         """Make the gate.
 
         Args:
-            app: answers.
-            posted: answers what is posted to these paths; through starlette's router that takes longer.
+            app: answers all but what is posted to the paths of `posted`.
+            posted: endpoints by path, without the detour over starlette's router.
             context: what the endpoints share.
             keys: of the clients.
         """
@@ -187,10 +188,8 @@ class Gate:
     def _request_id(self, given: bytes | None) -> str:
         """Return the client's id if it is one, else a new one."""
         if given is not None:
-            try:
+            with suppress(UnicodeDecodeError, msgspec.ValidationError):
                 return msgspec.convert(given.decode("ascii"), RequestId)
-            except (UnicodeDecodeError, msgspec.ValidationError):
-                pass
         return f"{self._ids.getrandbits(128):032x}"
 
     async def _fail(self, error: Exception, answer: "_Answer") -> None:

@@ -18,12 +18,12 @@ from octavo.engine.prompts import TokenIds
 from octavo.errors import EngineDeadError, NotReadyError
 from octavo.sampling_params import SamplingParams
 from octavo.server.api.prompts import Prompts
-from octavo.server.api.sse import EventStream, EventWriter
+from octavo.server.api.sse import EventStream, EventWriter, time_to_look
 from octavo.server.api.types import RequestId
 from octavo.server.auth import isolated_salt
 from octavo.server.config import ServerConfig
 from octavo.server.generation import Generation
-from octavo.server.limits import BodyReader
+from octavo.server.limits import BodyReader, Deadlines
 from octavo.server.loop.engine_loop import EngineLoop
 from octavo.server.metrics import Metrics
 from octavo.server.parsing.formats import ModelFormats, formats_of
@@ -71,6 +71,8 @@ class Context:
         endpoint = config.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces(endpoint, model)
         self._numbers = itertools.count()
+        self._queue_deadlines = Deadlines(config.queue_timeout_s)
+        self._looks = Deadlines(time_to_look(config.sse_keep_alive_s, config.write_timeout_s))
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="octavo-read")
         self._reading = ReadingProcesses(self._outline)
 
@@ -188,7 +190,8 @@ class Context:
             generation.abort()
             raise
         note_prompts(prompts, cache_salt)
-        generation.watch_queue(self.config.queue_timeout_s)
+        if self.config.queue_timeout_s:
+            generation.watch_queue(self._queue_deadlines)
         note_generation(generation, params)
         return generation
 
@@ -199,6 +202,7 @@ class Context:
             generation,
             keep_alive_s=self.config.sse_keep_alive_s,
             write_timeout_s=self.config.write_timeout_s,
+            looks=self._looks,
             **options,
         )
 

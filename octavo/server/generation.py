@@ -1,11 +1,12 @@
 """The prompts of one HTTP request under way."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from octavo.engine.prompts import TokenIds
 from octavo.outputs import CompletionDelta, RequestOutput
 from octavo.server.errors import ApiError
+from octavo.server.limits import Deadlines
 from octavo.server.loop.stream import Stream
 
 
@@ -24,13 +25,12 @@ class Generation:
         self.streams: list[Stream] = []
         self.outputs: dict[int, RequestOutput] = {}
         self.is_done = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._stop_watching: Callable[[], None] | None = None
         self._timed_out = False
 
-    def watch_queue(self, timeout_s: float) -> None:
-        """Abort prompts that have not begun after `timeout_s`; 0: never."""
-        if timeout_s:
-            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_waiting)
+    def watch_queue(self, deadlines: Deadlines) -> None:
+        """Abort prompts that have not begun in time."""
+        self._stop_watching = partial(deadlines.end, deadlines.begin(self._end_waiting))
 
     def _end_waiting(self) -> None:
         if any(stream.output.metrics.first_scheduled_s is None for stream in self.streams):
@@ -60,8 +60,8 @@ class Generation:
 
     def abort(self) -> None:
         """Abort the unfinished prompts. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._stop_watching is not None:
+            self._stop_watching()
         for stream in self.streams:
             stream.abort()
 

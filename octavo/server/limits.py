@@ -1,6 +1,7 @@
 """Limits on what a client sends and on its time, and the end of its work when it leaves."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,6 +22,49 @@ class ClientGoneError(Exception):
     """The client left or stopped reading, so there is nobody to answer."""
 
 
+class Deadlines:
+    """Calls what has not ended after a time that is the same for all.
+
+    asyncio's own timers are Python objects in a sorted heap: with hundreds of requests they are a tenth of
+    what a request takes.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        # In the order in which they are due.
+        self._calls: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._num_begun = 0
+        # Which event loop has a timer of ours.
+        self._looks_in: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, call: Callable[[], None]) -> int:
+        """Call a function when the time is over; return the number by which `end` prevents it."""
+        self._num_begun += 1
+        self._calls[self._num_begun] = time.monotonic() + self._timeout_s, call
+        if self._looks_in is not asyncio.get_running_loop():
+            self._look_after(self._timeout_s)
+        return self._num_begun
+
+    def end(self, number: int) -> None:
+        """Do not call any more. Idempotent."""
+        self._calls.pop(number, None)
+
+    def _look_after(self, seconds: float) -> None:
+        self._looks_in = asyncio.get_running_loop()
+        self._looks_in.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._looks_in = None
+        while self._calls:
+            number, (due_s, call) = next(iter(self._calls.items()))
+            if (seconds := due_s - time.monotonic()) > 0:
+                self._look_after(seconds)
+                return
+            del self._calls[number]
+            # An error in it is not ours.
+            asyncio.get_running_loop().call_soon(call)
+
+
 class BodyReader:
     """Reads the bodies of requests, with limits on one of them, on all together and on time."""
 
@@ -28,6 +72,7 @@ class BodyReader:
         self._max_bytes = config.max_body_bytes
         self._max_values = config.max_body_values
         self._timeout_s = config.body_timeout_s
+        self._deadlines = Deadlines(config.body_timeout_s)
         self._num_bytes = 0
 
     async def read(
@@ -67,14 +112,17 @@ class BodyReader:
             raise self._too_large()
         if 0 < int(length) <= _SMALL_BYTES:
             before_small()
+        late = Stop()
+        number = self._deadlines.begin(late.set)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                body = await self._read(receive)
+            body = await late.unless_set(self._read(receive), TimeoutError)
         except TimeoutError:
             message = f"the body was not there after {self._timeout_s:g} s"
             raise ApiError(
                 408, message, code="request_timeout", headers={"x-should-retry": "false"}
             ) from None
+        finally:
+            self._deadlines.end(number)
         # A value takes as much time and memory to read as 100 characters of a text.
         if len(body) > self._max_values and body.count(b",") >= self._max_values:
             message = f"a body may have at most {self._max_values} values, that is as many commas"
@@ -106,6 +154,40 @@ class BodyReader:
         return ApiError(413, f"a body may have at most {self._max_bytes} bytes", code="body_too_large")
 
 
+class Stop:
+    """Cancels work in the task that waits for it, without a task of its own."""
+
+    def __init__(self) -> None:
+        self._working: asyncio.Task[Any] | None = None
+        self._is_set = False
+
+    async def unless_set(self, work: Coroutine[Any, Any, Found], error: type[Exception]) -> Found:
+        """Return what `work` returns; cancel it when this is set, and raise the error."""
+        if self._is_set:
+            work.close()
+            raise error
+        task = asyncio.current_task()
+        assert task is not None
+        self._working, num_before = task, task.cancelling()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._is_set and task.cancelling() == num_before + 1:
+                raise error from None
+            raise
+        finally:
+            self._working = None
+            if self._is_set:
+                task.uncancel()
+
+    def set(self) -> None:
+        """Cancel the work, now and later. Idempotent."""
+        if not self._is_set:
+            self._is_set = True
+            if self._working is not None:
+                self._working.cancel()
+
+
 class Presence:
     """Whether a request's client is still there. Once its body was read, all that it can do is leave.
 
@@ -114,9 +196,8 @@ class Presence:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._gone = Stop()
         self._watching: asyncio.Task[None] | None = None
-        self._working: asyncio.Task[Any] | None = None
-        self._is_gone = False
 
     async def unless_gone(self, work: Coroutine[Any, Any, Found]) -> Found:
         """Return what `work` returns; cancel it when the client leaves.
@@ -124,31 +205,13 @@ class Presence:
         Raises:
             ClientGoneError: the client has left.
         """
-        if self._is_gone:
-            work.close()
-            raise ClientGoneError
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._watch())
-        task = asyncio.current_task()
-        assert task is not None
-        self._working, num_before = task, task.cancelling()
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self._is_gone and task.cancelling() == num_before + 1:
-                raise ClientGoneError from None
-            raise
-        finally:
-            self._working = None
-            if self._is_gone:
-                task.uncancel()
+        return await self._gone.unless_set(work, ClientGoneError)
 
     def leave(self) -> None:
-        """Cancel the work: nobody needs it any more."""
-        if not self._is_gone:
-            self._is_gone = True
-            if self._working is not None:
-                self._working.cancel()
+        """Take the client for gone."""
+        self._gone.set()
 
     def close(self) -> None:
         """Watch no longer. Idempotent."""

@@ -14,7 +14,7 @@ from octavo.outputs import CompletionDelta
 from octavo.server.eager import begun
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.generation import Generation
-from octavo.server.limits import presence_of
+from octavo.server.limits import Deadlines, presence_of
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,6 +40,11 @@ def named_event(kind: str, value: object) -> bytes:
 def error_event(error: ApiError) -> bytes:
     """Return an error as an event; OpenAI's client raises on it."""
     return b"data: " + error.body + b"\n\n"
+
+
+def time_to_look(keep_alive_s: float, write_timeout_s: float) -> float:
+    """Return the seconds after which a stream looks whether it is idle, or its client."""
+    return min(limit for limit in (keep_alive_s, write_timeout_s) if limit) / 2
 
 
 class EventWriter:
@@ -75,6 +80,7 @@ class EventStream(Response):
         last: bytes = _DONE,
         idle: bytes = _PING,
         write_error: Callable[[ApiError], bytes] = error_event,
+        looks: Deadlines | None = None,
     ) -> None:
         """Answer with events.
 
@@ -86,6 +92,7 @@ class EventStream(Response):
             last: sent at the end, after an error too.
             idle: a comment or an event that says nothing.
             write_error: makes an event of an error.
+            looks: of all streams with these times; None: of this one alone.
         """
         super().__init__()
         self._writer = writer
@@ -96,7 +103,8 @@ class EventStream(Response):
         self._idle = idle
         self._write_error = write_error
         self._sent_s = 0.0
-        self._looking: asyncio.TimerHandle | None = None
+        self._looks = looks or Deadlines(time_to_look(keep_alive_s, write_timeout_s))
+        self._look_number = 0
         # What the client has not taken yet, and the prompts that have news for it.
         self._sending: asyncio.Task[None] | None = None
         self._held: list[int] = []
@@ -104,20 +112,18 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; the generation has ended when this returns or raises."""
-        self._events = asyncio.get_running_loop()
-        self._ended: asyncio.Future[Exception | None] = self._events.create_future()
+        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._presence = presence_of(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
             # Directly to the server: each layer between costs as much as writing an event.
             self._send = scope.get("octavo.send", send)
             self._sent_s = time.monotonic()
-            self._look_later()
+            self._look_number = self._looks.begin(self._look)
             await self._presence.unless_gone(self._send_all())
         finally:
             self._presence.close()
-            if self._looking is not None:
-                self._looking.cancel()
+            self._looks.end(self._look_number)
             if self._sending is not None:
                 self._sending.cancel()
             self._generation.abort()
@@ -177,13 +183,9 @@ class EventStream(Response):
             if self._on_news(position):
                 self._generation.streams[position].when_news(self._calls[position])
 
-    def _look_later(self) -> None:
-        limits = [limit for limit in (self._keep_alive_s, self._write_timeout_s) if limit]
-        self._looking = self._events.call_later(min(limits) / 2, self._look)
-
     def _look(self) -> None:
         """Send `idle` while nothing else is sent; give a client up that does not read any more."""
-        self._look_later()
+        self._look_number = self._looks.begin(self._look)
         idle_s = time.monotonic() - self._sent_s
         if self._sending is not None:
             if idle_s > self._write_timeout_s:
