@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 GPU_JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); [ $$n -lt 16 ] && echo $$n || echo 16)
 GPU_PARALLEL = $(if $(filter 1,$(GPU_JOBS)),,-n $(GPU_JOBS) --dist worksteal)
 GPU_PYTEST := $(PYTHON) -m pytest -p no:benchmark
-GPU_TESTS := $(addprefix tests/,attention engine hf layers llm ops)
+GPU_TESTS := $(addprefix tests/,attention engine hf layers llm models ops)
 COMPUTE_SANITIZER ?= compute-sanitizer
 gpu-test gpu-slow-test gpu-sanitize: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 

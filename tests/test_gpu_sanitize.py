@@ -1,4 +1,4 @@
-"""tests/gpu_sanitize.txt, which `make gpu-sanitize` reads, names a test for every file of kernels."""
+"""What needs a GPU is run there: by `make gpu-test`, and for every file of kernels by `make gpu-sanitize`."""
 
 import os
 import re
@@ -43,3 +43,12 @@ def test_a_machine_with_gpus_finds_the_tests() -> None:
     """One id that it does not find, and `make gpu-sanitize` runs none."""
     unknown = "tests/layers/test_triton_layers.py::test_rms_norm[of no size]"
     assert missing({test for _, test in ENTRIES} | {unknown}) == {unknown}
+
+
+def test_make_gpu_test_runs_every_room_with_such_tests() -> None:
+    """tests/parallel comes last, one by one."""
+    listed = re.search(r"^GPU_TESTS := .*tests/,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed is not None
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if "pytest.mark.gpu" in path.read_text()]
+    rooms = {path.relative_to(ROOT / "tests").parts[0] for path in tests} - {Path(__file__).name}
+    assert rooms == {*listed[1].split(), "parallel"}

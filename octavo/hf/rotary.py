@@ -3,6 +3,7 @@
 import torch
 
 from octavo.errors import InvalidArgumentError
+from octavo.ops.append import Rotary, rotate
 
 
 def apply_rotary_emb(
@@ -30,20 +31,14 @@ def apply_rotary_emb(
     Returns:
         The shape and dtype of x; x itself if inplace.
     """
-    half = cos.shape[-1]
-    if 2 * half > x.shape[-1] or cos.shape != sin.shape:
+    if 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
         raise InvalidArgumentError(
             f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [positions, R / 2], R <= {x.shape[-1]}"
         )
-    positions = _positions(x, seqlen_offsets, cu_seqlens)
-    cosine, sine = (table[positions].float().unsqueeze(-2) for table in (cos, sin))
-    rotated = x[..., : 2 * half].float()
-    pairs = rotated.unflatten(-1, (half, 2)).unbind(-1) if interleaved else rotated.chunk(2, -1)
-    turned = pairs[0] * cosine - pairs[1] * sine, pairs[0] * sine + pairs[1] * cosine
-    joined = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
-    out = x if inplace else x.clone()
-    out[..., : 2 * half] = joined.to(x.dtype)
-    return out
+    positions = _positions(x, seqlen_offsets, cu_seqlens).flatten()
+    rotary = Rotary(cos, sin, interleaved, positions, queries_advance=False)
+    rotated = rotate(x.flatten(0, -3), rotary, positions).view(x.shape)
+    return x.copy_(rotated) if inplace else rotated
 
 
 def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:

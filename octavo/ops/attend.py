@@ -34,7 +34,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     call = _contiguous(call)
     q, keys = call.queries.q, call.keys
     is_cpu = not is_on_gpu(q)
-    if keys.capacity == 0 or keys.k.shape[0] == 0 or q.shape[0] == 0:
+    if keys.capacity == 0 or 0 in (keys.k.shape[0], keys.seq_lens.shape[0], q.shape[0]):
         return _nothing(call)
     if is_cpu and call.queries.used is not None:
         return _attend_used(call)

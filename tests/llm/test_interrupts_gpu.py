@@ -3,10 +3,14 @@
 import random
 
 import pytest
+import torch
 from interrupt_helpers import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, MakeLLM, alarm
 from llm_helpers import assert_drained
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 @pytest.mark.timeout(600, method="thread")

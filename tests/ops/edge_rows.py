@@ -78,3 +78,20 @@ def check_dense_used(device):
             )
             torch.testing.assert_close(out[b, :n], alone[0][0])
             torch.testing.assert_close(lse[b, :, :n], alone[1][0])
+
+
+def check_no_sequences(device):
+    """Rows behind the last of no sequences are 0, as in a padded batch that nobody is in."""
+    q = torch.randn(2, 4, 16, device=device)
+    nothing = torch.zeros(0, dtype=torch.int32, device=device)
+    bounds = torch.zeros(1, dtype=torch.int32, device=device)
+    pages = torch.randn(2, 3, 16, 2, 16, device=device)
+    places = [
+        {"cache_seqlens": nothing, "block_table": nothing.view(0, 4), "seqused_q": nothing},
+        {"cache_seqlens": nothing, "cache_batch_idx": nothing, "seqused_q": nothing},
+    ]
+    for place in places:
+        out, lse = flash_attn_with_kvcache(q, *pages, cu_seqlens_q=bounds, return_softmax_lse=True, **place)
+        assert bool((out == 0).all())
+        assert lse.shape == (4, 2)
+        assert bool((lse == -torch.inf).all())

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from edge_rows import FORMS, check_empty_rows
+from edge_rows import FORMS, check_empty_rows, check_no_sequences
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
@@ -114,6 +114,10 @@ def test_debug_names_the_table_that_is_too_narrow(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_negative_length_is_empty(dtype, form):
     check_empty_rows("cuda", dtype, *form)
+
+
+def test_no_sequences():
+    check_no_sequences("cuda")
 
 
 @pytest.mark.parametrize("seed", range(600_000, 600_006))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from edge_rows import FORMS, check_dense_used, check_empty_rows
+from edge_rows import FORMS, check_dense_used, check_empty_rows, check_no_sequences
 
 from octavo.errors import InvalidArgumentError
 from octavo.ops import (
@@ -279,3 +279,7 @@ def test_a_row_of_negative_length_is_empty(dtype, form):
 
 def test_dense_queries_that_do_not_count():
     check_dense_used("cpu")
+
+
+def test_no_sequences():
+    check_no_sequences("cpu")

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "attention"))
 
 # Makes the interpreter fast and right before any kernel is defined.
 import ops_cases
-from edge_rows import FORMS, check_dense_used, check_empty_rows
+from edge_rows import FORMS, check_dense_used, check_empty_rows, check_no_sequences
 from kvcache_cases import kvcache_case
 from ops_cases import Maker, dense_case, varlen_case
 from test_ops_matrix import check
@@ -76,6 +76,11 @@ def test_a_row_of_negative_length_is_empty(form):
 @pytest.mark.usefixtures("_on_triton")
 def test_dense_queries_that_do_not_count():
     check_dense_used("cpu")
+
+
+@pytest.mark.usefixtures("_on_triton")
+def test_no_sequences():
+    check_no_sequences("cpu")
 
 
 class Append:
