@@ -1,10 +1,10 @@
 """What 4 to 8 bits cost in accuracy against float32, teacher-forced on a fixed text.
 
-The embedded model is run as its file has it ("auto"), and in int8, beside float32. Then its numbers are
-stored once more in every GGUF type that the gguf package writes, each file run in its blocks beside its own
-float32: the difference is the rounding of activations. Prints perplexities, the share of positions where both
-have the same most likely token, and the mean and largest difference of the log-probabilities of the text's
-own tokens. The last line is JSON.
+The embedded model is run as its file has it ("auto"), in bfloat16 and in int8, beside float32. Then its
+numbers are stored once more in every GGUF type that the gguf package writes, each file run in its blocks
+beside its own float32: the difference is the rounding of activations. Prints perplexities, the share of
+positions where both have the same most likely token, and the mean and largest difference of the
+log-probabilities of the text's own tokens. The last line is JSON.
 
     python benchmarks/cpu_accuracy.py [--types Q4_0,Q8_0] [--save MACHINE]
 """
@@ -32,6 +32,7 @@ def main() -> None:
     model = str(resolve_model("smollm2").path)
     figures: dict[str, object] = {
         "its own file": compare(model, "auto"),
+        "bf16": compare(model, "bf16"),
         "int8": compare(model, "int8"),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -36,6 +36,7 @@ OCTAVO: dict[str, dict[str, Any]] = {
     "octavo": {},
     "octavo-flat": {"share_prefixes": False},
     "octavo-float32": {"quantization": "none"},
+    "octavo-bf16": {"quantization": "bf16"},
     "octavo-int8": {"quantization": "int8"},
 }
 ENGINES = (*OCTAVO, "hf", "llama.cpp")

@@ -26,6 +26,7 @@ ON_CPU = (
     ["cpu_throughput.py"],
     ["cpu_context.py"],
     ["cpu_accuracy.py"],
+    ["cpu_linear.py"],
     ["cpu_serving.py"],
     ["serving_front_end.py"],
 )

@@ -127,8 +127,6 @@ def _weights(plan: ExecutionPlan) -> Rows:
 def _form(plan: ExecutionPlan, group: WeightGroup) -> str:
     if group.kind is None:
         return group.form
-    if group.kind == "int8":
-        return f"{group.form}, with 8-bit activations"
     describe = describe_experts if group.part == "experts" else describe_layers
     return f"{group.form}; {describe(group.kind, plan.device, plan.dtype)}"
 

@@ -66,7 +66,7 @@ def read_decoder(
             parallel=plan.parallel,
             max_model_len=plan.max_model_len,
             attention_impl=config.attention_impl,
-            quantization=config.quantization,
+            quantization=plan.quantization,
             deterministic=config.deterministic,
             expert_parallel=config.expert_parallel,
             progress=progress,

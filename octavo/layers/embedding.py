@@ -21,10 +21,19 @@ def vocabulary_shard(vocab_size: int, parallel: TensorParallel) -> tuple[slice, 
 
 
 class Embedding:
-    """Looks up the embeddings of token ids."""
+    """Looks up the embeddings of token ids.
+
+    Attributes:
+        dtype: of the results.
+    """
 
     def __init__(
-        self, weight: Tensor | TiledBlocks, first_id: int, multiplier: float, parallel: TensorParallel
+        self,
+        weight: Tensor | TiledBlocks,
+        first_id: int,
+        multiplier: float,
+        parallel: TensorParallel,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Keep a rank's rows.
 
@@ -33,17 +42,14 @@ class Embedding:
             first_id: id of row 0.
             multiplier: factor of every embedding; 1 costs nothing.
             parallel: this rank.
+            dtype: of the results; None: the weight's.
         """
         self._weight = weight
         self._first_id = first_id
-        # Checkpoints are trained with the factor in the weights' dtype.
-        self._multiplier = float(torch.tensor(multiplier, dtype=weight.dtype))
+        self.dtype = dtype or weight.dtype
+        # Checkpoints are trained with the factor in the dtype of the stream.
+        self._multiplier = float(torch.tensor(multiplier, dtype=self.dtype))
         self._parallel = parallel
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the results."""
-        return self._weight.dtype
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """[T] int32 or int64 ids of the whole vocabulary to a new [T, hidden]."""
@@ -63,7 +69,8 @@ class Embedding:
     def _rows(self, rows: Tensor) -> Tensor:
         """Return rows [T] of the weight, a new [T, hidden]."""
         weight = self._weight
-        return weight.rows(rows) if isinstance(weight, TiledBlocks) else embedding(rows, weight)
+        found = weight.rows(rows) if isinstance(weight, TiledBlocks) else embedding(rows, weight)
+        return found.to(self.dtype)
 
 
 class LMHead:

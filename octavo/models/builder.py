@@ -59,6 +59,7 @@ class Builder:
         self._checkpoint = checkpoint
         self._parallel = parallel
         self._quantization = quantization
+        self._matrix_dtype = torch.bfloat16 if quantization == "bf16" else checkpoint.dtype
         self._deterministic = deterministic
         # Of weights that a CPU multiplies in their blocks.
         self._pages = HugePages()
@@ -69,8 +70,9 @@ class Builder:
 
     def embedding(self) -> tuple[Embedding, Tensor | TiledBlocks]:
         """The embedding, and its weight for an LM head that is tied to it."""
-        weight, first_id = self._vocabulary_rows("model.embed_tokens.weight")
-        return Embedding(weight, first_id, self._config.embedding_multiplier, self._parallel), weight
+        weight, first = self._vocabulary_rows("model.embed_tokens.weight")
+        multiplier, dtype = self._config.embedding_multiplier, self._checkpoint.dtype
+        return Embedding(weight, first, multiplier, self._parallel, dtype), weight
 
     def lm_head(self, embedding_weight: Tensor | TiledBlocks) -> LMHead:
         """The last norm and the head."""
@@ -208,11 +210,9 @@ class Builder:
                 ("k_norm", self._head_rows(self.heads.kv)),
             )
         )
-        sizes = (
-            self._config.num_heads * self._config.head_dim,
-            self._config.num_kv_heads * self._config.head_dim,
-        )
-        return WideQKNorm((q, k), sizes, self._config.rms_norm_eps, self._parallel)
+        config = self._config
+        sizes = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim)
+        return WideQKNorm((q, k), sizes, config.rms_norm_eps, self._parallel)
 
     def _fused(
         self, names: Sequence[str], rows: Sequence[slice], has_bias: bool, num_interleaved: int
@@ -229,7 +229,7 @@ class Builder:
             self._fill(bias, [f"{name}.bias" for name in names], rows, num_interleaved)
         if self._checkpoint.stays_quantised(weights[0]):
             return self._quantised_linear(self._read_quantised(weights, rows, num_interleaved), bias)
-        weight = self._checkpoint.empty(size, self._config.hidden_size)
+        weight = self._checkpoint.empty(size, self._config.hidden_size, dtype=self._matrix_dtype)
         self._fill(weight, weights, rows, num_interleaved)
         return self._linear(weight, bias)
 
@@ -246,7 +246,7 @@ class Builder:
     def _fill(self, fused: Tensor, names: Sequence[str], rows: Sequence[slice], num_interleaved: int) -> None:
         start = 0
         for index, (name, part) in enumerate(zip(names, rows, strict=True)):
-            tensor = self._checkpoint.read(name, rows=self._part(part))
+            tensor = self._checkpoint.read(name, rows=self._part(part), dtype=fused.dtype)
             if index < num_interleaved:
                 tensor = self._interleaved(tensor)
             fused[start : start + tensor.shape[0]] = tensor
@@ -259,7 +259,7 @@ class Builder:
         name, part = f"{name}.weight", self._part(columns)
         if self._checkpoint.stays_quantised(name):
             return self._quantised_linear([self._checkpoint.read_quantised(name, columns=part)], bias)
-        return self._linear(self._checkpoint.read(name, columns=part), bias)
+        return self._linear(self._checkpoint.read(name, columns=part, dtype=self._matrix_dtype), bias)
 
     def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
         # Each is finished before the next one is read: what was read of it can go.
@@ -284,7 +284,7 @@ class Builder:
             blocks = self._checkpoint.read_quantised(name, rows=self._part(rows))
             assert isinstance(blocks, AnyBlocks), f"{name}: rows of {blocks.kind} cannot be looked up"
             return TiledBlocks(blocks, self._pages, num_rows=share), rows.start
-        weight = self._checkpoint.read(name, rows=self._part(rows))
+        weight = self._checkpoint.read(name, rows=self._part(rows), dtype=self._matrix_dtype)
         if weight.shape[0] < share:
             weight = pad(weight, (0, 0, 0, share - weight.shape[0]))
         return weight, rows.start

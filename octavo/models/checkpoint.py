@@ -121,9 +121,9 @@ class Checkpoint:
         if self._progress:
             self._progress(self._num_read, self._num_tensors)
 
-    def empty(self, *shape: int) -> Tensor:
-        """Return an uninitialised tensor of the device and dtype."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an uninitialised tensor on the device, of the dtype if none is given."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -56,8 +56,9 @@ def load_decoder(
             frequencies of "dynamic" and "longrope" models depend on it.
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
-            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "int8": all
-            linear layers are rounded, the LM head included (CPU, float32).
+            multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "bf16":
+            all matrices are, to bfloat16; "int8": all linear layers are, the LM head included (both: CPU,
+            float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization).
         expert_parallel: this rank gets whole experts, instead of a part of every one.
@@ -70,6 +71,8 @@ def load_decoder(
     """
     if deterministic:
         _check_deterministic(config, quantization, parallel)
+    if quantization == "bf16" and dtype != torch.float32:
+        raise ConfigError(f'quantization="bf16" runs with activations in float32, got {dtype}')
     device = torch.device(device)
     has_biases = config.experts is not None and config.experts.has_bias
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
@@ -105,7 +108,7 @@ def load_decoder(
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
-    if quantization in ("int8", "fp8"):
+    if quantization in ("bf16", "fp8", "int8"):
         raise ConfigError(
             f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
         )

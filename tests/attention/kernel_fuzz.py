@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from attention_cases import make_case
 from fuzz_helpers import BLOCK_SIZES, HEADS, NOWHERE, close, refused, slots_of, strided
-from layer_fuzz import check_blocks, check_layers, check_stack, check_tiles
+from layer_fuzz import check_bfloat16, check_blocks, check_layers, check_stack, check_tiles
 from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
@@ -203,6 +203,7 @@ CHECKS = (
     (check_step, 3),
     (check_merge, 1),
     (check_layers, 2),
+    (check_bfloat16, 2),
     (check_blocks, 2),
     (check_tiles, 1),
     (check_stack, 2),

@@ -8,6 +8,7 @@ from fuzz_helpers import close, slots_of
 
 from octavo.attention import KVCache
 from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
+from octavo.layers.cpu.bfloat16 import CompiledBfloat16
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
@@ -33,6 +34,18 @@ def check_layers(pick):
     gate_up = torch.randn(rows, 2 * size) * 40
     gate, up = gate_up.split(size, dim=1)
     close(layers.silu_and_multiply(gate_up), torch.nn.functional.silu(gate) * up, scale=40.0)
+
+
+def check_bfloat16(pick):
+    """The product with a weight in bfloat16 beside torch's in float32; a row's bits are its own."""
+    rows, outputs, columns = pick.randint(0, 14), pick.randint(4, 30), pick.randint(1, 70)
+    weight, x = torch.randn(outputs, columns).bfloat16(), torch.randn(rows, columns)
+    bias = torch.randn(outputs) if pick.random() < 0.5 else None
+    layer = CompiledBfloat16(weight, bias)
+    got = layer(x)
+    close(got, torch.nn.functional.linear(x, weight.float(), bias), scale=10.0)
+    for row in range(rows):
+        assert torch.equal(got[row : row + 1], layer(x[row : row + 1]))
 
 
 def check_blocks(pick):

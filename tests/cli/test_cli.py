@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from integer_checkpoints import CONFIG, FIELDS, make, write
 from tiny_model import TINY_LLAMA
 
@@ -88,6 +89,23 @@ def test_inspect_names_the_form_of_each_part(capsys: pytest.CaptureFixture[str],
     shown = inspected(capsys, "smollm2")
     assert re.search(r"attention \d+ MiB: Q4_1; 8-bit activations, by the C kernel", shown)
     assert re.search(r"embedding \d+ MiB: Q8_0; 8-bit activations", shown)
+
+
+def test_inspect_names_the_products_of_a_cpu_with_matrix_units(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"torch_dtype": "bfloat16"}))
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    model = (str(tmp_path), "--load-format", "dummy")
+    shown = inspected(capsys, *model)
+    named = r"bfloat16; by oneDNN in bfloat16 \(AMX\); up to 16 rows by the C kernel in float32"
+    for part in ("embedding", "attention", "feed-forward"):
+        assert re.search(rf"{part} \d+ KiB: {named}", shown), part
+    assert "device, dtype cpu, float32" in shown
+    shown = inspected(capsys, *model, "--dtype", "float32")
+    assert re.search(r"attention \d+ KiB: float32", shown)
+    shown = inspected(capsys, *model, "--quantization", "int8")
+    assert re.search(r"attention \d+ KiB: int8; 8-bit activations, by oneDNN", shown)
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

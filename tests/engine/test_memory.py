@@ -1,6 +1,8 @@
 """What is planned before anything is loaded: sizes, by the user or by the device, and what fits."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +10,12 @@ from tiny_model import TINY_LLAMA
 
 from octavo import EngineConfig
 from octavo.attention.choice import choose_impl
+from octavo.engine.loading import plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.layers.linear.float8.weight import FLOAT8_ROWS
 from octavo.models import ModelConfig
+from octavo.parallel import TensorParallel
 
 
 def make_plan(**options: object) -> ExecutionPlan:
@@ -172,3 +177,50 @@ def test_the_triton_attention_without_its_package_is_refused(monkeypatch: pytest
 @pytest.mark.parametrize("impl", ["auto", "reference", "torch", "c"])
 def test_an_attention_that_can_run_here_is_not_refused(impl: str) -> None:
     assert make_plan(attention_impl=impl, dtype="float32").dtype == torch.float32
+
+
+def quantization_of(model_dtype: str = "bfloat16", stored: bool = False, **options: object) -> str:
+    config = EngineConfig.from_dict({"model": "tiny", "device": "cpu"} | options)
+    model = ModelConfig.from_hf(TINY_LLAMA | {"torch_dtype": model_dtype})
+    matrices = {"model.layers.0.self_attn.q_proj.weight": FLOAT8_ROWS} if stored else {}
+    return plan_execution(config, model, stored=matrices).quantization
+
+
+def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert quantization_of() == "auto", "not measured without AMX"
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert quantization_of() == "bf16"
+    # Exact by option, and what has more digits or is quantised stays as it is.
+    assert quantization_of(quantization="none") == "none"
+    assert quantization_of(quantization="int8") == "int8"
+    assert quantization_of(dtype="float32") == "auto"
+    assert quantization_of("float32") == quantization_of("float16") == "auto"
+    assert quantization_of(stored=True) == "auto"
+
+
+def test_what_was_planned_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"torch_dtype": "bfloat16"}))
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    config = EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy", num_blocks=8)
+    source, plan = plan_model(config, TensorParallel())
+    decoder = read_decoder(source, plan, None)
+    assert decoder.embed_tokens._weight.dtype == torch.bfloat16
+    assert decoder.dtype == plan.dtype == torch.float32
+
+
+def test_matrices_in_bfloat16_take_half_the_memory() -> None:
+    sizes = [
+        {group.part: group.num_bytes for group in make_plan(quantization=name, num_blocks=8).weights}
+        for name in ("none", "bf16")
+    ]
+    assert sizes[0].keys() == sizes[1].keys()
+    for part, num_bytes in sizes[0].items():
+        assert sizes[1][part] == (num_bytes if part == "norms and others" else num_bytes / 2)
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+def test_what_rounds_products_runs_in_float32_on_a_cpu(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization='{name}' runs on a CPU in float32, got cpu and"):
+        make_plan(quantization=name, dtype="bfloat16")

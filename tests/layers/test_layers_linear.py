@@ -11,6 +11,9 @@ from octavo.layers import (
     make_linear,
     vocabulary_shard,
 )
+from octavo.layers.cpu import bfloat16 as compiled
+from octavo.layers.linear import bfloat16
+from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import PlainLinear
 from octavo.parallel import TensorParallel
@@ -69,11 +72,100 @@ def test_int8_keeps_no_float_copy_of_the_weight() -> None:
     assert not any(t.dtype == torch.float32 and t.numel() >= 64 * 64 for t in tensors)
 
 
-def test_what_cannot_run_in_int8_is_refused_with_the_reason() -> None:
+def test_what_cannot_be_rounded_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"float32 on a CPU, got torch\.bfloat16"):
         make_linear(torch.randn(4, 4).bfloat16(), quantization="int8")
+    with pytest.raises(ConfigError, match=r"float32 or bfloat16 on a CPU, got torch\.float16"):
+        make_linear(torch.randn(4, 4).half(), quantization="bf16")
     with pytest.raises(ConfigError, match="'int4'"):
         make_linear(torch.randn(4, 4), quantization="int4")
+
+
+@pytest.fixture
+def with_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that this CPU has units for bfloat16; PyTorch multiplies in it without, slowly."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
+
+@pytest.fixture
+def without_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 32, 33, 130])
+@pytest.mark.parametrize(("out_size", "in_size"), [(1, 3), (4, 8), (37, 29), (80, 2000)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.usefixtures("without_units")
+def test_a_bfloat16_weight_is_multiplied_exactly(
+    rows: int, out_size: int, in_size: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many rows meet a part of the weight at a time.
+    monkeypatch.setattr(bfloat16, "_CHUNK", 20000)
+    weight, x = torch.randn(out_size, in_size).bfloat16(), torch.randn(rows, in_size)
+    bias = torch.randn(out_size) if has_bias else None
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    got = make_linear(weight, bias, quantization="bf16")(x)
+    torch.testing.assert_close(got, expected.float(), rtol=1e-5, atol=1e-4)
+
+
+def test_no_bit_of_a_few_rows_depends_on_the_others() -> None:
+    linear = make_linear(torch.randn(37, 100), torch.randn(37), quantization="bf16")
+    x = torch.randn(16, 100)
+    for rows in (2, 3, 5, 7, 16):
+        together = linear(x[:rows])
+        for row in range(rows):
+            assert together[row].equal(linear(x[row : row + 1])[0])
+
+
+def test_rows_that_lie_apart_are_multiplied() -> None:
+    linear, x = make_linear(torch.randn(8, 16), quantization="bf16"), torch.randn(3, 32)
+    assert linear(x[:, ::2]).equal(linear(x[:, ::2].contiguous()))
+
+
+@pytest.mark.parametrize("rows", [1, 17, 64, 130])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.usefixtures("with_units")
+def test_many_rows_are_rounded_for_units(rows: int, has_bias: bool) -> None:
+    weight, x = torch.randn(80, 96), torch.randn(rows, 96)
+    bias = torch.randn(80) if has_bias else None
+    got = make_linear(weight, bias, quantization="bf16")(x)
+    operand = x if rows <= bfloat16.few_rows() else x.bfloat16()
+    product = operand.double() @ weight.bfloat16().double().T
+    assert got.dtype == torch.float32
+    # Sums are float32; those of many rows are rounded once more.
+    error = (got - (0 if bias is None else bias) - product).abs()
+    assert (error < 2**-8 * product.abs() + 1e-5).all()
+    assert 0 < (product - x.double() @ weight.double().T).norm() / product.norm() < 2**-8
+
+
+@pytest.mark.usefixtures("without_units")
+def test_a_bfloat16_weight_is_multiplied_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "compile_failure", lambda: "no compiler")
+    monkeypatch.setattr(bfloat16, "compile_failure", lambda: "no compiler")
+    weight, x = torch.randn(8, 16).bfloat16(), torch.randn(2, 16)
+    torch.testing.assert_close(make_linear(weight, quantization="bf16")(x), x @ weight.float().T)
+    assert "C kernel" not in describe_layers("bf16", torch.device("cpu"), torch.float32)
+
+
+def test_bfloat16_keeps_one_copy_of_the_weight() -> None:
+    weight = torch.randn(64, 64).bfloat16()
+    linear = make_linear(weight, quantization="bf16")
+    tensors = [value for value in vars(linear).values() if isinstance(value, torch.Tensor)]
+    assert [tensor.data_ptr() for tensor in tensors] == [weight.data_ptr()]
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx512", "named"), [(True, True, "AMX"), (False, True, "AVX512-BF16"), (False, False, None)]
+)
+def test_units_for_bfloat16_are_named(
+    amx: bool, avx512: bool, named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    assert bfloat16.matrix_units() == named
+    said = describe_layers("bf16", torch.device("cpu"), torch.float32)
+    assert (f"by oneDNN in bfloat16 ({named})" if named else "made float32 in each GEMM") in said
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -95,6 +187,13 @@ def test_embedding_multiplier_is_rounded_to_the_weights_dtype() -> None:
     hidden = Embedding(weight, 0, 3072**0.5, TensorParallel())(torch.tensor([1]))
     assert hidden.tolist() == [[55.5, 55.5]]
     assert weight.eq(1).all()
+
+
+def test_an_embedding_in_bfloat16_is_looked_up_in_the_dtype_of_the_stream() -> None:
+    weight = torch.randn(3, 2).bfloat16()
+    table = Embedding(weight, 0, 0.1, TensorParallel(), torch.float32)
+    assert table(torch.tensor([2])).equal(weight[2:].float() * 0.1)
+    assert table.dtype == torch.float32
 
 
 def test_lm_head_caps_logits_in_float32() -> None:

@@ -14,7 +14,7 @@ from decoder_harness import (
 )
 
 from octavo.errors import ConfigError, WeightsError
-from octavo.models import ModelConfig, parameter_shapes
+from octavo.models import ModelConfig, builder, parameter_shapes
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -103,6 +103,43 @@ def test_int8_is_near_float32(tied: bool) -> None:
     assert 0 < (got["a"] - exact["a"]).norm() / exact["a"].norm() < 0.05
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_products_in_bfloat16_are_near_float32(tied: bool) -> None:
+    config = config_of(tie_word_embeddings=tied, attention_bias=True, mlp_bias=True)
+    weights = random_weights(config)
+    exact, got = logits_of(config, weights)["a"], logits_of(config, weights, quantization="bf16")["a"]
+    assert got.dtype == torch.float32
+    error = (got - exact).abs().max()
+    assert 0 < error < 0.03 * exact.abs().max()
+    # Where the best token is better than the next one by more than twice that, it stays the best.
+    best = exact.topk(2).values
+    clear = best[:, 0] - best[:, 1] > 2 * error
+    assert clear.any()
+    assert got.argmax(-1)[clear].equal(exact.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_bfloat16_checkpoint_is_multiplied_exactly_without_units(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    config = config_of(tie_word_embeddings=tied, attention_bias=True)
+    weights = random_weights(config)
+    weights.tensors = {name: tensor.bfloat16().float() for name, tensor in weights.tensors.items()}
+    exact, got = logits_of(config, weights), logits_of(config, weights, quantization="bf16")
+    torch.testing.assert_close(got["a"], exact["a"], atol=1e-4, rtol=1e-4)
+
+
+def test_a_tied_head_in_bfloat16_is_the_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, made = config_of(tie_word_embeddings=True), []
+    monkeypatch.setattr(builder, "make_linear", lambda weight, *rest, **options: made.append(weight))
+    decoder = make_decoder(config, random_weights(config), quantization="bf16")
+    assert {weight.dtype for weight in made} == {torch.bfloat16}
+    assert made[-1] is decoder.embed_tokens._weight
+    assert decoder.dtype == torch.float32
+
+
 def test_int8_batched_equals_int8_alone() -> None:
     decoder = make_decoder(config_of(), random_weights(config_of()), quantization="int8")
     together = PagedSequences(decoder, block_size=4)
@@ -112,9 +149,10 @@ def test_int8_batched_equals_int8_alone() -> None:
         assert greedy(alone, alone.step({name: prompt}), 8)[name] == continued[name]
 
 
-def test_int8_in_half_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="int8"):
-        make_decoder(config_of(), random_weights(config_of()), quantization="int8", dtype=torch.bfloat16)
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+def test_rounding_in_half_precision_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        make_decoder(config_of(), random_weights(config_of()), quantization=name, dtype=torch.bfloat16)
 
 
 def test_attention_implementations_agree_and_unknown_ones_are_refused() -> None:

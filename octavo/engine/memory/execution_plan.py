@@ -27,6 +27,7 @@ class ExecutionPlan:
         device: where the model runs.
         dtype: of weights and activations.
         kv_dtype: of the KV cache.
+        quantization: as users choose it, but "bf16" where "auto" means that on this CPU.
         max_model_len: longest prompt + output, tokens.
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.
@@ -45,6 +46,7 @@ class ExecutionPlan:
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    quantization: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

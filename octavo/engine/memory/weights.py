@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from types import MappingProxyType
 
 import torch
 
@@ -39,17 +39,17 @@ def weight_groups(
         quantization: as users choose it.
     """
     plain = Storage("plain", dtype.itemsize, form=str(dtype).removeprefix("torch."))
-    shapes = parameter_shapes(model)
+    shapes, rounded = parameter_shapes(model), _ROUNDED.get(quantization)
     totals: dict[tuple[str, str, str | None], float] = {}
     for name, shape in shapes.items():
         storage = kept.get(name, plain)
-        if quantization == "int8" and _is_product(name, shape):
-            storage = _INT8
+        if rounded is not None and _is_rounded(quantization, name, shape):
+            storage = rounded
         key = _part_of(name), storage.form, None if storage is plain else storage.kind
         totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
     if quantization == "int8" and "lm_head.weight" not in shapes:
         # A tied LM head is a copy.
-        totals["LM head", _INT8.form, _INT8.kind] = prod(shapes["model.embed_tokens.weight"])
+        totals["LM head", _INT8.form, _INT8.kind] = _INT8.nbytes(shapes["model.embed_tokens.weight"])
     return tuple(WeightGroup(*key, num_bytes) for key, num_bytes in totals.items())
 
 
@@ -67,12 +67,18 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
     return forms
 
 
-# A byte for each number of a GEMM's weight; embeddings and vectors stay.
 _INT8 = Storage("int8", 1, form="int8")
+# Quantization -> each matrix that it rounds.
+_ROUNDED: Mapping[str, Storage] = MappingProxyType(
+    {"bf16": Storage("bf16", 2, form="bfloat16"), "int8": _INT8}
+)
 
 
-def _is_product(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and not name.endswith(("embed_tokens.weight", "mlp.gate.weight"))
+def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is the weight of a GEMM, or an embedding that may be an LM head, too."""
+    if len(shape) != 2 or name.endswith("mlp.gate.weight"):
+        return False
+    return quantization == "bf16" or name != "model.embed_tokens.weight"
 
 
 def _part_of(name: str) -> str:

@@ -10,7 +10,10 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
 _LIBRARY = Library(
     "layers",
-    (*(_FOLDER / name for name in ("blocks.c", "layers.c", "stack.c", "tiles.c")), *ATTENTION.sources),
+    (
+        *(_FOLDER / name for name in ("bfloat16.c", "blocks.c", "layers.c", "stack.c", "tiles.c")),
+        *ATTENTION.sources,
+    ),
     (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h")), *ATTENTION.included),
 )
 
@@ -34,6 +37,8 @@ def layers_library() -> ctypes.CDLL:
         KernelUnavailableError: it cannot be compiled.
     """
     library = load_library(_LIBRARY)
+    library.octavo_bfloat16_linear.argtypes = [*[_POINTER] * 4, *[_INT] * 3, ctypes.c_int]
+    library.octavo_bfloat16_linear.restype = None
     library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
     library.octavo_block_linear.restype = ctypes.c_int
     library.octavo_tile_blocks.argtypes = [_POINTER, *[_INT] * 3, *[_POINTER] * 3]

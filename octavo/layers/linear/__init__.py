@@ -3,6 +3,7 @@
     GEMM        runs by        files
     plain       torch          plain
     packed      MKL            packed
+    bfloat16    C, oneDNN      bfloat16, layers/cpu/bfloat16.c
     int8        oneDNN         int8
     blocks      C              blocks/, layers/cpu/{blocks,dots,tiles}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows

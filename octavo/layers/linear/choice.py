@@ -5,6 +5,7 @@
       a weight in float8          dequantised             float8, or dequantised
       a weight in MXFP4           dequantised             dequantised; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
+      quantization="bf16"         bfloat16                refused
       quantization="int8"         int8                    refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.linear import dequantised, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear import bfloat16, dequantised, int8, invariant_tiling, packed, skinny_tiling
+from octavo.layers.linear.bfloat16 import Bfloat16Linear
 from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
 from octavo.layers.linear.grouped import linear as grouped
@@ -38,9 +40,17 @@ from octavo.layers.linear.quantised import LayerWeight
 
 Gemm = Literal["skinny", "hopper", "plain"]
 
-# Quantization -> (unsupported_reason of a weight, the layer).
-_QUANTIZED: Mapping[str, tuple[Callable[[Tensor], str | None], Callable[[Tensor, Tensor | None], Linear]]]
-_QUANTIZED = MappingProxyType({"int8": (int8.unsupported_reason, Int8Linear)})
+# Quantization -> (unsupported_reason of a weight, the layer, describe: how it multiplies, in a few words).
+_QUANTIZED: Mapping[
+    str,
+    tuple[Callable[[Tensor], str | None], Callable[[Tensor, Tensor | None], Linear], Callable[[], str]],
+]
+_QUANTIZED = MappingProxyType(
+    {
+        "bf16": (bfloat16.unsupported_reason, Bfloat16Linear, bfloat16.describe),
+        "int8": (int8.unsupported_reason, Int8Linear, int8.describe),
+    }
+)
 
 
 class _Layers(Protocol):
@@ -90,7 +100,15 @@ def multiplies(kind: str, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def describe_layers(kind: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Say which layers multiply a kind of weights that stays quantised, and why no faster ones do."""
+    """Say which layers multiply a kind of quantised weights, and why no faster ones do.
+
+    Args:
+        kind: see QuantisedWeight, or a quantization that make_linear rounds to.
+        device: of the weights.
+        dtype: of activations.
+    """
+    if kind in _QUANTIZED:
+        return _QUANTIZED[kind][2]()
     reasons = []
     for layers in _LAYERS[kind]:
         reason = layers.unsupported_reason(device, dtype)
@@ -129,16 +147,16 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, quantization: str
     """Return a callable from [T, in] to [T, out] in the dtype of x.
 
     Args:
-        weight: [out, in]; copied if it is packed or quantised, else kept.
+        weight: [out, in]; copied if it is packed or rounded, else kept.
         bias: [out], or None.
-        quantization: "int8" for 8-bit weights and activations (CPU, float32); "auto", "none" and "fp8" leave
-            a weight that is made of floats as it is.
+        quantization: "bf16" for a weight in bfloat16, "int8" for 8-bit weights and activations (both: CPU,
+            float32); "auto", "none" and "fp8" leave a weight that is made of floats as it is.
 
     Raises:
         ConfigError: the quantization is unknown or cannot run here.
     """
     if quantization in _QUANTIZED:
-        unsupported_reason, make = _QUANTIZED[quantization]
+        unsupported_reason, make, _ = _QUANTIZED[quantization]
         reason = unsupported_reason(weight)
         if reason is not None:
             raise ConfigError(f'quantization="{quantization}" cannot run: {reason}; use quantization="none"')

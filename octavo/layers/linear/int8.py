@@ -19,6 +19,11 @@ def unsupported_reason(weight: Tensor) -> str | None:
     return None
 
 
+def describe() -> str:
+    """Say how it multiplies."""
+    return "8-bit activations, by oneDNN"
+
+
 class Int8Linear:
     """y = x W^T + b with int8 operands and int32 sums.
 
