@@ -14,7 +14,10 @@ def answers(llm: LLM) -> list[list[list[int]]]:
     return [ids(llm.generate(PROMPTS, params)) for params in (GREEDY, DRAWN)]
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"attention_impl": "torch"}], ids=str)
+OPTIONS = [{}, {"quantization": "int8"}, {"quantization": "bf16"}, {"attention_impl": "torch"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_tokens_with_another_default_dtype(tiny: MakeLLM, options: dict[str, object]) -> None:
     expected = answers(tiny(**options))
     # Buffers of it are too large, where those of a 16-bit dtype would be too small.

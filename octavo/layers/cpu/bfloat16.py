@@ -32,7 +32,8 @@ class CompiledBfloat16:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] float32 to a new [T, N] float32."""
-        x, out = x.contiguous(), torch.empty(x.shape[0], self._num_outputs)
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=torch.float32)
         sizes = x.shape[0], self._size, self._num_outputs
         self._multiply(*self._operands, x.data_ptr(), out.data_ptr(), *sizes, torch.get_num_threads())
         return out
