@@ -3,9 +3,10 @@
 import atexit
 import os
 import sys
+import threading
 from contextlib import suppress
 
-_at_once = False
+_at_once = threading.Event()
 
 
 def leave_at_once() -> None:
@@ -14,8 +15,7 @@ def leave_at_once() -> None:
     Threads of the HTTP server's library outlive the server, and abort the process if they want to call
     Python while it is taken apart: exit code 134 instead of the command's.
     """
-    global _at_once
-    _at_once = True
+    _at_once.set()
 
 
 def leave(exit_code: int) -> None:
@@ -24,7 +24,7 @@ def leave(exit_code: int) -> None:
     Raises:
         SystemExit: with another code.
     """
-    if _at_once:
+    if _at_once.is_set():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, too_many_bodies
 
@@ -232,6 +234,15 @@ def presence_of(scope: MutableMapping[str, Any], receive: Receive) -> Presence:
     if presence is None:
         presence = scope["octavo.presence"] = Presence(receive)
     return presence
+
+
+async def while_present(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+    """Return what `work` for a request returns; cancel it when the request's client leaves.
+
+    Raises:
+        ClientGoneError: the client has left.
+    """
+    return await presence_of(request.scope, request.receive).unless_gone(work)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Found]) -> Found:

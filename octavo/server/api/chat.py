@@ -28,7 +28,7 @@ from octavo.server.api.types import (
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
-from octavo.server.limits import presence_of
+from octavo.server.limits import while_present
 from octavo.server.reading.input import ChatInput, check_model, parse_chat, reading_of
 from octavo.server.reading.processes import LONG_BYTES
 
@@ -65,7 +65,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
     )
 
     if asked.stream:
-        generation, box = await presence_of(request.scope, request.receive).unless_gone(begin())
+        generation, box = await while_present(request, begin())
         return context.events(ChatEvents(answer, generation, box, params.n), generation)
 
     async def whole() -> Response:
@@ -75,7 +75,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
         completion = await context.run(_completion, answer, outputs[0], box)
         return Response(encode(completion), media_type="application/json")
 
-    return await presence_of(request.scope, request.receive).unless_gone(whole())
+    return await while_present(request, whole())
 
 
 async def read_chat(context: Context, request: Request, parse: Callable[[bytes], ChatInput]) -> ChatInput:
@@ -86,9 +86,7 @@ async def read_chat(context: Context, request: Request, parse: Callable[[bytes],
     """
     body = await context.read_body(request)
     if len(body) > LONG_BYTES:
-        found = await presence_of(request.scope, request.receive).unless_gone(
-            context.read_long_chat(request, body)
-        )
+        found = await while_present(request, context.read_long_chat(request, body))
     else:
         found = parse(body)
         check_model(getattr(found.asked, "model", None), context.model)

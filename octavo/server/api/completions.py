@@ -23,7 +23,7 @@ from octavo.server.api.types import (
 from octavo.server.api.usage import UsageCounter, usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
-from octavo.server.limits import presence_of
+from octavo.server.limits import while_present
 from octavo.server.reading.input import TextInput, check_model, is_soon_read, parse_completion, read_texts
 from octavo.server.reading.processes import LONG_BYTES
 from octavo.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ async def completions(context: Context, request: Request) -> Response:
     context.loop.check_room(found.params.n)
     work = _generate(context, request, found)
     if found.asked.stream:
-        generation, answer = await presence_of(request.scope, request.receive).unless_gone(work)
+        generation, answer = await while_present(request, work)
         return context.events(CompletionEvents(answer, generation), generation)
 
     async def whole() -> Response:
@@ -65,15 +65,13 @@ async def completions(context: Context, request: Request) -> Response:
         outputs = await generation.finish()
         return Response(encode(_completion(answer, outputs)), media_type="application/json")
 
-    return await presence_of(request.scope, request.receive).unless_gone(whole())
+    return await while_present(request, whole())
 
 
 async def _read(context: Context, request: Request) -> TextInput:
     body = await context.read_body(request)
     if len(body) > LONG_BYTES:
-        return await presence_of(request.scope, request.receive).unless_gone(
-            context.read_long_texts(request, body)
-        )
+        return await while_present(request, context.read_long_texts(request, body))
     found = parse_completion(body)
     check_model(found.asked.model, context.model)
     return found

@@ -20,7 +20,7 @@ from octavo.server.api.sse import EventWriter, encode
 from octavo.server.api.tools.toolbox import Toolbox
 from octavo.server.context import Context, new_id
 from octavo.server.generation import Generation
-from octavo.server.limits import presence_of
+from octavo.server.limits import while_present
 
 
 async def messages(context: Context, request: Request) -> Response:
@@ -31,7 +31,7 @@ async def messages(context: Context, request: Request) -> Response:
     begin = partial(begin_chat, context, request, found)
     answer = Message(id=new_id("msg", request, None), model=context.model, usage=MessageUsage(input_tokens=0))
     if asked.stream:
-        generation, box = await presence_of(request.scope, request.receive).unless_gone(begin())
+        generation, box = await while_present(request, begin())
         return context.events(
             _Events(answer, generation, box),
             generation,
@@ -46,7 +46,7 @@ async def messages(context: Context, request: Request) -> Response:
         message = await context.run(_whole, answer, output, box)
         return Response(encode(message), media_type="application/json")
 
-    return await presence_of(request.scope, request.receive).unless_gone(whole())
+    return await while_present(request, whole())
 
 
 async def count_tokens(context: Context, request: Request) -> Response:

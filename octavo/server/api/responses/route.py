@@ -29,7 +29,7 @@ from octavo.server.api.usage import usage_of
 from octavo.server.context import Context, new_id
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
-from octavo.server.limits import presence_of
+from octavo.server.limits import while_present
 
 
 async def responses(context: Context, request: Request) -> Response:
@@ -55,7 +55,7 @@ async def responses(context: Context, request: Request) -> Response:
         parallel_tool_calls=asked.parallel_tool_calls is not False,
     )
     if asked.stream:
-        generation, box = await presence_of(request.scope, request.receive).unless_gone(begin())
+        generation, box = await while_present(request, begin())
         events = _Events(answer, generation, box)
         return context.events(events, generation, last=b"", write_error=_error_event)
 
@@ -65,7 +65,7 @@ async def responses(context: Context, request: Request) -> Response:
         finished = await context.run(_whole, answer, output, box)
         return Response(encode(finished), media_type="application/json")
 
-    return await presence_of(request.scope, request.receive).unless_gone(whole())
+    return await while_present(request, whole())
 
 
 def _whole(answer: ResponseObject, output: RequestOutput, box: Toolbox) -> ResponseObject:
