@@ -54,7 +54,8 @@ def main() -> None:
         return
     report = measure(arguments)
     print_report(report)
-    publish(f"gpu_serve-{arguments.model}", report, arguments)
+    clients = "" if arguments.processes == 1 else f"-{arguments.processes}-clients"
+    publish(f"gpu_serve-{arguments.model}{clients}", report, arguments)
 
 
 def measure(arguments: argparse.Namespace) -> Figures:
