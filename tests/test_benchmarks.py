@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -206,6 +208,24 @@ def test_answers_are_compared_up_to_their_first_difference(monkeypatch: pytest.M
     assert figures["equal_tokens"] == (4 + 1 + 3) / 12
     assert figures["equal_answers"] == pytest.approx(1 / 3)
     assert figures["margin_largest_at_a_difference"] == 1.5
+
+
+def test_a_models_folder_goes_with_the_process_that_made_it(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from support.model_folder import model_folder
+folder = Path(model_folder("tiny"))
+child = os.fork()
+if child == 0:
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+assert (folder / "config.json").is_file(), "the child removed it"
+assert len(os.listdir(os.environ["TMPDIR"])) == 1
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "benchmarks")}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_levels_of_a_cascade_hold_each_sequences_blocks_in_order() -> None:

@@ -1,5 +1,6 @@
 """The process of the peer, with a package that looks like vLLM 0.26: its names and arguments."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -78,13 +79,19 @@ FAKE = {
 
 
 @pytest.fixture
-def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Also checks that the process leaves no files behind."""
     for name, text in FAKE.items():
         path = tmp_path / "vllm" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    yield
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.usefixtures("fake_vllm")

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from support.child import ChildError, run_child
 from support.gpu_workloads import WORKLOADS, Workload, run_figures
-from support.model_folder import model_folder
+from support.model_folder import model_folder, remove_folder
 from support.open_loop import Arrival, Trace, poisson_arrivals, summarise
 
 Figures = dict[str, Any]
@@ -77,7 +77,8 @@ async def open_loop(settings: Figures) -> None:
     names = ("rate", "seconds", "seed", "prompt_len", "output_len")
     arrivals = poisson_arrivals(**{name: settings[name] for name in names})
     start = time.perf_counter()
-    arguments = AsyncEngineArgs(**engine_options(settings))
+    options = engine_options(settings)
+    arguments = AsyncEngineArgs(**options)
     engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     await engine.get_supported_tasks()
     ready = {"ready_s": time.perf_counter() - start, "ready_at": time.time(), "version": vllm.__version__}
@@ -89,7 +90,7 @@ async def open_loop(settings: Figures) -> None:
             await _reset_prefix_cache(engine)
         trace = await serve(engine, arrivals, str(number))
         runs.append(summarise(arrivals, trace, settings["seconds"]))
-    _finish({**ready, "runs": runs})
+    _finish({**ready, "runs": runs}, options["model"])
 
 
 async def serve(engine: Any, arrivals: list[Arrival], label: str) -> Trace:
@@ -139,7 +140,8 @@ def offline(settings: Figures) -> None:
     import vllm  # pyright: ignore[reportMissingImports]
 
     start = time.perf_counter()
-    llm = vllm.LLM(**engine_options(settings))
+    options = engine_options(settings)
+    llm = vllm.LLM(**options)
     ready = {"ready_s": time.perf_counter() - start, "ready_at": time.time(), "version": vllm.__version__}
     quantised = type(llm.llm_engine.vllm_config.quant_config).__name__
     print(f"vLLM is ready; its weights: {quantised}", file=sys.stderr, flush=True)
@@ -149,7 +151,7 @@ def offline(settings: Figures) -> None:
         seconds = [run(llm, workload) for _ in range(settings["runs"])]
         results[name] = run_figures(workload, seconds)
         print(f"vLLM {name}: {results[name]['rate']:,.1f} {workload.unit}", file=sys.stderr, flush=True)
-    _finish({**ready, "weights": quantised, "results": results})
+    _finish({**ready, "weights": quantised, "results": results}, options["model"])
 
 
 def run(llm: Any, workload: Workload) -> float:
@@ -175,9 +177,13 @@ def run(llm: Any, workload: Workload) -> float:
     return seconds
 
 
-def _finish(figures: Figures) -> NoReturn:
-    """Print the figures and end here: whatever shutting down does, they are there and nobody waits for it."""
+def _finish(figures: Figures, folder: str) -> NoReturn:
+    """Print the figures and end here: whatever shutting down does, they are there and nobody waits for it.
+
+    Removes the model's folder.
+    """
     print(json.dumps(figures), flush=True)
+    remove_folder(folder)
     os._exit(0)
 
 

@@ -3,8 +3,11 @@
 With `write_tokenizer` a server can turn its random tokens into text, too.
 """
 
+import atexit
 import itertools
 import json
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -75,10 +78,25 @@ def _gpt_oss_config(size: str) -> dict[str, Any]:
 
 
 def model_folder(size: str, **fields: Any) -> str:
-    """Make a folder that holds nothing but config.json, with more fields perhaps; returns its path."""
+    """Make a folder that holds nothing but config.json, with more fields perhaps; returns its path.
+
+    It is removed when this process ends. One that ends by os._exit calls remove_folder before.
+    """
     folder = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
+    atexit.register(_remove_in, os.getpid(), folder)
     (folder / "config.json").write_text(json.dumps(model_config(size) | fields))
     return str(folder)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder that model_folder made, if it is still there."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_in(process: int, folder: Path) -> None:
+    """Remove a folder in the process that made it: a forked one may end while others still read it."""
+    if os.getpid() == process:
+        remove_folder(str(folder))
 
 
 def write_tokenizer(folder: Path) -> None:
