@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.config import EngineConfig
+from octavo.engine.default_device import without_default_device
 from octavo.engine.loading import log_plan, make_runner, plan_model, read_decoder
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prompts import Prompt, PromptReader, TokenIds
@@ -46,6 +47,7 @@ class Engine:
         grammars: compiles what structured outputs must be; any thread may use it.
     """
 
+    @without_default_device
     def __init__(
         self,
         config: EngineConfig,
@@ -190,8 +192,7 @@ class Engine:
                 params.prompt_logprobs is set. Tokens before it may come from the prefix cache.
             read_along: somebody reads the tokens as they come: EngineConfig.max_step_ms holds while it runs.
             priority: waiting requests with a lower number are admitted first; equal ones in order of arrival.
-            grammar: params.structured as `grammars` compiled it, so that no step waits for that; None: it is
-                compiled here.
+            grammar: params.structured as `grammars` compiled it, so that no step waits; None: compiled here.
 
         Returns:
             The output, which steps add to until it is `finished`.

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from octavo.engine.default_device import without_default_device
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request import Request
 from octavo.engine.sampling.sampler import SampledToken
@@ -76,6 +77,7 @@ class Steps:
         self._garbage = StepGarbage()
         self.num_steps = self.num_computed_tokens = self.num_output_tokens = 0
 
+    @without_default_device
     def run(self) -> None:
         """Launch the next step and process the one before. A request that fails fails alone."""
         begun_at = time.perf_counter()
@@ -99,11 +101,13 @@ class Steps:
             return 0.0
         return min(self._pace.spare_s(launched.work, launched.launched_at), _LONGEST_SLEEP_S)
 
+    @without_default_device
     def close(self, request: Request) -> None:
         """End a request that was aborted or has failed."""
         self._retire(request)
         self._outputs.close(request)
 
+    @without_default_device
     def start_over(self) -> None:
         """Make everything but the outputs anew. If this is broken off, the next call begins it again."""
         logger.info("a step was broken off: unfinished requests start over, the prefix cache is empty")
