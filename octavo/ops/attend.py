@@ -14,6 +14,7 @@ from octavo.attention import (
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
+from octavo.attention.checks import check_right, check_shared
 from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
@@ -34,7 +35,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     call = _contiguous(call)
     q, keys = call.queries.q, call.keys
     is_cpu = not is_on_gpu(q)
-    if keys.capacity == 0 or 0 in (keys.k.shape[0], keys.seq_lens.shape[0], q.shape[0]):
+    if _is_empty(call):
         return _nothing(call)
     if is_cpu and call.queries.used is not None:
         return _attend_used(call)
@@ -55,6 +56,34 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     else:
         out, lse = _attend_ragged(call, options)
     return out if out.shape[2] == value_dim else out[..., :value_dim], lse
+
+
+def check_plan_fits(call: Call) -> None:
+    """Check that a ForestPlan is for this call, whose last keys need not be in the cache yet; on a CPU only.
+
+    Raises:
+        InvalidArgumentError: it was made for other lengths or another mask, or keys cannot be shared.
+    """
+    plan, keys = call.plan, call.keys
+    if not isinstance(plan, ForestPlan) or is_on_gpu(call.queries.q) or _is_empty(call):
+        return
+    debug.check_queries(call.queries, keys.seq_lens.shape[0])
+    if call.queries.used is not None:
+        call = call._replace(queries=_used_queries(call)[1])
+        if _is_empty(call):
+            return
+    call = call._replace(keys=keys._replace(seq_lens=keys.seq_lens.clamp(min=0)))
+    _metadata(call, _ragged(call.queries, call.keys.seq_lens))
+    check_right(plan, call.scores.right)
+    if plan.sharing.num_nodes > 0:
+        layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
+        check_shared(layer, _options(1.0, call.scores))
+
+
+def _is_empty(call: Call) -> bool:
+    """Return whether there is no query, or no key for any."""
+    keys = call.keys
+    return keys.capacity == 0 or 0 in (keys.k.shape[0], keys.seq_lens.shape[0], call.queries.q.shape[0])
 
 
 def _options(scale: float, scores: Scores) -> ScoreOptions:
@@ -110,19 +139,7 @@ def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
 
 def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys, queries = call.keys, _ragged(call.queries, call.keys.seq_lens)
-    metadata = AttentionMetadata(
-        cu_seqlens_q=queries.cu_seqlens,
-        seq_lens=keys.seq_lens,
-        positions=queries.positions,
-        # Attention stores nothing, so no slot is needed.
-        slot_mapping=queries.positions,
-        block_table=keys.block_table,
-        max_query_len=queries.max_len,
-        max_seq_len=keys.capacity,
-        work=call.plan,
-        kv_begin=keys.begin,
-        may_be_short=True,
-    )
+    metadata = _metadata(call, queries)
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
     out, lse = paged_attention_with_lse(
         *(queries.q, layer, metadata),
@@ -135,6 +152,24 @@ def _attend_ragged(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
         num_splits=call.num_splits,
     )
     return (out, lse) if queries.used is None else _hide_unused(out, lse, queries, options.sinks)
+
+
+def _metadata(call: Call, queries: RaggedQueries) -> AttentionMetadata:
+    """Return the step; on a CPU this checks its lengths and whether its plan is for them."""
+    keys = call.keys
+    return AttentionMetadata(
+        cu_seqlens_q=queries.cu_seqlens,
+        seq_lens=keys.seq_lens,
+        positions=queries.positions,
+        # Attention stores nothing, so no slot is needed.
+        slot_mapping=queries.positions,
+        block_table=keys.block_table,
+        max_query_len=queries.max_len,
+        max_seq_len=keys.capacity,
+        work=call.plan,
+        kv_begin=keys.begin,
+        may_be_short=True,
+    )
 
 
 def _ragged(queries: Queries, seq_lens: Tensor) -> RaggedQueries:
@@ -151,15 +186,20 @@ def _ragged(queries: Queries, seq_lens: Tensor) -> RaggedQueries:
 def _attend_used(call: Call) -> tuple[Tensor, Tensor]:
     """Attend only the queries that count, on a CPU: a plan would place the unused ones at the last keys."""
     debug.check_call(call)
-    queries, (out, lse) = call.queries.ragged(call.keys.seq_lens), _nothing(call)
+    (token, used), (out, lse) = _used_queries(call), _nothing(call)
+    out[token], lse[token] = attend(call._replace(queries=used))
+    return out, lse
+
+
+def _used_queries(call: Call) -> tuple[Tensor, Queries]:
+    """Return (rows of q that count, a batch of these alone); on a CPU, with checked lengths."""
+    queries = call.queries.ragged(call.keys.seq_lens)
     assert queries.used is not None
     lens, begin = queries.used.long(), queries.cu_seqlens[:-1].long()
     bounds = functional.pad(lens.cumsum(0), (1, 0))
     token = torch.arange(int(bounds[-1]), device=begin.device) + (begin - bounds[:-1]).repeat_interleave(lens)
     max_len = int(lens.max()) if lens.shape[0] else 0
-    used = Queries(queries.q[token], bounds.int(), None, max_len, 0)
-    out[token], lse[token] = attend(call._replace(queries=used))
-    return out, lse
+    return token, Queries(queries.q[token], bounds.int(), None, max_len, 0)
 
 
 def _nothing(call: Call) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from octavo.ops.arguments import (
     make_scores,
     make_table,
 )
+from octavo.ops.attend import check_plan_fits
 from octavo.ops.call import Call, Keys, Queries, is_on_gpu
 from octavo.ops.checks import debug
 from octavo.ops.checks.shapes import check_cached, check_ragged
@@ -125,15 +126,18 @@ def _append_and_attend(
     table = make_table(q, num, places.block_table, places.cache_batch_idx)
     begin = None if places.cache_leftpad is None else int32(places.cache_leftpad)
     scale, k_scale, v_scale = scales
-    queries = _queries(q, lengths, max_seqlen_q)
+    queries, scores = _queries(q, lengths, max_seqlen_q), make_scores(q, options)
     if news.k is not None and news.v is not None:
         new = _new_keys(news.k, news.v, news, begin, seq_lens, table, (k_scale, v_scale))
+        if plan is not None:
+            keys = Keys(k_cache, v_cache, table, new.lengths_after(), begin, scale, v_scale)
+            check_plan_fits(Call(queries, keys, scores, options.num_splits, plan))
         rotary = _rotary(news, seq_lens, advance=(options.left, options.right) != (None, None))
         # Everything is checked by now, so that a refused call writes nothing.
         rotated, seq_lens = append(queries, new, k_cache, v_cache, rotary)
         queries = queries.replaced(rotated)
     keys = Keys(k_cache, v_cache, table, seq_lens, begin, scale, v_scale)
-    return attend(Call(queries, keys, make_scores(q, options), options.num_splits, plan))
+    return attend(Call(queries, keys, scores, options.num_splits, plan))
 
 
 def _attend_ragged(

@@ -68,3 +68,38 @@ def test_a_plan_for_another_mask_is_refused():
     tensors, given, plan = call(causal=True)
     with pytest.raises(InvalidArgumentError, match="the plan is for right=0, this call has right=None"):
         flash_attn_with_kvcache(*tensors, **given | {"causal": False}, plan=plan)
+
+
+NEW = (torch.randn(3, 2, 2, 16), torch.randn(3, 2, 2, 16))
+BEFORE = {"cache_seqlens": torch.from_numpy(LENGTHS - 2)}
+
+
+def test_a_plan_for_the_lengths_after_new_keys_changes_no_result():
+    tensors, given, plan = call(causal=True)
+    caches = [tensor.clone() for tensor in tensors[1:]]
+    alone = flash_attn_with_kvcache(*tensors, *NEW, **given | BEFORE)
+    torch.testing.assert_close(
+        flash_attn_with_kvcache(tensors[0], *caches, *NEW, **given | BEFORE, plan=plan), alone
+    )
+    assert torch.equal(torch.stack(caches), torch.stack(tensors[1:]))
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong", "message"),
+    [
+        ({}, {"cache_seqlens": torch.from_numpy(LENGTHS)}, "plan is of another step"),
+        ({}, {"seqused_q": torch.tensor([1, 2, 2], dtype=torch.int32)}, "plan is of another step"),
+        ({}, {"cache_leftpad": torch.zeros(3, dtype=torch.int32)}, "cannot share keys"),
+        ({}, {"causal": False}, "the plan is for right=0"),
+        ({"alibi_slopes": SLOPES.expand(3, 4)}, {}, "need the same alibi_slopes"),
+        ({"cache_dtype": FLOAT8, "k_descale": SCALES}, {}, "need the same alibi_slopes"),
+    ],
+    ids=["lengths", "queries", "first keys", "mask", "slopes", "scales"],
+)
+def test_a_plan_is_refused_before_keys_are_appended(options, wrong, message):
+    tensors, given, plan = call(causal=True, **options)
+    before = [tensor.float() if tensor.dtype == FLOAT8 else tensor.clone() for tensor in tensors[1:]]
+    with pytest.raises(InvalidArgumentError, match=message):
+        flash_attn_with_kvcache(*tensors, *NEW, **given | BEFORE | wrong, plan=plan)
+    for cache, kept in zip(tensors[1:], before, strict=True):
+        assert torch.equal(cache.to(kept.dtype), kept)
