@@ -105,11 +105,11 @@ def octavo_server() -> ServerProcess:
 
 
 def llama_server(python: str) -> ServerProcess:
-    """llama.cpp's server on the same file and as many threads."""
+    """llama.cpp's server on the same file and as many threads; a new request does not break off another."""
     port = free_port()
     command = [os.path.abspath(python), "-m", "llama_cpp.server", "--port", str(port)]
     command += ["--model", str(resolve_model(DEFAULT_MODEL).path), "--n_ctx", "2048"]
-    command += ["--n_threads", str(torch.get_num_threads())]
+    command += ["--n_threads", str(torch.get_num_threads()), "--interrupt_requests", "false"]
     return ServerProcess(command, port, _LIMIT_S)
 
 
