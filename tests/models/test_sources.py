@@ -84,7 +84,9 @@ def test_a_file_of_another_kind(tmp_path):
 @pytest.mark.parametrize(
     "model", ["nothing", "./no/where", "/no/where", "../up", "a/b/c", "a/", "~/m", "a/b.gguf", "a/.."]
 )
-def test_what_is_no_hub_id_stays_off_the_network(model, monkeypatch):
+def test_what_is_no_hub_id_stays_off_the_network(model, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelNotFoundError, match=r"no model .* it is not 'smollm2'"):
         resolve_model(model)
