@@ -5,14 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
-from llm_cases import GREEDY, PROMPTS, MakeLLM, ids
+from llm_cases import GREEDY, OPTIONS, PROMPTS, MakeLLM, answers, ids
 from structured_cases import KINDS
 
-from octavo import LLM, CompletionDelta, SamplingParams
-
-# Log-probabilities, penalties and draws need tensors of their own.
-DRAWN = SamplingParams(seed=7, max_tokens=6, ignore_eos=True, repetition_penalty=1.2, logprobs=2, top_p=0.9)
-OPTIONS = [{}, {"quantization": "int8"}, {"quantization": "bf16"}, {"attention_impl": "torch"}]
+from octavo import CompletionDelta, SamplingParams
 
 
 @contextmanager
@@ -39,10 +35,6 @@ def surrounding(request: pytest.FixtureRequest) -> Surrounding:
 
 def streamed(stream: Iterable[CompletionDelta]) -> list[int]:
     return [token for delta in stream for token in delta.token_ids]
-
-
-def answers(llm: LLM) -> list[list[list[int]]]:
-    return [ids(llm.generate(PROMPTS, params)) for params in (GREEDY, DRAWN)]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -2,19 +2,7 @@
 
 import pytest
 import torch
-from llm_cases import GREEDY, PROMPTS, MakeLLM, ids
-
-from octavo import LLM, SamplingParams
-
-# Log-probabilities, penalties and draws need tensors of their own.
-DRAWN = SamplingParams(seed=7, max_tokens=6, ignore_eos=True, repetition_penalty=1.2, logprobs=2, top_p=0.9)
-
-
-def answers(llm: LLM) -> list[list[list[int]]]:
-    return [ids(llm.generate(PROMPTS, params)) for params in (GREEDY, DRAWN)]
-
-
-OPTIONS = [{}, {"quantization": "int8"}, {"quantization": "bf16"}, {"attention_impl": "torch"}]
+from llm_cases import OPTIONS, MakeLLM, answers
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
