@@ -53,8 +53,8 @@ class OpsCase:
         in_kernel = self.dtype == torch.float32 and takes_gpu_path(self.sequences[0].q)
         return torch.float16 if is_float8 and in_kernel else self.dtype
 
-    def oracle(self, dtype):
-        """Return (out [T, H, Dv], lse [T, H]) computed in a dtype."""
+    def oracle(self, dtype, kept=None):
+        """Return (out [T, H, Dv], lse [T, H]) computed in a dtype; kept: see Sequence.attend."""
         first = self.sequences[0]
         num_heads = first.q.shape[1]
         out = torch.zeros(self.num_rows, num_heads, first.v.shape[2], dtype=dtype, device=first.q.device)
@@ -64,7 +64,7 @@ class OpsCase:
             lse[:] = sinks.to(dtype)
         for sequence in self.sequences:
             rows = slice(sequence.first_row, sequence.first_row + sequence.q.shape[0])
-            out[rows], lse[rows] = sequence.attend(self.arguments, dtype)
+            out[rows], lse[rows] = sequence.attend(self.arguments, dtype, kept)
         return out, lse
 
 
@@ -78,7 +78,8 @@ class Sequence:
     slopes: torch.Tensor | None
     first_row: int
 
-    def attend(self, arguments, dtype):
+    def attend(self, arguments, dtype, kept=None):
+        """Attend in a dtype. kept: round weights to it before they meet values, as on tensor cores."""
         num_queries, num_keys = self.q.shape[0], self.k.shape[0]
         q, k, v = (x.to(dtype).transpose(0, 1) for x in (self.q, self.k, self.v))
         group = q.shape[0] // k.shape[0]
@@ -110,9 +111,13 @@ class Sequence:
             )
         if scores.shape[2] == 0:
             return 0.0, -torch.inf
-        weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
         lse = torch.logsumexp(scores, dim=-1)
-        return (weights @ v).transpose(0, 1), lse.transpose(0, 1)
+        if kept is None:
+            out = torch.softmax(scores, dim=-1).nan_to_num(0.0) @ v
+        else:
+            weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True)).nan_to_num(0.0)
+            out = (weights.to(kept).to(dtype) @ v / weights.sum(dim=-1, keepdim=True)).nan_to_num(0.0)
+        return out.transpose(0, 1), lse.transpose(0, 1)
 
 
 class Maker:
