@@ -1,11 +1,14 @@
-"""Products with weights in blocks: the specification's numbers, for every form and any batch."""
+"""Products with weights in blocks: the specification's numbers, for every form, any batch and other CPUs."""
 
 import math
+import platform
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from octavo.layers.cpu.library import compile_failure
+from octavo.attention.cpu import compile as compiling
+from octavo.layers.cpu.library import compile_failure, layers_library
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.quantised import join_rows
@@ -22,6 +25,17 @@ FORMS = [
     (8, torch.float32, 1, True),
     (8, torch.float32, 2, False),
 ]
+
+
+@pytest.fixture(params=["this CPU", "any CPU"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels for this machine's CPU, and those for any: without AVX2, without dot products."""
+    if request.param == "any CPU":
+        oldest = "x86-64" if platform.machine() in ("x86_64", "AMD64") else "armv8-a"
+        monkeypatch.setattr(compiling, "_machine_flag", lambda: f"-march={oldest}")
+    layers_library.cache_clear()
+    yield
+    layers_library.cache_clear()
 
 
 def block_weight(form: tuple, rows: int, columns: int, seed: int = 0) -> BlockWeight:

@@ -115,7 +115,7 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
         const float *d = x.scales + b * count, *sum = x.sums + b * count;
         i32x8 sums[ROWS] = {0};
         prefetch(weights, scales, mins, b, f);
-#pragma GCC unroll 8
+#pragma GCC unroll UNROLLED
         for (int g = 0; g < GROUPS; g++) {
             u8x32 group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
 #pragma GCC unroll 8

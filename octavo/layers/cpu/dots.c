@@ -8,8 +8,16 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_NEON)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
+#endif
+
+// Groups of a block whose code is written out. On other CPUs vectors become many instructions, which would take
+// minutes to compile eight times over.
+#if defined(__AVX2__) || defined(__aarch64__)
+enum { UNROLLED = 8 };
+#else
+enum { UNROLLED = 1 };
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -17,6 +25,9 @@
 typedef float f32x8 __attribute__((vector_size(32), may_alias));
 typedef float loose_f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t i32x8 __attribute__((vector_size(32), may_alias));
+typedef uint32_t u32x8 __attribute__((vector_size(32), may_alias));
+typedef int16_t i16x16 __attribute__((vector_size(32), may_alias));
+typedef uint16_t u16x16 __attribute__((vector_size(32), may_alias));
 typedef uint8_t u8x32 __attribute__((vector_size(32), may_alias));
 typedef uint8_t loose_u8x32 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef _Float16 f16x8 __attribute__((vector_size(16), aligned(2), may_alias));
@@ -80,19 +91,27 @@ INLINE i32x8 finish_sums(i32x8 sums, int bits) {
 #else
 INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
     (void)bits;
-#if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#if defined(__aarch64__)
     int8x16_t p = vreinterpretq_s8_s32(vdupq_n_s32(x)), q[2];
     int32x4_t halves[2];
     memcpy(q, &group, sizeof q);
     memcpy(halves, &sums, sizeof halves);
-    for (int h = 0; h < 2; h++) halves[h] = vdotq_s32(halves[h], q[h], p);
+    for (int h = 0; h < 2; h++) {
+#if defined(__ARM_FEATURE_DOTPROD)
+        halves[h] = vdotq_s32(halves[h], q[h], p);
+#else
+        // Two products, of at most 128 * 127 each, fit 16 bits.
+        int16x8_t low = vmull_s8(vget_low_s8(q[h]), vget_low_s8(p)), high = vmull_high_s8(q[h], p);
+        halves[h] = vpadalq_s16(halves[h], vpaddq_s16(low, high));
+#endif
+    }
     memcpy(&sums, halves, sizeof sums);
 #else
-    int8_t p[4], q[32];
-    memcpy(p, &x, sizeof p);
-    memcpy(q, &group, sizeof q);
-    for (int i = 0; i < 8; i++)
-        for (int j = 0; j < 4; j++) sums[i] += q[4 * i + j] * p[j];
+    // Of every 16 bits the lower byte, then the higher one; two products, of at most 128 * 127 each, fit them.
+    u32x8 p = (u32x8){0} + (uint32_t)x;
+    i16x16 pairs = ((i16x16)((u16x16)group << 8) >> 8) * ((i16x16)((u16x16)p << 8) >> 8);
+    pairs += ((i16x16)group >> 8) * ((i16x16)p >> 8);
+    sums += ((i32x8)((u32x8)pairs << 16) >> 16) + ((i32x8)pairs >> 16);
 #endif
     return sums;
 }
