@@ -116,6 +116,12 @@ def fewshot() -> Workload:
     return Workload([examples + _ids(rng, rng.randint(16, 32)) for _ in range(512)], [1] * 512)
 
 
+def steady() -> Workload:
+    """128 requests, 128 in, 1024 out: nearly all steps decode 128 sequences."""
+    rng = Random(10000)
+    return Workload([_ids(rng, 128) for _ in range(128)], [1024] * 128)
+
+
 def thousands() -> Workload:
     """3,000 requests, 1000 in, 1000 out."""
     rng = Random(9000)
@@ -131,7 +137,8 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "samples64x8": samples64x8,
     "rag": rag,
     "fewshot": fewshot,
+    "steady": steady,
     "thousands": thousands,
 }
-# The others take minutes.
-SHORT_WORKLOADS = [name for name in WORKLOADS if name != "thousands"]
+# The others take up to minutes.
+SHORT_WORKLOADS = [name for name in WORKLOADS if name not in ("steady", "thousands")]
