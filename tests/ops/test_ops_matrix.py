@@ -84,7 +84,8 @@ def test_cpu(block):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 20 else []) for block in range(260)]
+    "block",
+    [pytest.param(block, marks=pytest.mark.slow if block % 40 else pytest.mark.long) for block in range(260)],
 )
 def test_gpu(block):
     run_cases(100_000 + block * PER_TEST, "cuda", HALVES, PER_KERNEL)
