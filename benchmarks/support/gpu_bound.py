@@ -50,9 +50,9 @@ def bound_s(
 ) -> float:
     """Seconds for a workload whose requests all run at once.
 
-    Each decode step reads the weights once, of experts those that so many tokens touch on average, and the
-    keys and values of every live token once, however many sequences share it. Each distinct prefix is
-    prefilled once. Operations run at the peak.
+    Each decode step reads the weights once, of experts those that so many tokens touch on average, while its
+    GEMMs compute: whichever takes longer. Then it reads the keys and values of every live token once, however
+    many sequences share it. Each distinct prefix is prefilled once. Operations run at the peak.
 
     Args:
         size: of the model, a key of SHAPES.
@@ -74,8 +74,10 @@ def bound_s(
         live = lives > step
         num_sequences = workload.n * int(live.sum())
         num_tokens = int((end - begin)[live].sum()) + num_sequences * step
-        seconds += step_bytes(size, num_tokens, number_bytes, weight_bytes, num_sequences) / bandwidth
-        seconds += 2 * (weights + head) * num_sequences / flops
+        read = step_bytes(size, 0, number_bytes, weight_bytes, num_sequences)
+        seconds += max(read / bandwidth, 2 * (weights + head) * num_sequences / flops)
+        keys = step_bytes(size, num_tokens, number_bytes, weight_bytes, num_sequences) - read
+        seconds += keys / bandwidth
     return float(seconds)
 
 
