@@ -60,7 +60,7 @@ def _whole_run(peer: dict[str, Any]) -> float | None:
 
 
 def bound_rate(report: dict[str, Any], name: str) -> float:
-    """The bound in the workload's unit, computed anew: older files hold a lower one."""
+    """The bound in the workload's unit, computed anew, as older files hold another."""
     workload, flops = WORKLOADS[name](), report["matrix_flops"]
     number_bytes = 1 if report.get("kv_cache_dtype") == "fp8" else 2
     weight_bytes = 1 if report.get("quantization") == "fp8" else 2
