@@ -21,10 +21,18 @@ model, _ = make_model("llama")
 model.to("cuda")
 theirs = greedy(model)
 model.set_attn_implementation("flash_attention_2")
-assert greedy(model) == theirs
-assert greedy_batch(model, max_blocks_per_request=8, use_cuda_graph=False) == theirs
+
+
+def check(what: str, tokens: list[list[int]]) -> None:
+    assert tokens == theirs, f"{what}: {tokens} instead of {theirs}"
+
+
+check("padded", greedy(model))
+check("paged", greedy_batch(model, max_blocks_per_request=8, use_cuda_graph=False))
 print("paged", calls["flash_attn_with_kvcache"])
-assert greedy_batch(model, max_blocks_per_request=8, use_cuda_graph=True) == theirs
+graphs = {"max_blocks_per_request": 8, "use_cuda_graph": True}
+check("graphs", greedy_batch(model, **graphs, use_async_batching=False))
+check("graphs, one batch ahead", greedy_batch(model, **graphs, use_async_batching=True))
 octavo.hf.attach(model)
-assert greedy(model) == theirs
+check("attached", greedy(model))
 print("attached", octavo.hf.register())
