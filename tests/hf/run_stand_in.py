@@ -32,7 +32,7 @@ with patch.context() as gpu:
     import_utils.is_torch_cuda_available.cache_clear()
     from transformers import modeling_flash_attention_utils  # noqa: F401
 
-from tiny_models import count_calls, greedy, greedy_batch, make_model
+from tiny_models import count_calls, greedy, greedy_batch, greedy_one_by_one, make_model
 from transformers.generation.continuous_batching import initialization
 
 calls = count_calls(
@@ -48,3 +48,4 @@ print("padded", calls["flash_attn_varlen_func"])
 patch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *args: None)
 assert greedy_batch(model, max_blocks_per_request=8, block_size=4) == theirs
 print("paged", calls["flash_attn_with_kvcache"])
+assert greedy_one_by_one(model, max_blocks_per_request=8, block_size=4) == theirs

@@ -63,17 +63,48 @@ def greedy(model: Any, **options: Any) -> list[list[int]]:
     return out[:, ids.shape[1] :].tolist()
 
 
+def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "generation_config": GenerationConfig(
+            max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=-1
+        ),
+        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64, **options),
+    }
+
+
 def greedy_batch(model: Any, **options: Any) -> list[list[int]]:
     """The tokens of `generate_batch` for the prompts; options are those of its pool of blocks."""
     prompts = [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
-    config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=-1)
-    pool = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64, **options)
-    results = model.generate_batch(
-        prompts, generation_config=config, continuous_batching_config=pool, progress_bar=False
-    )
+    results = model.generate_batch(prompts, **_batch_options(options), progress_bar=False)
     outputs = sorted(results.values(), key=lambda output: prompts.index(list(output.prompt_ids)))
     assert [output.error for output in outputs] == [None] * len(prompts)
     return [list(output.generated_tokens) for output in outputs]
+
+
+def greedy_one_by_one(model: Any, **options: Any) -> list[list[int]]:
+    """The same, if each prompt comes when the one before it has its first tokens: steps that do both."""
+    prompts = [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
+    manager = model.init_continuous_batching(**_batch_options(options))
+    manager.start()
+    try:
+        outputs: dict[str, Any] = {}
+        names = []
+        for prompt in prompts:
+            names.append(manager.add_request(prompt, streaming=True))
+            while names[-1] not in outputs:
+                _take_output(manager, outputs)
+        while not all(outputs[name].is_finished() for name in names):
+            _take_output(manager, outputs)
+    finally:
+        manager.stop(block=True)
+    return [list(outputs[name].generated_tokens) for name in names]
+
+
+def _take_output(manager: Any, outputs: dict[str, Any]) -> None:
+    output = manager.get_result(timeout=60)
+    assert output is not None, "no token for a minute"
+    assert output.error is None
+    outputs[output.request_id] = output
 
 
 def count_calls(monkeypatch: Any, module: Any, names: tuple[str, ...]) -> dict[str, int]:

@@ -64,7 +64,8 @@ def run_cases(first_seed, device, dtypes, per_kernel, run=lambda case: case.run(
                 raise AssertionError(
                     f"seed {seed}, {case.dtype}, {case.function.__name__}({shapes}): {error}"
                 ) from error
-        greatest = [max(each) for each in zip(*errors, strict=True)]
+        # Python's max may lose a NaN.
+        greatest = torch.tensor(errors, dtype=torch.float64).amax(dim=0).tolist()
         _within(f"seeds {first} to {first + per_kernel - 1}, out", greatest)
 
 
@@ -93,5 +94,5 @@ def test_gpu(block):
 
 @pytest.mark.parametrize("first", [100_400, 101_940, 103_800, 104_540])
 def test_bounds_allow_what_a_tensor_core_rounds(first):
-    """Each has a case of 12 results or fewer in which torch is twice as exact, by luck."""
+    """Each has a case of 12 results or fewer in which torch is more than twice as exact, by luck."""
     run_cases(first, "cpu", HALVES, PER_KERNEL, rounded)
