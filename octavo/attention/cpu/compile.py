@@ -176,7 +176,7 @@ def _run(command: list[str]) -> str:
         )
     except FileNotFoundError as error:
         raise KernelUnavailableError(
-            f"no C compiler {command[0]!r} found; install gcc or clang, or name one in $CC"
+            f"no C compiler {command[0]!r} found; install gcc, or name another in $CC"
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailableError(f"the C compiler failed: {error}") from error
