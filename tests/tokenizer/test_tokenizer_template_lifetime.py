@@ -70,9 +70,9 @@ def test_the_child_of_a_killed_parent_ends(doing):
 
 
 def test_the_child_of_a_killed_parent_ends_although_a_fork_of_it_lives():
-    code = "ask('a'); print(SHARED.pid, flush=True); print(os.fork() or '', flush=True); time.sleep(60)"
+    code = "ask('a'); pids = SHARED.pid, os.fork(); pids[1] and print(*pids, flush=True); time.sleep(60)"
     with start_script(code) as script:
-        pid, fork = (int(script.stdout.readline()) for _ in range(2))
+        pid, fork = map(int, script.stdout.readline().split())
         script.kill()
         script.wait()
         try:
