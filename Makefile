@@ -88,7 +88,7 @@ gpu-test:
 	$(GPU_PYTEST) $(GPU_PARALLEL) -m "gpu and not slow" $(GPU_TESTS)
 	$(GPU_PYTEST) -m gpu tests/parallel
 
-# All of octavo.ops' matrix of arguments, of which gpu-test takes a fortieth, and the like.
+# All of octavo.ops' matrix of arguments, of which gpu-test takes a twentieth.
 gpu-slow-test:
 	$(GPU_PYTEST) $(GPU_PARALLEL) -m "gpu and slow" $(GPU_TESTS)
 

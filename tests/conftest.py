@@ -35,16 +35,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long tests: each process of `--dist worksteal` starts at its share of the list."""
-    long = [item for item in items if item.get_closest_marker("long")]
-    short = [item for item in items if not item.get_closest_marker("long")]
-    num = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    shares = [short[len(short) * i // num : len(short) * (i + 1) // num] for i in range(num)]
-    items[:] = [item for i, share in enumerate(shares) for item in (*long[i::num], *share)]
-
-
 @pytest.fixture(scope="session")
 def load_once() -> Callable[..., Any]:
     """octavo's load_decoder, which loads each network once in a process of tests."""

@@ -12,8 +12,6 @@ from octavo.attention.hopper import prefill as hopper_prefill
 from octavo.attention.options import ScoreOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
-# The other compiles everything once more.
-DTYPES = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
 def assert_within_twice_plain_torch(case, **options):
@@ -49,7 +47,7 @@ def plain_torch(case, *, window=None):
     return out
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block_size", [1, 16, 64, 256])
 def test_decode(dtype, block_size):
     case = make_case(
@@ -58,7 +56,7 @@ def test_decode(dtype, block_size):
     assert_within_twice_plain_torch(case)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block_size", [16, 48, 64, 192, 256])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_mixed_batch(dtype, block_size, head_dim):

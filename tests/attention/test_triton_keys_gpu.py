@@ -13,8 +13,6 @@ from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import empty_results, make_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
-# The other compiles everything once more.
-DTYPES = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 DECODE = [1] * 6
 PREFILL = [200, 130, 1, 300, 33, 64]
@@ -47,7 +45,7 @@ def assert_hopper(case, **options):
     assert reasons == [None] * len(reasons) or torch.cuda.get_device_capability()[0] != 9
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("query_lens", [DECODE, PREFILL])
 @pytest.mark.parametrize(
     "options",

@@ -52,7 +52,6 @@ def test_transformers_reads_pages_in_place_through_flash_attention_2() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.long
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_transformers_pages_through_octavo_on_a_gpu() -> None:
     pytest.importorskip("transformers")

@@ -8,7 +8,6 @@ from interrupt_helpers import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, Ma
 from llm_helpers import assert_drained
 
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]

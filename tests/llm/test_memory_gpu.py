@@ -10,11 +10,7 @@ import torch
 
 from octavo.engine.memory.working import GRAPH_BYTES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.long,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
