@@ -22,7 +22,7 @@ import torch
 from peers.hf_serving import LABEL, measure_peer
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
-from support.gpu_bound import SHAPES, bound_s, label
+from support.gpu_bound import SHAPES, label, run_bound_s
 from support.gpu_model import load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import SHORT_WORKLOADS, WORKLOADS, Workload, recorded_vllm, run_figures
@@ -67,7 +67,13 @@ def measure(arguments: argparse.Namespace) -> Figures:
         if arguments.quantization != "auto":
             settings["quantization"] = arguments.quantization
         vllm = measure_in_child("offline", {**settings, "workloads": list(workloads)}, limit_s=420)
-    bandwidth, flops = copy_bandwidth(), matrix_flops()
+    measured = {
+        "model": size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "quantization": arguments.quantization,
+        "copy_bytes_per_s": copy_bandwidth(),
+        "matrix_flops": matrix_flops(),
+    }
     peer = {}
     if arguments.peer == "hf":
         peer = measure_peer(model_config(size), workloads, limit_s=arguments.peer_limit)
@@ -76,11 +82,9 @@ def measure(arguments: argparse.Namespace) -> Figures:
     for share_prefixes in {"on": [True], "off": [False], "both": [False, True]}[arguments.sharing]:
         engines[share_prefixes] = measure_engine(arguments, share_prefixes, workloads)
         free_memory()
-    number_bytes = 1 if kv_cache_dtype == "fp8" else 2
-    weight_bytes = 1 if arguments.quantization == "fp8" else 2
     results = {}
     for name, workload in workloads.items():
-        bound = bound_s(size, workload, bandwidth, flops * 2 / weight_bytes, number_bytes, weight_bytes)
+        bound = run_bound_s(measured, workload)
         results[name] = {
             "unit": workload.unit,
             **engines[arguments.sharing != "off"]["results"][name],
@@ -92,9 +96,7 @@ def measure(arguments: argparse.Namespace) -> Figures:
             "vllm_recorded": recorded_vllm(size, name, kv_cache_dtype),
         }
     return {
-        "model": size,
-        "kv_cache_dtype": kv_cache_dtype,
-        "quantization": arguments.quantization,
+        **measured,
         "sharing": arguments.sharing,
         "peer": LABEL if peer else None,
         "vllm_version": None if vllm is None else vllm["version"],
@@ -103,8 +105,6 @@ def measure(arguments: argparse.Namespace) -> Figures:
         "startup": startup,
         "ready_s": [engine["ready_s"] for engine in engines.values()],
         "num_kv_tokens": [engine["num_kv_tokens"] for engine in engines.values()],
-        "copy_bytes_per_s": bandwidth,
-        "matrix_flops": flops,
         "results": results,
     }
 

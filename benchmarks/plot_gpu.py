@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.gpu_bound import bound_s, label
+from support.gpu_bound import label, run_bound_s
 from support.gpu_workloads import WORKLOADS, recorded_vllm
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "gpu_serving.png"
@@ -49,7 +49,8 @@ def bars(report: dict[str, Any], workload: str) -> dict[str, float]:
         "HF transformers": _whole_run(result.get("hf") or {}),
         "vLLM": measured,
         "vLLM 0.26 (recorded)": recorded if measured is None else None,
-        "physical bound": bound_rate(report, workload),
+        # Computed anew, as older files hold another.
+        "physical bound": WORKLOADS[workload]().rate(run_bound_s(report, WORKLOADS[workload]())),
     }
     return {label: rate for label, rate in rates.items() if rate is not None}
 
@@ -57,17 +58,6 @@ def bars(report: dict[str, Any], workload: str) -> dict[str, float]:
 def _whole_run(peer: dict[str, Any]) -> float | None:
     """The peer's rate, or None if its run was cut off: such a run is mostly prefill."""
     return None if peer.get("note") else peer.get("rate")
-
-
-def bound_rate(report: dict[str, Any], name: str) -> float:
-    """The bound in the workload's unit, computed anew, as older files hold another."""
-    workload, flops = WORKLOADS[name](), report["matrix_flops"]
-    number_bytes = 1 if report.get("kv_cache_dtype") == "fp8" else 2
-    weight_bytes = 1 if report.get("quantization") == "fp8" else 2
-    flops *= 2 / weight_bytes
-    return workload.rate(
-        bound_s(report["model"], workload, report["copy_bytes_per_s"], flops, number_bytes, weight_bytes)
-    )
 
 
 def unit(workload: str, result: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The physical bound of a serving workload: bytes and operations that no engine can avoid. Needs no GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,14 @@ def bound_s(
         keys = step_bytes(size, num_tokens, number_bytes, weight_bytes, num_sequences) - read
         seconds += keys / bandwidth
     return float(seconds)
+
+
+def run_bound_s(run: Mapping[str, Any], workload: Workload) -> float:
+    """Seconds for a workload by what a report of gpu_serving.py says of its run: model, dtypes and rates."""
+    weight_bytes = 1 if run.get("quantization") == "fp8" else 2
+    number_bytes = 1 if run.get("kv_cache_dtype") == "fp8" else 2
+    flops = run["matrix_flops"] * 2 / weight_bytes
+    return bound_s(run["model"], workload, run["copy_bytes_per_s"], flops, number_bytes, weight_bytes)
 
 
 def own_begins(prompts: Sequence[Sequence[int]]) -> list[int]:
