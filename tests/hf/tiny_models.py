@@ -63,6 +63,10 @@ def greedy(model: Any, **options: Any) -> list[list[int]]:
     return out[:, ids.shape[1] :].tolist()
 
 
+def _unpadded_prompts() -> list[list[int]]:
+    return [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
+
+
 def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "generation_config": GenerationConfig(
@@ -74,7 +78,7 @@ def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def greedy_batch(model: Any, **options: Any) -> list[list[int]]:
     """The tokens of `generate_batch` for the prompts; options are those of its pool of blocks."""
-    prompts = [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
+    prompts = _unpadded_prompts()
     results = model.generate_batch(prompts, **_batch_options(options), progress_bar=False)
     outputs = sorted(results.values(), key=lambda output: prompts.index(list(output.prompt_ids)))
     assert [output.error for output in outputs] == [None] * len(prompts)
@@ -83,7 +87,7 @@ def greedy_batch(model: Any, **options: Any) -> list[list[int]]:
 
 def greedy_one_by_one(model: Any, **options: Any) -> list[list[int]]:
     """The same, if each prompt comes when the one before it has its first tokens: steps that do both."""
-    prompts = [row[kept.bool()].tolist() for row, kept in zip(*make_prompts(), strict=True)]
+    prompts = _unpadded_prompts()
     manager = model.init_continuous_batching(**_batch_options(options))
     manager.start()
     try:

@@ -13,7 +13,7 @@
 #endif
 
 // Groups of a block whose code is written out. On other CPUs vectors become many instructions, which would take
-// minutes to compile eight times over.
+// long to compile eight times over.
 #if defined(__AVX2__) || defined(__aarch64__)
 enum { UNROLLED = 8 };
 #else
