@@ -166,23 +166,24 @@ def test_neighbours_change_no_bit_of_a_deterministic_layer(experts: StackedExper
         assert torch.equal(block(x[:num_tokens], alone), whole[:num_tokens])
 
 
+# Heads as in test_late_work_gpu, so that attention is compiled once for both.
 MODEL = {
     "vocab_size": 5003,
-    "hidden_size": 512,
+    "hidden_size": 1024,
     "intermediate_size": 1408,
     "moe_intermediate_size": 256,
     "num_experts": 16,
     "num_experts_per_tok": 4,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 1024,
     "eos_token_id": 2,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Qwen3MoeForCausalLM": {"head_dim": 128, "mlp_only_layers": [1], "norm_topk_prob": True},
+    "Qwen3MoeForCausalLM": {"mlp_only_layers": [1], "norm_topk_prob": True},
     "MixtralForCausalLM": {"num_local_experts": 16},
-    "OlmoeForCausalLM": {"num_key_value_heads": 8, "intermediate_size": 256},
+    "OlmoeForCausalLM": {"intermediate_size": 256},
 }
 PROMPTS = [
     [(7 * row + i) % 5000 for i in range(length)] for row, length in enumerate((1, 17, 64, 300, 9, 33))

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from drawn_cases import draw_on_gpu
 from edge_rows import FORMS, check_empty_rows, check_no_sequences
 from kvcache_cases import kvcache_case
-from ops_cases import Maker, dense_case, varlen_case
+from ops_cases import dense_case, varlen_case
 from test_ops_matrix import check
 
 from octavo.errors import InvalidArgumentError
@@ -31,9 +32,9 @@ def waiting_refused():
 
 
 @pytest.mark.parametrize("kind", [kvcache_case, varlen_case, dense_case])
-@pytest.mark.parametrize("seed", range(500_000, 500_006))
-def test_waits_for_nothing(kind, seed):
-    case = kind(Maker(seed, "cuda", (torch.bfloat16, torch.float16, torch.float32)))
+@pytest.mark.parametrize("number", range(6))
+def test_waits_for_nothing(kind, number):
+    case = draw_on_gpu(kind, 500_000, number)
     case.function(**case.arguments)
     with waiting_refused():
         case.function(**case.arguments)
@@ -120,7 +121,7 @@ def test_no_sequences():
     check_no_sequences("cuda")
 
 
-@pytest.mark.parametrize("seed", range(600_000, 600_006))
-def test_debug_changes_nothing(monkeypatch, seed):
+@pytest.mark.parametrize("number", range(6))
+def test_debug_changes_nothing(monkeypatch, number):
     monkeypatch.setenv("OCTAVO_DEBUG", "1")
-    check(kvcache_case(Maker(seed, "cuda", (torch.bfloat16, torch.float32))))
+    check(draw_on_gpu(kvcache_case, 600_000, number))

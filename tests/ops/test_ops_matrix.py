@@ -4,13 +4,8 @@ import sys
 
 import pytest
 import torch
-from kvcache_cases import kvcache_case
-from ops_cases import EPSILON, Maker, dense_case, varlen_case
-
-KINDS = (kvcache_case, kvcache_case, kvcache_case, varlen_case, varlen_case, dense_case)
-PER_TEST = 20
-PER_KERNEL = 10  # on a GPU: cases that share what is compiled
-GPU_DTYPES = (torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)
+from drawn_cases import GPU_DTYPES, GPU_SEED, KINDS, PER_KERNEL, PER_TEST, QUICK_BLOCKS
+from ops_cases import EPSILON, Maker
 
 
 def check(case):
@@ -80,10 +75,11 @@ def test_cpu(block):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 20 else []) for block in range(260)]
+    "block",
+    [pytest.param(block, marks=[] if block in QUICK_BLOCKS else [pytest.mark.slow]) for block in range(260)],
 )
 def test_gpu(block):
-    run_cases(100_000 + block * PER_TEST, "cuda", GPU_DTYPES, PER_KERNEL)
+    run_cases(GPU_SEED + block * PER_TEST, "cuda", GPU_DTYPES, PER_KERNEL)
 
 
 @pytest.mark.parametrize(("seed", "num_results"), [(100_400, 12), (101_951, 5), (103_806, 1), (104_549, 3)])
