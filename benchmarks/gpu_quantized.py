@@ -28,6 +28,7 @@ from octavo.layers.linear.float8 import on_gpu as float8_gpu
 from octavo.layers.linear.float8.gemm import float8_linear
 from octavo.layers.linear.float8.tiling import Float8Tiling, choose_path, has_hopper, has_torch
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
+from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
 from octavo.layers.linear.skinny_tiling import Tiling
@@ -36,7 +37,7 @@ from octavo.parallel import TensorParallel
 BYTES_PER_SECOND = 4.8e12
 FLOPS = {"bf16": 989e12, "fp8": 1979e12, "fp8-blocks": 1979e12}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192)
-_PATHS = ("skinny", "hopper", "float8", "torch")
+_PATHS = ("gemv", "skinny", "hopper", "float8", "torch")
 _ROTATED_BYTES = 400e6
 _TILE = 128
 # Processes that compile kernels side by side.
@@ -145,6 +146,7 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
     """Time each path that can run."""
     for path in _PATHS:
         can_run = {
+            "gemv": num_rows == 1 and gemv_tiling.unsupported_reason(case_weight(case)) is None,
             "skinny": num_rows <= 4,
             "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
             "float8": num_rows >= 2,

@@ -3,9 +3,9 @@
     residual stream ---- norm -> projection -> activation ----> middle of the block     BlockInput
     residual stream <--- norm <- projection ------------------- middle of the block     BlockOutput
 
-On a GPU with Triton, the skinny GEMM (1 to 4 rows) fuses each line into one kernel, except norms of outputs.
-The Hopper GEMM (5 to 256 rows) does the same but for the norm of the input. linear.choice decides which GEMM
-runs.
+On a GPU with Triton, the GEMV (1 row) and the skinny GEMM (1 to 4 rows) fuse each line into one kernel, but
+for norms of outputs. The Hopper GEMM (5 to 256 rows) does the same but for the norm of the input.
+linear.choice decides which one runs.
 
 With several ranks, what a BlockOutput returns is this rank's part of a sum. The norm of the next block's
 input sums it over ranks, adds it to the stream, and norms that: on GPUs often one kernel. A norm of the
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.layers.activation import activate_and_multiply
-from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
+from octavo.layers.linear.choice import Gemm, choose_gemm, has_fused_gemms
 from octavo.layers.linear.fused import FusedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
@@ -75,9 +75,20 @@ class PlainOutput:
         return out if self.norm is None else self.norm(self.parallel.all_reduce(out))
 
 
+def _product_of(gemm: Gemm) -> Callable[..., Tensor]:
+    """Return the function of a fused GEMM; imported here, only where Triton runs."""
+    if gemm == "hopper":
+        from octavo.layers.linear.hopper.gemm import hopper_linear as product
+    elif gemm == "gemv":
+        from octavo.layers.linear.gemv.gemv import gemv_linear as product
+    else:
+        from octavo.layers.linear.skinny import skinny_linear as product
+    return product
+
+
 @dataclass(frozen=True, slots=True)
 class FusedInput:
-    """BlockInput in one kernel by the skinny GEMM, or in two by the Hopper GEMM.
+    """BlockInput in one kernel by the GEMV or the skinny GEMM, or in two by the Hopper GEMM.
 
     The norm is a separate kernel before a Hopper GEMM, and if a delta has to be added: otherwise each program
     of the GEMM would write the sum.
@@ -97,17 +108,10 @@ class FusedInput:
         gemm = choose_gemm(hidden, weight)
         if gemm == "plain":
             return self.plain(hidden, delta)
-        if gemm == "hopper":
-            from octavo.layers.linear.hopper.gemm import hopper_linear
-
-            return hopper_linear(norm(hidden, delta), weight, bias, activation=activation)
-        from octavo.layers.linear.skinny import skinny_linear
-
-        if delta is not None:
-            return skinny_linear(norm(hidden, delta), weight, bias, activation=activation)
-        return skinny_linear(
-            hidden, weight, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation
-        )
+        product = _product_of(gemm)
+        if gemm == "hopper" or delta is not None:
+            return product(norm(hidden, delta), weight, bias, activation=activation)
+        return product(hidden, weight, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,7 @@ class FusedOutput:
         gemm = choose_gemm(x, weight)
         if gemm == "plain":
             return self.plain(x, hidden)
-        if gemm == "hopper":
-            from octavo.layers.linear.hopper.gemm import hopper_linear as product
-        else:
-            from octavo.layers.linear.skinny import skinny_linear as product
+        product = _product_of(gemm)
         if self.plain.norm is not None or self.plain.parallel.size > 1:
             return self.plain.finish(product(x, weight, bias))
         product(x, weight, bias, residual=hidden)

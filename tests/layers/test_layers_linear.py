@@ -102,6 +102,7 @@ def test_a_bfloat16_weight_is_multiplied_exactly(
 ) -> None:
     # Many rows meet a part of the weight at a time.
     monkeypatch.setattr(bfloat16, "_CHUNK", 20000)
+    torch.manual_seed(rows)
     weight, x = torch.randn(out_size, in_size).bfloat16(), torch.randn(rows, in_size)
     bias = torch.randn(out_size) if has_bias else None
     expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())

@@ -10,7 +10,8 @@
       deterministic=True          refused                 invariant, on a GPU with Triton
 
     each GEMM of a plain layer on a GPU with Triton, by the rows M of x
-      1 to 4                      skinny: fuses norm, activation and residual sum
+      1                           gemv, on a Hopper GPU, half precision: fuses norm, activation, residual sum
+      1 to 4                      skinny: fuses the same
       5 to 256                    hopper, on a Hopper GPU: fuses activation and residual sum
       others                      plain
 
@@ -31,6 +32,7 @@ from octavo.layers.linear import bfloat16, dequantised, int8, invariant_tiling, 
 from octavo.layers.linear.bfloat16 import Bfloat16Linear
 from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
+from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.int8 import Int8Linear
@@ -38,7 +40,7 @@ from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import LayerWeight
 
-Gemm = Literal["skinny", "hopper", "plain"]
+Gemm = Literal["gemv", "skinny", "hopper", "plain"]
 
 # Quantization -> (unsupported_reason of a weight, the layer, describe: how it multiplies, in a few words).
 _QUANTIZED: Mapping[
@@ -202,6 +204,8 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     """
     num_rows = x.shape[0]
     num_columns, size = weight.shape
+    if num_rows == 1 and gemv_tiling.unsupported_reason(weight) is None:
+        return "gemv"
     if num_rows <= skinny_tiling.MAX_ROWS:
         pays_off = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
         return "skinny" if pays_off else "plain"

@@ -1,7 +1,8 @@
 """Linear layers with a float8 weight on an NVIDIA GPU.
 
     path      rows of x    activations    what the GEMM fuses
-    skinny    1            as they are    norm, activation and residual sum
+    gemv      1            as they are    norm, activation and residual sum, on Hopper GPUs
+    skinny    1            as they are    the same
     float8    some         float8         activation and residual sum
     hopper    some         float8         the same, on Hopper GPUs
     torch     many         float8         nothing
@@ -11,6 +12,7 @@ for torch's product with a weight of 128 x 128 tiles, with a scale for each 128 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,13 +49,11 @@ class Float8GpuLinear:
     def from_stream(self, hidden: Tensor, delta: Tensor | None, norm: Norm, activation: str | None) -> Tensor:
         """See FusedLinear."""
         path = choose_path(hidden.shape[0], self.weight)
-        if path == "skinny":
+        if path in ("gemv", "skinny"):
             if delta is not None:
                 return self._product(norm(hidden, delta), activation, None)
-            from octavo.layers.linear.skinny import skinny_linear
-
             options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
-            return skinny_linear(hidden, self.weight, self.bias, **options)
+            return self._row_product(path, hidden, **options)
         from octavo.layers.triton.quantise import quantise_rows
 
         width = self._scale_width(path)
@@ -69,14 +69,20 @@ class Float8GpuLinear:
     def _product(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Tensor:
         """The product of x; residual, if it was added, else a new tensor."""
         path = choose_path(x.shape[0], self.weight)
-        if path == "skinny":
-            from octavo.layers.linear.skinny import skinny_linear
-
-            return skinny_linear(x, self.weight, self.bias, activation=activation, residual=residual)
+        if path in ("gemv", "skinny"):
+            return self._row_product(path, x, activation=activation, residual=residual)
         from octavo.layers.triton.quantise import quantise_rows
 
         rows, scales = quantise_rows(x, width=self._scale_width(path))
         return self._float8_product(path, rows, scales, x.dtype, activation, residual)
+
+    def _row_product(self, path: Path, x: Tensor, **options: Any) -> Tensor:
+        """The product of a row as it is; options: what is fused."""
+        if path == "gemv":
+            from octavo.layers.linear.gemv.gemv import gemv_linear as product
+        else:
+            from octavo.layers.linear.skinny import skinny_linear as product
+        return product(x, self.weight, self.bias, **options)
 
     def _scale_width(self, path: Path) -> int | None:
         """Numbers of a row of x that share a scale; None: all."""

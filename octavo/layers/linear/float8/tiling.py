@@ -9,13 +9,14 @@ from torch.torch_version import TorchVersion
 
 from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
 from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 
 _BLOCK = 128
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-Path = Literal["skinny", "hopper", "float8", "torch"]
+Path = Literal["gemv", "skinny", "hopper", "float8", "torch"]
 
 # Most rows of a path. The Hopper GEMM has to be measured on float8 before it is chosen.
 SKINNY_MAX_ROWS = 1
@@ -74,7 +75,9 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
         weight: of a Float8GpuLinear.
     """
     if num_rows <= SKINNY_MAX_ROWS:
-        return "skinny" if num_rows else "float8"
+        if num_rows == 0:
+            return "float8"
+        return "gemv" if gemv_tiling.unsupported_reason(weight) is None else "skinny"
     if num_rows <= _HOPPER_MAX_ROWS and has_hopper(weight):
         return "hopper"
     if num_rows <= _FEW_MAX_ROWS:

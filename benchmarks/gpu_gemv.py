@@ -1,0 +1,154 @@
+"""Products of a single row on one Hopper GPU: Octavo's GEMV, its skinny GEMM, and cuBLAS.
+
+    python benchmarks/gpu_gemv.py [--models 0.6b 8b] [--formats bf16 fp8 fp8-blocks] [--sweep]
+                                  [--save MACHINE]
+
+A layer is o, gate and up, down, and the next layer's qkv: each reads what the one before wrote, as in a
+decoder. A CUDA graph runs several layers with weights of their own, several times the L2 cache, and its time
+is divided by their number. cuBLAS has separate kernels for norm, activation and residual sum, and multiplies
+bfloat16 only. The bound is bytes of weights over 4.8 TB/s, an H200's peak. --sweep times other tilings of the
+GEMV, too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from gpu_quantized import BYTES_PER_SECOND, FORMATS
+from support.common import make_parser, publish, table
+from torch import Tensor
+from torch.nn.functional import linear
+
+from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.gemv.gemv import gemv_linear
+from octavo.layers.linear.gemv.tiling import GemvTiling
+from octavo.layers.linear.skinny import skinny_linear
+from octavo.layers.triton.activation import gated_activation
+from octavo.layers.triton.norm import rms_norm
+
+_ROTATED_BYTES = 800e6
+_EPS = 1e-6
+_FORMATS = ("bf16", *FORMATS)
+_TILINGS = [GemvTiling(8, 2, 104), GemvTiling(8, 3, 104), GemvTiling(4, 4, 104), GemvTiling(4, 6, 104)]
+
+Weight = Tensor | Float8Weight
+# (x, weight, norm_weight, activation, residual) -> result
+Product = Callable[[Tensor, Any, Tensor | None, str | None, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of products that follow one another, and of their norms."""
+
+    weights: tuple[Weight, ...]
+    norms: tuple[Tensor | None, ...]
+
+
+class Chain:
+    """Layers of a decoder, or LM heads, in one format."""
+
+    def __init__(self, shapes: tuple[Shape, ...], form: str) -> None:
+        self.shapes = shapes
+        numbers = sum(shape.num_weight_rows * shape.size for shape in shapes)
+        self.layer_bytes = numbers * (2 if form == "bf16" else 1)
+        self.layers = [
+            self._make_layer(form) for _ in range(max(2, round(_ROTATED_BYTES / self.layer_bytes)))
+        ]
+        self.x = random_numbers(1, shapes[0].size)
+        self.hidden = self.x if shapes[0].has_norm else random_numbers(1, shapes[0].num_columns)
+
+    def _make_layer(self, form: str) -> Layer:
+        weights = [random_numbers(shape.num_weight_rows, shape.size) for shape in self.shapes]
+        made = [weight if form == "bf16" else FORMATS[form](weight) for weight in weights]
+        norms = [random_numbers(shape.size) if shape.has_norm else None for shape in self.shapes]
+        return Layer(tuple(made), tuple(norms))  # type: ignore[arg-type]
+
+    def microseconds(self, product: Product) -> float:
+        """Median time of a layer."""
+
+        def run(layer: Layer) -> None:
+            x = self.x
+            for shape, weight, norm in zip(self.shapes, layer.weights, layer.norms, strict=True):
+                given = self.hidden if shape.has_norm else x
+                x = product(given, weight, norm, shape.activation, self.hidden if shape.adds else None)
+
+        return microseconds(run, self.layers)
+
+
+def fused(function: Callable[..., Tensor], **options: Any) -> Product:
+    """Octavo's GEMV or skinny GEMM."""
+
+    def product(
+        x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
+    ) -> Tensor:
+        return function(
+            x, weight, norm_weight=norm, eps=_EPS, activation=activation, residual=residual, **options
+        )
+
+    return product
+
+
+def separate(
+    x: Tensor, weight: Tensor, norm: Tensor | None, activation: str | None, residual: Tensor | None
+) -> Tensor:
+    """The peer: cuBLAS, with separate kernels for the rest."""
+    out = linear(x if norm is None else rms_norm(x, norm, _EPS), weight)
+    if activation is not None:
+        out = gated_activation(out, activation)
+    return out if residual is None else residual.add_(out)
+
+
+def compare(model: str, form: str, sweep: bool) -> Iterator[dict[str, object]]:
+    """Time a layer, and in bfloat16 the LM head."""
+    qkv, o, gate_up, down, head = MODELS[model]
+    for name, shapes in (("layer", (o, gate_up, down, qkv)), ("lm_head", (head,))):
+        if name == "lm_head" and form != "bf16":
+            continue
+        chain = Chain(shapes, form)
+        bound_us = chain.layer_bytes / BYTES_PER_SECOND * 1e6
+        gemv_us = chain.microseconds(fused(gemv_linear))
+        skinny_us = chain.microseconds(fused(skinny_linear))
+        cublas_us = chain.microseconds(separate) if form == "bf16" else None
+        yield {
+            **{"model": model, "format": form, "what": name, "mb": round(chain.layer_bytes / 1e6, 1)},
+            **{
+                "bound_us": round(bound_us, 1),
+                "gemv_us": round(gemv_us, 1),
+                "skinny_us": round(skinny_us, 1),
+            },
+            "cublas_us": "" if cublas_us is None else round(cublas_us, 1),
+            **{"of_bound": round(bound_us / gemv_us, 3), "speedup": round(skinny_us / gemv_us, 2)},
+        }
+        for tiling in _TILINGS if sweep else ():
+            try:
+                print(
+                    model,
+                    form,
+                    name,
+                    tiling,
+                    round(chain.microseconds(fused(gemv_linear, tiling=tiling)), 1),
+                    flush=True,
+                )
+            except Exception as error:
+                print(model, form, name, tiling, "does not run:", str(error)[:100], flush=True)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
+    parser.add_argument("--formats", choices=_FORMATS, nargs="+", default=list(_FORMATS))
+    parser.add_argument("--sweep", action="store_true")
+    arguments = parser.parse_args()
+    results = [
+        result
+        for model in arguments.models
+        for form in arguments.formats
+        for result in compare(model, form, arguments.sweep)
+    ]
+    print(table(list(results[0]), [list(result.values()) for result in results]))
+    publish("gpu_gemv", {"results": results}, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The GEMV for Hopper GPUs, y = epilogue(prologue(x) W^T) of one row; imported only where Triton runs."""
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import num_multiprocessors
+from octavo.gpu.launch import launch, overlap_options
+from octavo.layers.linear.float8.weight import Float8Weight
+from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
+from octavo.layers.linear.gemv.tiling import (
+    ATOM_BYTES,
+    TILE_ROWS,
+    WARPS,
+    GemvTiling,
+    choose_gemv_tiling,
+    unsupported_reason,
+)
+from octavo.layers.linear.operands import check_operands, check_vector, make_result
+
+
+def gemv_linear(
+    x: Tensor,
+    weight: Tensor | Float8Weight,
+    bias: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    tiling: GemvTiling | None = None,
+) -> Tensor:
+    """Return epilogue(prologue(x) W^T + bias); sums are float32.
+
+    The previous kernel must not write weight: this one may read it while that one runs.
+
+    Args:
+        x: [1, K] float16 or bfloat16, contiguous.
+        weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
+        bias, norm_weight, eps, activation, residual: see skinny.skinny_linear. A normed row is rounded to the
+            dtype of x, or for float8 weights to float16.
+        tiling: None: choose_gemv_tiling's.
+
+    Returns:
+        residual, or a new contiguous [1, N] or [1, N / 2], dtype of x.
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one, or a shape, dtype or stride does not fit.
+    """
+    reason = unsupported_reason(weight)
+    if reason is not None:
+        raise InvalidArgumentError(f"gemv_linear cannot run: {reason}")
+    if isinstance(weight, Float8Weight):
+        values, scales, height, width = weight.values, weight.scales, weight.height, weight.width
+    else:
+        values, scales, height, width = weight, weight, 0, 0
+    check_operands(x, values, bias, values.dtype if height else None)
+    if x.shape[0] != 1:
+        raise InvalidArgumentError(f"x must be a single row, got {list(x.shape)}")
+    num_weight_rows, size = values.shape
+    if norm_weight is not None:
+        check_vector("norm_weight", norm_weight, size)
+    out = make_result(x, num_weight_rows, activation, residual)
+    halves = 1 if activation is None else 2
+    num_columns = num_weight_rows // halves
+    if tiling is None:
+        tiling = choose_gemv_tiling(size, values.itemsize)
+    shape = Shape(
+        *(size, halves, tiling.blocks, tiling.stages),
+        *(norm_weight is not None, activation, residual is not None, height, width),
+    )
+    tiles = -(-num_columns * halves // TILE_ROWS)
+    launch(
+        gemv_kernel,
+        (min(num_multiprocessors(x.device), tiles),),
+        _describe(values, halves, tiling.blocks),
+        Operands(x, x if norm_weight is None else norm_weight, scales, bias),
+        *(out, num_columns, eps, Shape(*map(gl.constexpr, shape))),
+        num_warps=WARPS,
+        maxnreg=tiling.registers,
+        launch_pdl=overlap_options(x)["OVERLAP"],
+    )
+    return out
+
+
+def _describe(values: Tensor, halves: int, blocks: int) -> TensorDescriptor:
+    """Describe a weight [N, K] for TMA as [K in atoms, halves, N / halves, atom]."""
+    atom = ATOM_BYTES // values.itemsize
+    num_rows, size = values.shape
+    of_half = num_rows // halves
+    sizes, strides = [size // atom, halves, of_half, atom], [atom, of_half * size, size, 1]
+    tile = [blocks * WARPS, halves, TILE_ROWS // halves, atom]
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=ATOM_BYTES, element_bitwidth=8 * values.itemsize, rank=len(tile)
+    )
+    return TensorDescriptor(values, sizes, strides, tile, layout)

@@ -1,0 +1,322 @@
+"""The kernel of gemv_linear: one warp fetches weights by TMA, four multiply them on tensor cores.
+
+    TMA warp (_fetch)                         warps that multiply (_multiply)
+
+    for each tile of 16 rows of the weight:   wait for the kernel before
+      for each step along K:                  the row x, normed: to shared memory
+        wait free[stage]                      for each tile:
+        atoms of all warps -> weights[stage]    for each step:
+                                                  wait filled[stage]
+                                                  read the warp's atoms; arrive free[stage]
+                                                  sums += atoms * x
+                                                add up the warps' sums, epilogue, store
+
+Weights never wait for the kernel before. A program takes half of an SM, so while one runs, the next kernel's
+program fills its stages beside it. Shared memory of a stage, which a TMA copy writes:
+
+    blocks x warps atoms | 16 rows (gate and up: 8 + 8) | 64 bytes of K, chunks of 16 bytes swizzled
+
+Block b of warp w is the atom b * W + w. A thread reads 16 bytes of two rows, as an operand of `mma`: eight or
+sixteen neighbours of K. So x is read by such neighbours, too. Tensor cores want 8 columns: x is repeated.
+
+Float8 weights become float16, which holds them exactly. x is divided by the power of two of its largest
+number first, so that float16 holds it, too: as exactly as bfloat16 down to 2^-14 of that number, and numbers
+below with an error of 2^-25 of it.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
+from octavo.layers.triton.activation import activate
+
+_WARPS = gl.constexpr(WARPS)
+_ROWS = gl.constexpr(TILE_ROWS)
+_X_STEP = gl.constexpr(X_STEP)
+_ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
+_FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+# Bits of a float32's exponent: its largest value but for infinity leaves room for the power's inverse.
+_EXPONENT = gl.constexpr(0x7F800000)
+_LEAST, _MOST = gl.constexpr(0x08000000), gl.constexpr(0x76000000)
+_INVERSE = gl.constexpr(0x7F000000)
+
+
+class Shape(NamedTuple):
+    """Sizes, tiling and what is fused, all constants of the kernel.
+
+    Attributes:
+        size: K.
+        halves: 2 with an activation, which needs a row of gate and one of up, else 1.
+        blocks: atoms of a warp per step.
+        stages: steps in shared memory.
+        norm: whether x is normed.
+        activation: name or None.
+        adds: whether the result is added to the residual.
+        height: rows of the weight that share a scale; 0: there are no scales.
+        width: numbers of a row that share a scale.
+    """
+
+    size: Any
+    halves: Any
+    blocks: Any
+    stages: Any
+    norm: Any
+    activation: Any
+    adds: Any
+    height: Any
+    width: Any
+
+
+class Operands(NamedTuple):
+    """Pointers beside the weight: x [K], its norm's weight, scales, the weight's bias or None."""
+
+    x: Any
+    norm: Any
+    scales: Any
+    bias: Any
+
+
+class _Pipe(NamedTuple):
+    """Buffers in shared memory and their barriers, one for each stage."""
+
+    weights: Any
+    filled: Any
+    free: Any
+
+
+@gluon.jit(do_not_specialize=["num_columns"])
+def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
+    """Grid: any number of programs, which take tiles in turn.
+
+    Args:
+        matrix: the weight as TMA sees it, [K in atoms, halves, rows of a half, atom].
+        operands: see there.
+        out: [num_columns], the residual if the result is added to it.
+        num_columns: of the result.
+        eps: of the norm.
+        shape: see there.
+    """
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    DTYPE: gl.constexpr = matrix.dtype if shape.height == 0 else gl.float16
+    ATOM: gl.constexpr = _ATOM_BITS // matrix.dtype.primitive_bitwidth
+    STEP: gl.constexpr = shape.blocks * _WARPS * ATOM
+    X_STEPS: gl.constexpr = ((shape.size + STEP - 1) // STEP * STEP + _X_STEP - 1) // _X_STEP
+    gdc_launch_dependents()
+    pipe = _Pipe(
+        gl.allocate_shared_memory(
+            matrix.dtype,
+            [shape.stages, shape.blocks * _WARPS, shape.halves, _ROWS // shape.halves, ATOM],
+            matrix.layout,
+        ),
+        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+    )
+    row = gl.allocate_shared_memory(DTYPE, [X_STEPS, _X_STEP], _FLAT)
+    parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], _PLAIN)
+    for stage in gl.static_range(shape.stages):
+        mbarrier.init(pipe.filled.index(stage), count=1)
+        mbarrier.init(pipe.free.index(stage), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, row, parts, operands, out, num_columns, eps, shape)),
+            (_fetch, (matrix, pipe, num_columns, shape)),
+        ],
+        [1],
+        [40],
+    )
+
+
+@gluon.jit
+def _num_tiles(num_columns, shape):
+    """Return how many tiles this program takes."""
+    OWN: gl.constexpr = _ROWS // shape.halves
+    programs = gl.num_programs(0)
+    return ((num_columns + OWN - 1) // OWN - gl.program_id(0) + programs - 1) // programs
+
+
+@gluon.jit
+def _first_column(tile, shape):
+    """Return the first column of this program's tile."""
+    return (gl.program_id(0) + tile * gl.num_programs(0)) * (_ROWS // shape.halves)
+
+
+@gluon.jit
+def _fetch(matrix, pipe, num_columns, shape):
+    """Fetch all steps of all tiles; what lies past the ends reads as zero."""
+    ATOM: gl.constexpr = matrix.block_type.shape[3]
+    ATOMS: gl.constexpr = shape.blocks * _WARPS
+    STEPS: gl.constexpr = (shape.size + ATOMS * ATOM - 1) // (ATOMS * ATOM)
+    step = 0
+    for tile in range(_num_tiles(num_columns, shape)):
+        begin = _first_column(tile, shape)
+        for turn in range(STEPS):
+            stage = step % shape.stages
+            filled = pipe.filled.index(stage)
+            mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
+            mbarrier.expect(filled, matrix.block_type.nbytes)
+            at = [turn * ATOMS, 0, begin, 0]
+            tma.async_copy_global_to_shared(matrix, at, filled, pipe.weights.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _keep_row(row, operands, eps, shape):
+    """Write the row, normed and divided by a power of two for float8 weights; return what to multiply by."""
+    STEPS: gl.constexpr = row.shape[0]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
+    k = gl.arange(0, _X_STEP, LAYOUT)
+    xs = ()
+    norms = ()
+    # All loads are on their way before the first one is used.
+    for step in gl.static_range(STEPS):
+        at = step * _X_STEP + k
+        xs = xs + (gl.load(operands.x + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+        if shape.norm:
+            norms = norms + (gl.load(operands.norm + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+    squares = gl.zeros([_X_STEP], gl.float32, LAYOUT)
+    largest = squares
+    for step in gl.static_range(STEPS):
+        x = xs[step].to(gl.float32)
+        squares += x * x
+        if shape.norm:
+            x *= norms[step].to(gl.float32)
+        largest = gl.maximum(largest, gl.abs(x))
+    before = 1.0
+    after = 1.0
+    if shape.norm:
+        before = gl.rsqrt(gl.sum(squares, 0) / shape.size + eps)
+    if shape.height > 0:
+        power = gl.max(largest, 0).to(gl.int32, bitcast=True) & _EXPONENT
+        power = gl.minimum(gl.maximum(power, _LEAST), _MOST)
+        after = before * power.to(gl.float32, bitcast=True)
+        before = (_INVERSE - power).to(gl.float32, bitcast=True)
+    for step in gl.static_range(STEPS):
+        x = xs[step].to(gl.float32)
+        if shape.norm:
+            x *= norms[step].to(gl.float32)
+        row.index(step).store((x * before).to(row.dtype))
+    return after
+
+
+@gluon.jit
+def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
+    """Multiply all tiles and store the results."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
+    OWN: gl.constexpr = _ROWS // shape.halves
+    OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
+    ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
+    PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
+    STEPS: gl.constexpr = (shape.size + shape.blocks * _WARPS * ATOM - 1) // (shape.blocks * _WARPS * ATOM)
+    gdc_wait()
+    after = _keep_row(row, operands, eps, shape)
+    planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
+    step = 0
+    for tile in range(_num_tiles(num_columns, shape)):
+        begin = _first_column(tile, shape)
+        column = begin + gl.arange(0, OWN, OUT)
+        inside = column < num_columns
+        # Loaded now, needed after the products.
+        scale, bias, old = _load_epilogue(operands, out, column, num_columns, shape)
+        sums = ()
+        for _ in gl.static_range(shape.blocks):
+            sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
+        for turn in range(STEPS):
+            sums = _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shape, SUMS)
+            step += 1
+        total = sums[0]
+        for block in gl.static_range(1, shape.blocks):
+            total += sums[block]
+        # All 8 columns are the same.
+        parts.store(gl.sum(total, 2) * 0.125)
+        result = _add_warps(parts, 0, scale[0], bias[0], after, shape, OUT)
+        if shape.activation is not None:
+            up = _add_warps(parts, OWN, scale[1], bias[1], after, shape, OUT)
+            result = activate(result, shape.activation) * up
+        if shape.adds:
+            result += old
+        gl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _load_epilogue(operands, out, column, num_columns, shape):
+    """Return scales and biases of both halves, and the residual, each 1.0 or 0.0 if there is none."""
+    scales = (1.0, 1.0)
+    biases = (0.0, 0.0)
+    old = 0.0
+    column = gl.minimum(column, num_columns - 1)
+    if shape.height > 0 and shape.width == shape.size:
+        gate = gl.load(operands.scales + column // shape.height)
+        scales = (gate, gate)
+        if shape.halves == 2:
+            scales = (gate, gl.load(operands.scales + (num_columns + column) // shape.height))
+    if operands.bias is not None:
+        gate_bias = gl.load(operands.bias + column).to(gl.float32)
+        biases = (gate_bias, gate_bias)
+        if shape.halves == 2:
+            biases = (gate_bias, gl.load(operands.bias + num_columns + column).to(gl.float32))
+    if shape.adds:
+        old = gl.load(out + column).to(gl.float32)
+    return scales, biases, old
+
+
+@gluon.jit
+def _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shape, SUMS: gl.constexpr):
+    """Add a step's products to the sums of a warp's blocks, which do not wait for one another."""
+    KIND: gl.constexpr = pipe.weights.dtype
+    EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, EACH)
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, EACH)
+    ATOM: gl.constexpr = planes.shape[2]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
+    )
+    stage = step % shape.stages
+    ratios = _load_ratios(operands, begin, turn, num_columns, ATOM, shape, SUMS)
+    mbarrier.wait(pipe.filled.index(stage), (step // shape.stages) & 1)
+    atoms = pipe.weights.index(stage)._reinterpret(KIND, [shape.blocks, _WARPS, _ROWS, ATOM], LAYOUT)
+    weights = ()
+    for block in gl.static_range(shape.blocks):
+        weights = weights + (atoms.index(block).load(A),)  # noqa: RUF005
+    mbarrier.arrive(pipe.free.index(stage))
+    added = ()
+    for block in gl.static_range(shape.blocks):
+        x = planes.index(turn * shape.blocks + block).load(gl.SliceLayout(2, B))
+        x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
+        weight = weights[block].to(planes.dtype)
+        if shape.height > 0 and shape.width < shape.size:
+            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS))
+            added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
+        else:
+            added = added + (mma_v2(weight, x, sums[block]),)  # noqa: RUF005
+    return added
+
+
+@gluon.jit
+def _load_ratios(operands, begin, turn, num_columns, ATOM: gl.constexpr, shape, SUMS: gl.constexpr):
+    """Load the scales of a step's atoms, a tuple of [W, rows, 1], if tiles are narrower than K."""
+    ratios = ()
+    if shape.height > 0 and shape.width < shape.size:
+        OWN: gl.constexpr = _ROWS // shape.halves
+        SIDE: gl.constexpr = (shape.size + shape.width - 1) // shape.width
+        warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
+        index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
+        row = gl.minimum(begin + index % OWN, num_columns - 1) + index // OWN * num_columns
+        for block in gl.static_range(shape.blocks):
+            k = ((turn * shape.blocks + block) * _WARPS + warp) * ATOM
+            at = row // shape.height * SIDE + gl.minimum(k // shape.width, SIDE - 1)
+            ratios = ratios + (gl.load(operands.scales + at),)  # noqa: RUF005
+    return ratios
+
+
+@gluon.jit
+def _add_warps(parts, begin: gl.constexpr, scale, bias, after, shape, OUT: gl.constexpr):
+    """Return the results of one half of a tile."""
+    sums = parts.slice(begin, _ROWS // shape.halves, 1).load(OUT.parent)
+    return gl.sum(sums, 0) * after * scale + bias

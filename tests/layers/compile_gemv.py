@@ -1,0 +1,54 @@
+"""Compiles the GEMV for a Hopper GPU, without one; prints facts about it as JSON.
+
+A process of its own: where Triton's interpreter is switched on, its compiler is not to be had.
+"""
+
+import json
+import re
+import sys
+
+import triton.language as tl
+from compile_hopper import compiled_kernel, figures_of, inspect_cubin
+from triton.experimental.gluon import language as gl
+
+from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
+from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, choose_gemv_tiling
+
+# K, kind of the weight, whether x is normed, activation, residual, height and width of a scale.
+CASES = {
+    "bfloat16": (4096, "bf16", True, None, False, 0, 0),
+    "bfloat16, long": (12288, "bf16", False, None, True, 0, 0),
+    "bfloat16, short": (1024, "bf16", True, "silu", False, 0, 0),
+    "float8 rows, gated": (4096, "fp8e4nv", True, "silu", False, 1, 4096),
+    "float8 tiles, gated": (4096, "fp8e4nv", True, "silu", False, 128, 128),
+    "float8 tiles, long": (12288, "fp8e4nv", False, None, True, 128, 128),
+    "float8 rows, longest": (25600, "fp8e4nv", False, None, True, 1, 25600),
+}
+
+
+def compile_case(size, kind, norm, activation, adds, height, width):
+    """Facts, and how many instructions read or write what does not fit into registers."""
+    itemsize = 2 if kind == "bf16" else 1
+    tiling = choose_gemv_tiling(size, itemsize)
+    halves = 1 if activation is None else 2
+    box = [tiling.blocks * WARPS, halves, TILE_ROWS // halves, ATOM_BYTES // itemsize]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=ATOM_BYTES, element_bitwidth=8 * itemsize, rank=4)
+    shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, height, width)
+    arguments = [
+        f"tensordesc<{kind}{box},{layout!r}>",
+        Operands("*bf16", "*bf16", "*fp32" if height else "*bf16", None),
+        *("*bf16", "i32", "fp32"),
+        Shape(*map(tl.constexpr, shape)),
+    ]
+    options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
+    compiled = compiled_kernel(gemv_kernel, arguments, **options)
+    spills = re.findall(r"\b(?:LDL|STL)\b", inspect_cubin(compiled, "nvdisasm", "-c"))
+    return figures_of(compiled) | {"spills": len(spills), "stages": tiling.stages, "blocks": tiling.blocks}
+
+
+def main() -> None:
+    json.dump({name: compile_case(*case) for name, case in CASES.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

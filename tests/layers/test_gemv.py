@@ -1,0 +1,113 @@
+"""The GEMV for Hopper GPUs on a CPU: when it can run and is chosen, tilings, and the kernel as compiled."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
+from compiled_figures import compiled_figures
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear.choice import choose_gemm
+from octavo.layers.linear.float8.tiling import choose_path
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.layers.linear.gemv import tiling as gemv_tiling
+from octavo.layers.linear.gemv.tiling import (
+    ATOM_BYTES,
+    TILE_ROWS,
+    WARPS,
+    X_STEP,
+    choose_gemv_tiling,
+    unsupported_reason,
+)
+
+HALF = torch.bfloat16
+# Of two programs, but for the system's.
+SHARED_BYTES = 226 * 1024
+REGISTERS = 65536
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU pass for tensors on a Hopper GPU."""
+    monkeypatch.setattr(gemv_tiling, "nvidia_generation", lambda device: 9)
+
+
+def float8(num_rows: int, size: int, height: int, width: int) -> Float8Weight:
+    scales = torch.ones(-(-num_rows // height), -(-size // width))
+    return Float8Weight(torch.zeros(num_rows, size, dtype=FLOAT8), scales, height, width)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("size", [64, 1024, 2560, 3072, 4096, 12288, 16384, 25600, 26624])
+def test_two_programs_fit_an_sm(size: int, itemsize: int) -> None:
+    tiling = choose_gemv_tiling(size, itemsize)
+    assert tiling.blocks in (4, 8)
+    assert tiling.stages >= 2
+    step = tiling.blocks * WARPS * ATOM_BYTES
+    steps = -(-size * itemsize // step)
+    row = 2 * -(-steps * step // itemsize // X_STEP) * X_STEP
+    sums = 4 * WARPS * TILE_ROWS
+    assert 2 * (row + tiling.stages * step * TILE_ROWS + sums + 16 * tiling.stages) <= SHARED_BYTES
+    if size <= 16384:
+        # A program has its four warps and, for the one that fetches, four more.
+        assert 2 * 8 * 32 * tiling.registers <= REGISTERS
+
+
+def test_the_kernel_spills_nothing_and_takes_half_an_sm() -> None:
+    figures = compiled_figures(Path(__file__).with_name("compile_gemv.py"))
+    assert len(figures) == 7
+    for name, facts in figures.items():
+        assert facts["stack"] == facts["spills"] == 0, name
+        assert 2 * facts["shared"] <= SHARED_BYTES, name
+
+
+def test_what_the_kernel_can_read(on_hopper: None) -> None:
+    weight = torch.zeros(64, 128, dtype=HALF)
+    assert unsupported_reason(weight) is None
+    assert unsupported_reason(weight.half()) is None
+    assert unsupported_reason(float8(64, 256, 1, 256)) is None
+    assert unsupported_reason(float8(64, 256, 128, 128)) is None
+    for bad in (
+        weight.float(),
+        weight[:31],
+        weight[:, :64],
+        torch.zeros(64, 48, dtype=HALF),
+        torch.zeros(64, 26656, dtype=HALF),
+        torch.zeros(64 * 128 + 4, dtype=HALF)[4:].view(64, 128),
+        float8(64, 96, 1, 96),
+        float8(64, 256, 32, 32),
+    ):
+        assert "it needs contiguous weights" in str(unsupported_reason(bad))
+
+
+def test_a_single_row_is_its_work(on_hopper: None) -> None:
+    weight = torch.zeros(64, 128, dtype=HALF)
+    assert choose_gemm(torch.zeros(1, 128, dtype=HALF), weight) == "gemv"
+    assert choose_gemm(torch.zeros(2, 128, dtype=HALF), weight) == "skinny"
+    assert choose_gemm(torch.zeros(1, 128), weight.float()) == "skinny"
+    assert [choose_path(rows, float8(64, 256, 1, 256)) for rows in (0, 1, 2)] == ["float8", "gemv", "float8"]
+    assert choose_path(1, float8(64, 96, 1, 96)) == "skinny"
+
+
+def test_other_devices_do_without_it() -> None:
+    weight = torch.zeros(64, 128, dtype=HALF)
+    assert "needs a Hopper GPU" in str(unsupported_reason(weight))
+    assert choose_path(1, float8(64, 256, 1, 256)) == "skinny"
+
+
+def test_arguments_that_do_not_fit(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.layers.linear.gemv import gemv
+
+    row, weight = torch.zeros(1, 128, dtype=HALF), torch.zeros(64, 128, dtype=HALF)
+    options = {"norm_weight": torch.zeros(64), "activation": "tanh", "residual": row}
+    for name, value in options.items():
+        with pytest.raises(InvalidArgumentError, match=name):
+            gemv.gemv_linear(row, weight, **{name: value})  # type: ignore[arg-type]
+    for bad in (row.expand(2, -1), row[:, :64], row.half()):
+        with pytest.raises(InvalidArgumentError):
+            gemv.gemv_linear(bad, weight)
+    with pytest.raises(InvalidArgumentError, match="bias"):
+        gemv.gemv_linear(row, weight, torch.zeros(63, dtype=HALF))
+    with pytest.raises(InvalidArgumentError, match="gemv_linear cannot run: it needs contiguous"):
+        gemv.gemv_linear(row, weight[:31])
