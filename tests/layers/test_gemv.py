@@ -85,6 +85,12 @@ def test_a_single_row_is_its_work(on_hopper: None) -> None:
     weight = torch.zeros(64, 128, dtype=HALF)
     assert choose_gemm(torch.zeros(1, 128, dtype=HALF), weight) == "gemv"
     assert choose_gemm(torch.zeros(2, 128, dtype=HALF), weight) == "skinny"
+    for num_columns, size in ((65535, 64), (64, 4032)):
+        long = torch.empty(num_columns, size, dtype=HALF)
+        assert choose_gemm(torch.zeros(1, size, dtype=HALF), long) == "gemv"
+    for num_columns, size in ((65536, 64), (64, 4096)):
+        long = torch.empty(num_columns, size, dtype=HALF)
+        assert choose_gemm(torch.zeros(1, size, dtype=HALF), long) == "skinny"
     assert choose_gemm(torch.zeros(1, 128), weight.float()) == "skinny"
     assert [choose_path(rows, float8(64, 256, 1, 256)) for rows in (0, 1, 2)] == ["float8", "gemv", "float8"]
     assert choose_path(1, float8(64, 96, 1, 96)) == "skinny"

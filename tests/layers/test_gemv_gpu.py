@@ -83,6 +83,8 @@ def test_float8(num_rows: int, size: int, tile: int, magnitude: float) -> None:
     exact = x.double() @ dense.T
     got = gemv_linear(x, weight)
     assert_as_good_as_torch(got, exact.to(torch.bfloat16), exact)
+    if magnitude > 1:
+        return  # The square that a norm takes is infinite.
     norm_weight, bias = random(size), random(num_rows)
     normed = plain_norm(x.double(), norm_weight.double(), EPS) @ dense.T + bias.double()
     got = gemv_linear(x, weight, bias, norm_weight=norm_weight, eps=EPS)

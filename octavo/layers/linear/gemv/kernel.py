@@ -251,7 +251,7 @@ def _load_epilogue(operands, out, column, num_columns, shape):
     biases = (0.0, 0.0)
     old = 0.0
     column = gl.minimum(column, num_columns - 1)
-    if shape.height > 0 and shape.width == shape.size:
+    if shape.height > 0 and shape.width >= shape.size:
         gate = gl.load(operands.scales + column // shape.height)
         scales = (gate, gate)
         if shape.halves == 2:
