@@ -117,6 +117,7 @@ def compile_decode(tile, block_size=128, *, begins=False):
             tile.num_stages,
             False,
             True,
+            True,
         ),
     ]
     options = {"num_warps": 1, "maxnreg": tile.max_registers, "launch_pdl": True}

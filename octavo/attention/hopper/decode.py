@@ -41,7 +41,7 @@ from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.gpu.launch import launch, overlap_options
 
 # Layout of both products' results: a warp's tile has 16 rows and 8 columns.
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
@@ -61,6 +61,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     """
     tile = work.shape
     shape = call.shape(tile)
+    overlap = overlap_options(call.q)["OVERLAP"]
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
     launch(
         _attend_thin_kernel,
@@ -68,24 +69,27 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         *(call.queries, call.cache, *caches.describe_caches(call, tile.keys), call.score),
         Run(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, early),
+        *(shape, most_rows, tile.num_stages, metadata.max_query_len > 1, overlap, early and overlap),
         num_warps=1,
         maxnreg=tile.max_registers,
-        launch_pdl=early,
+        launch_pdl=overlap,
     )
 
 
 @gluon.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
     queries, cache, k_matrix, v_matrix, places, score, run, cu_seqlens_q, num_sequences, num_rows, shape,
-    MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, EARLY: gl.constexpr,
+    MERGED_ROWS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles; at most MERGED_ROWS of a tile's rows exist."""
     # The tensor cores' smallest product has 8 columns.
     ROWS: gl.constexpr = MERGED_ROWS if MERGED_ROWS > 8 else 8
-    if EARLY:
+    if OVERLAP:
         gdc_launch_dependents()
     pipe = make_pipe(k_matrix, v_matrix, shape.keys, shape.head_dim, STAGES, 1)
+    if OVERLAP and not EARLY:
+        gdc_wait()
     tiles_per_program = gl.load(run.schedule)
     now, order = plan_run(run, tiles_per_program, num_sequences, shape)
     source = (k_matrix, v_matrix, places, cache)

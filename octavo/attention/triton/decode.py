@@ -19,15 +19,16 @@ from octavo.attention.triton.tiles import (
 from octavo.attention.triton.units import RECORD, num_key_tiles
 from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
     """Attend the thin units and write their rows of the results; clear rows that no sequence covers.
 
-    early: start while the previous kernel runs. That one must allow it only when queries can be read.
+    early: do not wait for the previous kernel. It must let this one start only when queries can be read.
     """
     tile = work.shape
+    overlap = overlap_options(call.q)["OVERLAP"]
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     launch(
@@ -36,8 +37,8 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
         *(call.queries, call.cache, call.score),
         *(work.units, work.schedule, work.arrivals, work.partial_out, work.partial_lse),
         *(metadata.cu_seqlens_q, metadata.seq_lens.shape[0], call.q.shape[0]),
-        *(shape, most_rows, early),
-        launch_pdl=early,
+        *(shape, most_rows, overlap, early and overlap),
+        launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=tile.max_registers,
@@ -47,7 +48,8 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def _attend_thin_kernel(
     queries, cache, score, units, schedule, arrivals, partial_out, partial_lse,
-    cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, EARLY: tl.constexpr,
+    cu_seqlens_q, num_sequences, num_rows, shape, MERGED_ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Work through one run of key tiles, (unit, kv head) after (unit, kv head).
 
@@ -58,7 +60,9 @@ def _attend_thin_kernel(
     not depend on timing. Units without keys, of which a padded batch has many, are skipped.
     """
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+        start_next(OVERLAP)
+    else:
+        wait_for_previous(OVERLAP)
     program = tl.program_id(0)
     tiles_per_program = tl.load(schedule)
     at = program * tiles_per_program
@@ -71,6 +75,9 @@ def _attend_thin_kernel(
         )  # fmt: skip
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
+    if not EARLY:
+        # Not before: one sequence leaves most SMs idle, and the next kernel's programs would crowd onto them.
+        start_next(OVERLAP)
     num_programs = tl.num_programs(0)
     for empty in range(program, num_sequences, num_programs):
         record = units + empty * RECORD
@@ -79,7 +86,7 @@ def _attend_thin_kernel(
     num_covered = tl.load(cu_seqlens_q + num_sequences)
     clear_tokens(queries, num_covered, num_rows - num_covered, program, num_programs, shape)
     if EARLY and program == 0:
-        tl.extra.cuda.gdc_wait()
+        wait_for_previous(OVERLAP)
 
 
 @triton.jit
