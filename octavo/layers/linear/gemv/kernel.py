@@ -19,9 +19,7 @@ program fills its stages beside it. Shared memory of a stage, which a TMA copy w
 Block b of warp w is the atom b * W + w. A thread reads 16 bytes of two rows, as an operand of `mma`: eight or
 sixteen neighbours of K. So x is read by such neighbours, too. Tensor cores want 8 columns: x is repeated.
 
-Float8 weights become float16, which holds them exactly. x is divided by the power of two of its largest
-number first, so that float16 holds it, too: as exactly as bfloat16 down to 2^-14 of that number, and numbers
-below with an error of 2^-25 of it.
+Float8 weights become float16, which holds them exactly, and x becomes numbers that float16 holds (row.py).
 """
 
 from typing import Any, NamedTuple
@@ -32,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.layers.linear.gemv.row import keep_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.triton.activation import activate
 
@@ -41,10 +40,6 @@ _X_STEP = gl.constexpr(X_STEP)
 _ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
 _FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-# Bits of a float32's exponent: its largest value but for infinity leaves room for the power's inverse.
-_EXPONENT = gl.constexpr(0x7F800000)
-_LEAST, _MOST = gl.constexpr(0x08000000), gl.constexpr(0x76000000)
-_INVERSE = gl.constexpr(0x7F000000)
 
 
 class Shape(NamedTuple):
@@ -167,45 +162,6 @@ def _fetch(matrix, pipe, num_columns, shape):
 
 
 @gluon.jit
-def _keep_row(row, operands, eps, shape):
-    """Write the row, normed and divided by a power of two for float8 weights; return what to multiply by."""
-    STEPS: gl.constexpr = row.shape[0]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
-    k = gl.arange(0, _X_STEP, LAYOUT)
-    xs = ()
-    norms = ()
-    # All loads are on their way before the first one is used.
-    for step in gl.static_range(STEPS):
-        at = step * _X_STEP + k
-        xs = xs + (gl.load(operands.x + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
-        if shape.norm:
-            norms = norms + (gl.load(operands.norm + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
-    squares = gl.zeros([_X_STEP], gl.float32, LAYOUT)
-    largest = squares
-    for step in gl.static_range(STEPS):
-        x = xs[step].to(gl.float32)
-        squares += x * x
-        if shape.norm:
-            x *= norms[step].to(gl.float32)
-        largest = gl.maximum(largest, gl.abs(x))
-    before = 1.0
-    after = 1.0
-    if shape.norm:
-        before = gl.rsqrt(gl.sum(squares, 0) / shape.size + eps)
-    if shape.height > 0:
-        power = gl.max(largest, 0).to(gl.int32, bitcast=True) & _EXPONENT
-        power = gl.minimum(gl.maximum(power, _LEAST), _MOST)
-        after = before * power.to(gl.float32, bitcast=True)
-        before = (_INVERSE - power).to(gl.float32, bitcast=True)
-    for step in gl.static_range(STEPS):
-        x = xs[step].to(gl.float32)
-        if shape.norm:
-            x *= norms[step].to(gl.float32)
-        row.index(step).store((x * before).to(row.dtype))
-    return after
-
-
-@gluon.jit
 def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     """Multiply all tiles and store the results."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
@@ -215,7 +171,7 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
     STEPS: gl.constexpr = (shape.size + shape.blocks * _WARPS * ATOM - 1) // (shape.blocks * _WARPS * ATOM)
     gdc_wait()
-    after = _keep_row(row, operands, eps, shape)
+    after = keep_row(row, operands, eps, shape)
     planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
     step = 0
     for tile in range(_num_tiles(num_columns, shape)):
