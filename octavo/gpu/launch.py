@@ -72,6 +72,25 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
     return _TOGETHER if OVERLAP and can_overlap(tensor.device) else _APART
 
 
+def varying(number: int) -> int:
+    """Return what a kernel reads as `number` by number_of: 2 number + 1.
+
+    Triton compiles a kernel anew for integers that are 1, and for multiples of 16. do_not_specialize prevents
+    that for arguments, but not for integers in tuples, which therefore are passed so if they differ from call
+    to call.
+
+    Args:
+        number: from 1 to 2^30 - 1; 0 is a kernel of its own.
+    """
+    return 2 * number + 1
+
+
+@triton.jit
+def number_of(varying):
+    """Return the number that was passed as varying(number)."""
+    return varying >> 1
+
+
 @triton.jit
 def start_next(OVERLAP: tl.constexpr):
     """Let the next kernel's programs in as soon as every program of this one has got here."""

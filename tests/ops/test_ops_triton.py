@@ -146,3 +146,34 @@ def test_append_reads_no_angle_beyond_the_table():
     assert bool((rotated[1] == 0).all())
     assert bool((case.caches[0, 2, 0] == 0).all())
     assert bool(rotated[0].isfinite().all())
+
+
+def test_one_kernel_appends_any_number_of_tokens_to_any_table(monkeypatch):
+    """Triton compiles another one where an integer is 1, and where it is a multiple of 16."""
+    from octavo.ops.triton import append as append_module
+
+    kinds = set()
+
+    def kind(value):
+        if isinstance(value, tuple):
+            return tuple(map(kind, value))
+        return (value == 1, value % 16 == 0) if type(value) is int else None
+
+    def launch(kernel, grid, *arguments, **options):
+        names = kernel.fn.__code__.co_varnames
+        assert names[9] == "num_sequences"  # not specialised by name
+        kinds.add((*map(kind, arguments[:9]), *arguments[10:]))
+
+    monkeypatch.setattr(append_module, "launch", launch)
+    for num_sequences in (1, 2, 16, 17):
+        for width in (1, 2, 16, 17):
+            rows = torch.ones(num_sequences, 2, 8)
+            caches = torch.ones(2, width + num_sequences, 16, 2, 8)
+            lens = torch.zeros(num_sequences, dtype=torch.int32)
+            table = torch.zeros(num_sequences, width, dtype=torch.int32)
+            new = NewKeys(rows, rows, None, 1, lens, None, table, None, None)
+            angles = torch.ones(2, width * 16, 4)
+            append_module.append(
+                Queries(rows, None, None, 1, 1), new, *caches, Rotary(*angles, False, lens, True)
+            )
+    assert len(kinds) == 1

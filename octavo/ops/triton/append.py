@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.attention.triton.store import round_to
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch
+from octavo.gpu.launch import launch, number_of, varying
 from octavo.ops.append import NewKeys, Rotary
 from octavo.ops.call import Queries, contiguous
 
@@ -25,7 +25,8 @@ _TILE = 2048
 class Rows(NamedTuple):
     """Pointer and strides (in elements) of ragged [T, heads, D], and where sequences begin.
 
-    length: tokens of each sequence, if cu_seqlens [S + 1] is None.
+    num_tokens: T, see gpu.launch.varying.
+    length: tokens of each sequence, if cu_seqlens [S + 1] is None; likewise.
     """
 
     pointer: Any
@@ -48,7 +49,10 @@ class Blocks(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where new keys go: a block table, the tokens before them, and limits that make a bad id harmless."""
+    """Where new keys go: a block table, the tokens before them, and limits that make a bad id harmless.
+
+    table_row, num_blocks, capacity: see gpu.launch.varying.
+    """
 
     table: Any
     table_row: Any
@@ -59,7 +63,10 @@ class Places(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """cos and sin [positions, half], and each sequence's first position."""
+    """cos and sin [positions, half], and each sequence's first position.
+
+    num_positions: see gpu.launch.varying.
+    """
 
     cos: Any
     cos_row: Any
@@ -87,18 +94,19 @@ def append(
     num_programs = max(num_sequences, k.shape[0], 0 if rotary is None else num_tokens)
     block_size = k_cache.shape[1]
     table = new.block_table
+    num_new = varying(k.shape[0]), varying(new.length)
     launch(
         _append_kernel,
         (num_programs, num_query_parts + -(-num_kv_heads // kv_heads)),
-        Rows(q, *q.stride()[:2], queries.cu_seqlens, num_tokens, queries.length),
+        Rows(q, *q.stride()[:2], queries.cu_seqlens, varying(num_tokens), varying(queries.length)),
         rotated,
-        Rows(k, *k.stride()[:2], new.cu_seqlens, k.shape[0], new.length),
-        Rows(v, *v.stride()[:2], new.cu_seqlens, k.shape[0], new.length),
+        Rows(k, *k.stride()[:2], new.cu_seqlens, *num_new),
+        Rows(v, *v.stride()[:2], new.cu_seqlens, *num_new),
         Blocks(k_cache, *k_cache.stride(), new.k_scale),
         Blocks(v_cache, *v_cache.stride(), new.v_scale),
         Places(
-            *(table, table.stride(0), new.cached_lens, block_size),
-            *(k_cache.shape[0], table.shape[1] * block_size),
+            *(table, varying(table.stride(0)), new.cached_lens, block_size),
+            *(varying(k_cache.shape[0]), varying(table.shape[1] * block_size)),
         ),
         _angles(rotary),
         seq_lens,
@@ -115,10 +123,10 @@ def _angles(rotary: Rotary | None) -> Angles:
     if rotary is None:
         return Angles(None, 0, None, 0, None, 0)
     cos, sin = contiguous(rotary.cos), contiguous(rotary.sin)
-    return Angles(cos, cos.stride(0), sin, sin.stride(0), rotary.offsets, cos.shape[0])
+    return Angles(cos, cos.stride(0), sin, sin.stride(0), rotary.offsets, varying(cos.shape[0]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _append_kernel(
     q, rotated, k, v, k_cache, v_cache, places, angles, seq_lens, num_sequences,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
@@ -131,24 +139,26 @@ def _append_kernel(
     if (part == 0) & (token < num_sequences):
         _store_length(seq_lens, k, places, token)
     if QUERY_PARTS > 0:  # noqa: SIM102 (known when compiled: without rotation there is nothing to compile)
-        if (part < QUERY_PARTS) & (token < q.num_tokens):
+        if (part < QUERY_PARTS) & (token < number_of(q.num_tokens)):
             head = part * HEADS + tl.arange(0, HEADS)
             _store_rotated(
                 rotated, q, token, head, angles, num_sequences,
                 NUM_HEADS, HEAD_DIM, HALF, INTERLEAVED, ADVANCE, PADDED_DIM,
             )  # fmt: skip
-    if (part >= QUERY_PARTS) & (token < k.num_tokens):
+    if (part >= QUERY_PARTS) & (token < number_of(k.num_tokens)):
         row, index = _find_row(k, token, num_sequences)
         num_cached = tl.load(places.cached_lens + row)
         position = num_cached + index
-        fits = (num_cached >= 0) & (position < places.capacity)
+        fits = (num_cached >= 0) & (position < number_of(places.capacity))
         if k.cu_seqlens is not None:
             fits = fits & (token < tl.load(k.cu_seqlens + num_sequences))
         if fits:
             column = position // places.block_size
-            block = tl.load(places.table + row.to(tl.int64) * places.table_row + column).to(tl.int64)
+            block = tl.load(places.table + row.to(tl.int64) * number_of(places.table_row) + column).to(
+                tl.int64
+            )
             offset = (position % places.block_size).to(tl.int64)
-            if (block >= 0) & (block < places.num_blocks):
+            if (block >= 0) & (block < number_of(places.num_blocks)):
                 head = (part - QUERY_PARTS) * KV_HEADS + tl.arange(0, KV_HEADS)
                 if HALF > 0:
                     at = tl.load(angles.offsets + row) + index
@@ -183,7 +193,7 @@ def _store_length(seq_lens, k, places, row):
     """Store the length of a sequence with its new keys; a negative one stays empty."""
     num_cached = tl.load(places.cached_lens + row)
     if k.cu_seqlens is None:
-        num_new = k.length
+        num_new = number_of(k.length)
     else:
         num_new = tl.load(k.cu_seqlens + row + 1) - tl.load(k.cu_seqlens + row)
     tl.store(seq_lens + row, tl.where(num_cached < 0, 0, num_cached + num_new))
@@ -193,8 +203,8 @@ def _store_length(seq_lens, k, places, row):
 def _find_row(rows, token, num_sequences):
     """Return (sequence, index in it) of a token; one after the last sequence counts as its own."""
     if rows.cu_seqlens is None:
-        row = token.to(tl.int32) // rows.length
-        index = token.to(tl.int32) % rows.length
+        row = token.to(tl.int32) // number_of(rows.length)
+        index = token.to(tl.int32) % number_of(rows.length)
     else:
         row = 0
         for begin in range(0, num_sequences, 1024):
@@ -227,7 +237,7 @@ def _rotate(
         is_first = d < HALF
         other, angle = tl.where(is_first, d + HALF, d - HALF), tl.where(is_first, d, d - HALF)
     turns = d < 2 * HALF
-    has_angle = turns & (position >= 0) & (position < angles.num_positions)
+    has_angle = turns & (position >= 0) & (position < number_of(angles.num_positions))
     row = tl.maximum(position, 0).to(tl.int64)
     cos = tl.load(angles.cos + row * angles.cos_row + angle, has_angle, other=0.0).to(tl.float32)
     sin = tl.load(angles.sin + row * angles.sin_row + angle, has_angle, other=0.0).to(tl.float32)
