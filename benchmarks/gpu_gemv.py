@@ -14,21 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from gpu_linear import EPS, MODELS, Shape, microseconds, random_numbers, separate
 from gpu_quantized import BYTES_PER_SECOND, FORMATS
 from support.common import make_parser, publish, table
 from torch import Tensor
-from torch.nn.functional import linear
 
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv.gemv import gemv_linear
 from octavo.layers.linear.gemv.tiling import GemvTiling
 from octavo.layers.linear.skinny import skinny_linear
-from octavo.layers.triton.activation import gated_activation
-from octavo.layers.triton.norm import rms_norm
 
 _ROTATED_BYTES = 800e6
-_EPS = 1e-6
 _FORMATS = ("bf16", *FORMATS)
 _TILINGS = [GemvTiling(8, 2, 104), GemvTiling(8, 3, 104), GemvTiling(4, 4, 104), GemvTiling(4, 6, 104)]
 
@@ -83,20 +79,10 @@ def fused(function: Callable[..., Tensor], **options: Any) -> Product:
         x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
     ) -> Tensor:
         return function(
-            x, weight, norm_weight=norm, eps=_EPS, activation=activation, residual=residual, **options
+            x, weight, norm_weight=norm, eps=EPS, activation=activation, residual=residual, **options
         )
 
     return product
-
-
-def separate(
-    x: Tensor, weight: Tensor, norm: Tensor | None, activation: str | None, residual: Tensor | None
-) -> Tensor:
-    """The peer: cuBLAS, with separate kernels for the rest."""
-    out = linear(x if norm is None else rms_norm(x, norm, _EPS), weight)
-    if activation is not None:
-        out = gated_activation(out, activation)
-    return out if residual is None else residual.add_(out)
 
 
 def compare(model: str, form: str, sweep: bool) -> Iterator[dict[str, object]]:
@@ -107,31 +93,23 @@ def compare(model: str, form: str, sweep: bool) -> Iterator[dict[str, object]]:
             continue
         chain = Chain(shapes, form)
         bound_us = chain.layer_bytes / BYTES_PER_SECOND * 1e6
-        gemv_us = chain.microseconds(fused(gemv_linear))
-        skinny_us = chain.microseconds(fused(skinny_linear))
-        cublas_us = chain.microseconds(separate) if form == "bf16" else None
+        times = {"gemv_us": fused(gemv_linear), "skinny_us": fused(skinny_linear), "cublas_us": separate}
+        if form != "bf16":
+            del times["cublas_us"]
+        us = {label: chain.microseconds(product) for label, product in times.items()}
         yield {
             **{"model": model, "format": form, "what": name, "mb": round(chain.layer_bytes / 1e6, 1)},
-            **{
-                "bound_us": round(bound_us, 1),
-                "gemv_us": round(gemv_us, 1),
-                "skinny_us": round(skinny_us, 1),
-            },
-            "cublas_us": "" if cublas_us is None else round(cublas_us, 1),
-            **{"of_bound": round(bound_us / gemv_us, 3), "speedup": round(skinny_us / gemv_us, 2)},
+            **{"bound_us": round(bound_us, 1), "cublas_us": ""},
+            **{label: round(value, 1) for label, value in us.items()},
+            "of_bound": round(bound_us / us["gemv_us"], 3),
+            "speedup": round(us["skinny_us"] / us["gemv_us"], 2),
         }
         for tiling in _TILINGS if sweep else ():
             try:
-                print(
-                    model,
-                    form,
-                    name,
-                    tiling,
-                    round(chain.microseconds(fused(gemv_linear, tiling=tiling)), 1),
-                    flush=True,
-                )
+                found = round(chain.microseconds(fused(gemv_linear, tiling=tiling)), 1)
             except Exception as error:
-                print(model, form, name, tiling, "does not run:", str(error)[:100], flush=True)
+                found = f"does not run: {str(error)[:100]}"
+            print(model, form, name, tiling, found, flush=True)
 
 
 def main() -> None:

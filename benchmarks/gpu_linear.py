@@ -32,7 +32,7 @@ BYTES_PER_SECOND = 4.28e12
 # Bytes of weights in one graph: several times an L2 cache of 60 MB.
 _ROTATED_BYTES = 400e6
 _MAX_COPIES = 28
-_EPS = 1e-6
+EPS = 1e-6
 # Processes that compile kernels side by side.
 _COMPILERS = 14
 
@@ -81,6 +81,16 @@ def decoder_shapes(hidden: int, heads: int, kv_heads: int, inner: int) -> tuple[
 MODELS = {"0.6b": decoder_shapes(1024, 16, 8, 3072), "8b": decoder_shapes(4096, 32, 8, 12288)}
 
 
+def separate(
+    x: Tensor, weight: Tensor, norm_weight: Tensor | None, activation: str | None, residual: Tensor | None
+) -> Tensor:
+    """cuBLAS, with separate kernels for norm, activation and residual sum."""
+    out = linear(x if norm_weight is None else rms_norm(x, norm_weight, EPS), weight)
+    if activation is not None:
+        out = gated_activation(out, activation)
+    return out if residual is None else residual.add_(out)
+
+
 class Case:
     """A shape's tensors on the GPU, for one number of rows."""
 
@@ -98,7 +108,7 @@ class Case:
             self.x,
             weight,
             norm_weight=self.norm_weight,
-            eps=_EPS,
+            eps=EPS,
             activation=self.shape.activation,
             residual=self.residual,
             tiling=tiling,
@@ -106,11 +116,7 @@ class Case:
 
     def separate(self, weight: Tensor) -> Tensor:
         """The peer: cuBLAS, with separate kernels for norm and activation."""
-        x = self.x if self.norm_weight is None else rms_norm(self.x, self.norm_weight, _EPS)
-        out = linear(x, weight)
-        if self.shape.activation is not None:
-            out = gated_activation(out, self.shape.activation)
-        return out if self.residual is None else self.residual.add_(out)
+        return separate(self.x, weight, self.norm_weight, self.shape.activation, self.residual)
 
     def microseconds(self, call: Callable[[Tensor], Tensor], num_replays: int = 9) -> float:
         """Median microseconds of a call, over all copies of the weights."""

@@ -26,9 +26,8 @@ from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8 import on_gpu as float8_gpu
 from octavo.layers.linear.float8.gemm import float8_linear
-from octavo.layers.linear.float8.tiling import Float8Tiling, choose_path, has_hopper, has_torch
+from octavo.layers.linear.float8.tiling import Float8Tiling, choose_path, has_gemv, has_hopper, has_torch
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
-from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
 from octavo.layers.linear.skinny_tiling import Tiling
@@ -146,7 +145,7 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
     """Time each path that can run."""
     for path in _PATHS:
         can_run = {
-            "gemv": num_rows == 1 and gemv_tiling.unsupported_reason(case_weight(case)) is None,
+            "gemv": num_rows == 1 and has_gemv(case_weight(case)),
             "skinny": num_rows <= 4,
             "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
             "float8": num_rows >= 2,

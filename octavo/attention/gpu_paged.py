@@ -17,7 +17,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.device import can_overlap, triton_unsupported_reason
+from octavo.gpu.device import triton_unsupported_reason
 
 if TYPE_CHECKING:
     from octavo.attention.triton.arguments import Call
@@ -219,7 +219,7 @@ def _attend_with_map(
         q, cache, positions, metadata.block_table, options, leaf_results, one_block=one_block
     )
     choice.attend_fat_nodes(node_call, forest, decodes=metadata.max_query_len == 1)
-    _attend_units(leaves, metadata, step_map, early=can_overlap(q.device))
+    _attend_units(leaves, metadata, step_map, early=True)
     if forest.has_thin_units:
         # Launched after the leaves: every step has leaves, but many have no thin nodes.
         nodes.attend_thin_nodes(node_call, forest)

@@ -60,6 +60,11 @@ _TOGETHER = {"OVERLAP": True, "launch_pdl": True}
 _APART = {"OVERLAP": False}
 
 
+def overlaps(tensor: Tensor) -> bool:
+    """Say whether a kernel that will run where a tensor lives starts while the one before it still runs."""
+    return OVERLAP and can_overlap(tensor.device)
+
+
 def overlap_options(tensor: Tensor) -> dict[str, bool]:
     """Return OVERLAP, a kernel's constexpr, and Triton's launch option that goes with it.
 
@@ -69,7 +74,7 @@ def overlap_options(tensor: Tensor) -> dict[str, bool]:
     Returns:
         Keyword arguments of a launch; not to be changed.
     """
-    return _TOGETHER if OVERLAP and can_overlap(tensor.device) else _APART
+    return _TOGETHER if overlaps(tensor) else _APART
 
 
 def varying(number: int) -> int:

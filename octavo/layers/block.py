@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.layers.activation import activate_and_multiply
-from octavo.layers.linear.choice import Gemm, choose_gemm, has_fused_gemms
-from octavo.layers.linear.fused import FusedLinear
+from octavo.layers.linear.choice import choose_gemm, has_fused_gemms
+from octavo.layers.linear.fused import FusedLinear, product_of
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.norm import RMSNorm
 from octavo.parallel import TensorParallel
@@ -75,17 +75,6 @@ class PlainOutput:
         return out if self.norm is None else self.norm(self.parallel.all_reduce(out))
 
 
-def _product_of(gemm: Gemm) -> Callable[..., Tensor]:
-    """Return the function of a fused GEMM; imported here, only where Triton runs."""
-    if gemm == "hopper":
-        from octavo.layers.linear.hopper.gemm import hopper_linear as product
-    elif gemm == "gemv":
-        from octavo.layers.linear.gemv.gemv import gemv_linear as product
-    else:
-        from octavo.layers.linear.skinny import skinny_linear as product
-    return product
-
-
 @dataclass(frozen=True, slots=True)
 class FusedInput:
     """BlockInput in one kernel by the GEMV or the skinny GEMM, or in two by the Hopper GEMM.
@@ -108,7 +97,7 @@ class FusedInput:
         gemm = choose_gemm(hidden, weight)
         if gemm == "plain":
             return self.plain(hidden, delta)
-        product = _product_of(gemm)
+        product = product_of(gemm)
         if gemm == "hopper" or delta is not None:
             return product(norm(hidden, delta), weight, bias, activation=activation)
         return product(hidden, weight, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation)
@@ -132,7 +121,7 @@ class FusedOutput:
         gemm = choose_gemm(x, weight)
         if gemm == "plain":
             return self.plain(x, hidden)
-        product = _product_of(gemm)
+        product = product_of(gemm)
         if self.plain.norm is not None or self.plain.parallel.size > 1:
             return self.plain.finish(product(x, weight, bias))
         product(x, weight, bias, residual=hidden)

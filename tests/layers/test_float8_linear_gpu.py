@@ -9,9 +9,8 @@ from octavo.layers import RMSNorm, make_input, make_output
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8 import on_gpu as float8_gpu
 from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
-from octavo.layers.linear.float8.tiling import choose_path, has_hopper, has_torch
+from octavo.layers.linear.float8.tiling import choose_path, has_gemv, has_hopper, has_torch
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -29,10 +28,6 @@ ROWS = {
 def random(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(*shape, device="cuda", generator=generator)
-
-
-def has_gemv(weight: Float8Weight) -> bool:
-    return gemv_tiling.unsupported_reason(weight) is None
 
 
 def make_weight(num_rows: int, size: int, tile: int) -> Float8Weight:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from overlap_cases import check_overlap, random
+from overlap_cases import FeedForwards, check_overlap, random
 from torch import Tensor
 from torch.nn.functional import silu
 from triton_layer_cases import (
@@ -106,33 +106,13 @@ def test_zeros_and_what_is_no_number() -> None:
         assert gemv_linear(x, weight).isnan().all()
 
 
-class FeedForwards:
-    """A chain of fused feed-forwards over one residual stream, each of whose kernels reads the last one's."""
-
-    def __init__(self, tile: int | None, num_layers: int = 12) -> None:
-        self.start = random(1, 1024)
-        self.hidden = self.start.clone()
-
-        def weight(num_rows: int, size: int) -> Tensor | Float8Weight:
-            return random(num_rows, size, scale=0.02) if tile is None else make_weight(num_rows, size, tile)
-
-        self.layers = [(random(1024), weight(6144, 1024), weight(1024, 3072)) for _ in range(num_layers)]
-
-    def run(self) -> None:
-        """A copy, then fused, ordinary and fused kernels in turn."""
-        from octavo.layers.linear.gemv.gemv import gemv_linear
-        from octavo.layers.triton.norm import rms_norm
-
-        self.hidden.copy_(self.start)
-        for norm_weight, gate_up, down in self.layers:
-            inner = gemv_linear(self.hidden, gate_up, norm_weight=norm_weight, eps=EPS, activation="silu")
-            gemv_linear(inner.mul_(0.5), down, residual=self.hidden)
-            inner = gemv_linear(rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu")
-            gemv_linear(inner, down, residual=self.hidden)
-
-
 @pytest.mark.parametrize("tile", [None, 0, 128])
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     tile: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_overlap(FeedForwards(tile), monkeypatch)
+    from octavo.layers.linear.gemv.gemv import gemv_linear
+
+    def weight(rows: int, size: int, scale: float) -> Tensor | Float8Weight:
+        return random(rows, size, scale=scale) if tile is None else make_weight(rows, size, tile)
+
+    check_overlap(FeedForwards(gemv_linear, 1, weight), monkeypatch)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from overlap_cases import check_overlap, random
+from overlap_cases import FeedForwards, check_overlap, random
+from torch import Tensor
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, plain_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
@@ -26,32 +27,13 @@ def test_shapes_of_decoders(num_columns: int, size: int, num_rows: int, dtype: t
     assert_as_good_as_torch(skinny_linear(x, weight, residual=residual), expected, exact)
 
 
-class FeedForwards:
-    """A chain of fused feed-forwards over one residual stream, each of whose kernels reads the last one's."""
-
-    def __init__(self, num_rows: int, num_layers: int = 12) -> None:
-        self.start = random(num_rows, 1024)
-        self.hidden = self.start.clone()
-        self.layers = [
-            (random(1024), random(6144, 1024, scale=0.03), random(1024, 3072, scale=0.02))
-            for _ in range(num_layers)
-        ]
-
-    def run(self) -> None:
-        """A copy, then fused, ordinary and fused kernels in turn."""
-        from octavo.layers.linear.skinny import skinny_linear
-        from octavo.layers.triton.norm import rms_norm
-
-        self.hidden.copy_(self.start)
-        for norm_weight, gate_up, down in self.layers:
-            inner = skinny_linear(self.hidden, gate_up, norm_weight=norm_weight, eps=EPS, activation="silu")
-            skinny_linear(inner.mul_(0.5), down, residual=self.hidden)
-            inner = skinny_linear(rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu")
-            skinny_linear(inner, down, residual=self.hidden)
-
-
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_overlapping_kernels_give_the_same_bits_in_and_out_of_graphs(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_overlap(FeedForwards(num_rows), monkeypatch)
+    from octavo.layers.linear.skinny import skinny_linear
+
+    def weight(rows: int, size: int, scale: float) -> Tensor:
+        return random(rows, size, scale=scale)
+
+    check_overlap(FeedForwards(skinny_linear, num_rows, weight), monkeypatch)

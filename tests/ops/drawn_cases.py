@@ -13,12 +13,15 @@ GPU_SEED = 100_000
 QUICK_BLOCKS = range(0, 260, 20)
 
 
+def kind_of(layout):
+    """The kind of the matrix's cases with a layout, which is the seed of what they agree on."""
+    return KINDS[layout % len(KINDS)]
+
+
 def draw_on_gpu(kind, first_seed, number):
     """The case of a kind with a number; the first ones have layouts and options of the matrix."""
-    first_seeds = [GPU_SEED + block * PER_TEST for block in QUICK_BLOCKS]
-    compiled = [
-        seed // PER_KERNEL for first in first_seeds for seed in range(first, first + PER_TEST, PER_KERNEL)
-    ]
-    compiled = [layout for layout in compiled if KINDS[layout % len(KINDS)] is kind]
+    first_layouts = [(GPU_SEED + block * PER_TEST) // PER_KERNEL for block in QUICK_BLOCKS]
+    layouts = [first + part for first in first_layouts for part in range(PER_TEST // PER_KERNEL)]
+    compiled = [layout for layout in layouts if kind_of(layout) is kind]
     seed = first_seed + number
     return kind(Maker(seed, "cuda", GPU_DTYPES, compiled[number] if number < len(compiled) else seed))

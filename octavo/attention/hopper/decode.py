@@ -41,7 +41,7 @@ from octavo.attention.triton.tiles import LN_2
 from octavo.attention.triton.units import RECORD
 from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlaps
 
 # Layout of both products' results: a warp's tile has 16 rows and 8 columns.
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
@@ -61,7 +61,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     """
     tile = work.shape
     shape = call.shape(tile)
-    overlap = overlap_options(call.q)["OVERLAP"]
+    overlap = overlaps(call.q)
     most_rows = min(tile.rows, power_of_two(metadata.max_query_len * shape.group.value))
     launch(
         _attend_thin_kernel,

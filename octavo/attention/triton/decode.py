@@ -19,7 +19,7 @@ from octavo.attention.triton.tiles import (
 from octavo.attention.triton.units import RECORD, num_key_tiles
 from octavo.attention.triton.work import ThinWork
 from octavo.gpu.device import power_of_two
-from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
 
 
 def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, early: bool) -> None:
@@ -28,7 +28,7 @@ def attend_thin(call: Call, metadata: AttentionMetadata, work: ThinWork, *, earl
     early: do not wait for the previous kernel. It must let this one start only when queries can be read.
     """
     tile = work.shape
-    overlap = overlap_options(call.q)["OVERLAP"]
+    overlap = overlaps(call.q)
     shape = call.shape(tile)
     most_rows = power_of_two(min(tile.rows, metadata.max_query_len * shape.group.value))
     launch(

@@ -1,6 +1,9 @@
-"""What a block asks of a linear layer that fuses its neighbours: norm, activation and residual sum."""
+"""What a block asks of a linear layer that fuses its neighbours, norm, activation and residual sum, and the
+GEMMs that do so.
+"""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -41,3 +44,14 @@ class FusedLinear(Protocol):
     def into_stream(self, x: Tensor, hidden: Tensor) -> None:
         """Add x W^T + b, [T, out], to hidden in place."""
         ...
+
+
+def product_of(gemm: Literal["gemv", "skinny", "hopper"]) -> Callable[..., Tensor]:
+    """Return the function of a GEMM that fuses; imported here, only where Triton runs."""
+    if gemm == "gemv":
+        from octavo.layers.linear.gemv.gemv import gemv_linear as product
+    elif gemm == "skinny":
+        from octavo.layers.linear.skinny import skinny_linear as product
+    else:
+        from octavo.layers.linear.hopper.gemm import hopper_linear as product
+    return product

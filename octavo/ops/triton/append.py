@@ -154,9 +154,8 @@ def _append_kernel(
             fits = fits & (token < tl.load(k.cu_seqlens + num_sequences))
         if fits:
             column = position // places.block_size
-            block = tl.load(places.table + row.to(tl.int64) * number_of(places.table_row) + column).to(
-                tl.int64
-            )
+            table_at = places.table + row.to(tl.int64) * number_of(places.table_row)
+            block = tl.load(table_at + column).to(tl.int64)
             offset = (position % places.block_size).to(tl.int64)
             if (block >= 0) & (block < number_of(places.num_blocks)):
                 head = (part - QUERY_PARTS) * KV_HEADS + tl.arange(0, KV_HEADS)

@@ -12,7 +12,6 @@ for torch's product with a weight of 128 x 128 tiles, with a scale for each 128 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.tiling import Path, choose_path, has_tiles, unsupported_reason
 from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.fused import Norm, product_of
 from octavo.layers.linear.quantised import join_rows
 
 __all__ = ["DESCRIPTION", "Float8GpuLinear", "choose_path", "make_layer", "unsupported_reason"]
@@ -53,7 +52,7 @@ class Float8GpuLinear:
             if delta is not None:
                 return self._product(norm(hidden, delta), activation, None)
             options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
-            return self._row_product(path, hidden, **options)
+            return product_of(path)(hidden, self.weight, self.bias, **options)
         from octavo.layers.triton.quantise import quantise_rows
 
         width = self._scale_width(path)
@@ -70,19 +69,11 @@ class Float8GpuLinear:
         """The product of x; residual, if it was added, else a new tensor."""
         path = choose_path(x.shape[0], self.weight)
         if path in ("gemv", "skinny"):
-            return self._row_product(path, x, activation=activation, residual=residual)
+            return product_of(path)(x, self.weight, self.bias, activation=activation, residual=residual)
         from octavo.layers.triton.quantise import quantise_rows
 
         rows, scales = quantise_rows(x, width=self._scale_width(path))
         return self._float8_product(path, rows, scales, x.dtype, activation, residual)
-
-    def _row_product(self, path: Path, x: Tensor, **options: Any) -> Tensor:
-        """The product of a row as it is; options: what is fused."""
-        if path == "gemv":
-            from octavo.layers.linear.gemv.gemv import gemv_linear as product
-        else:
-            from octavo.layers.linear.skinny import skinny_linear as product
-        return product(x, self.weight, self.bias, **options)
 
     def _scale_width(self, path: Path) -> int | None:
         """Numbers of a row of x that share a scale; None: all."""

@@ -74,15 +74,20 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
         num_rows: M.
         weight: of a Float8GpuLinear.
     """
+    if num_rows == 0:
+        return "float8"
     if num_rows <= SKINNY_MAX_ROWS:
-        if num_rows == 0:
-            return "float8"
-        return "gemv" if gemv_tiling.unsupported_reason(weight) is None else "skinny"
+        return "gemv" if has_gemv(weight) else "skinny"
     if num_rows <= _HOPPER_MAX_ROWS and has_hopper(weight):
         return "hopper"
     if num_rows <= _FEW_MAX_ROWS:
         return "float8"
     return "torch" if has_torch(weight) else "float8"
+
+
+def has_gemv(weight: Float8Weight) -> bool:
+    """Return whether the GEMV for Hopper GPUs multiplies a weight."""
+    return gemv_tiling.unsupported_reason(weight) is None
 
 
 def has_hopper(weight: Float8Weight) -> bool:

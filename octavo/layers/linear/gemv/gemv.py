@@ -2,11 +2,10 @@
 
 from torch import Tensor
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
 from octavo.layers.linear.gemv.tiling import (
@@ -17,6 +16,7 @@ from octavo.layers.linear.gemv.tiling import (
     choose_gemv_tiling,
     unsupported_reason,
 )
+from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.linear.operands import check_operands, check_vector, make_result
 
 
@@ -70,28 +70,18 @@ def gemv_linear(
         *(size, halves, tiling.blocks, tiling.stages),
         *(norm_weight is not None, activation, residual is not None, height, width),
     )
-    tiles = -(-num_columns * halves // TILE_ROWS)
+    atom = ATOM_BYTES // values.itemsize
+    # As [K in atoms, halves, N / halves, atom].
+    matrix = values.view(halves, num_columns, size // atom, atom).permute(2, 0, 1, 3)
+    tile = [tiling.blocks * WARPS, halves, TILE_ROWS // halves, atom]
     launch(
         gemv_kernel,
-        (min(num_multiprocessors(x.device), tiles),),
-        _describe(values, halves, tiling.blocks),
+        (min(num_multiprocessors(x.device), -(-num_weight_rows // TILE_ROWS)),),
+        describe_matrix(matrix, tile, swizzle_bytes=ATOM_BYTES),
         Operands(x, x if norm_weight is None else norm_weight, scales, bias),
         *(out, num_columns, eps, Shape(*map(gl.constexpr, shape))),
         num_warps=WARPS,
         maxnreg=tiling.registers,
-        launch_pdl=overlap_options(x)["OVERLAP"],
+        launch_pdl=overlaps(x),
     )
     return out
-
-
-def _describe(values: Tensor, halves: int, blocks: int) -> TensorDescriptor:
-    """Describe a weight [N, K] for TMA as [K in atoms, halves, N / halves, atom]."""
-    atom = ATOM_BYTES // values.itemsize
-    num_rows, size = values.shape
-    of_half = num_rows // halves
-    sizes, strides = [size // atom, halves, of_half, atom], [atom, of_half * size, size, 1]
-    tile = [blocks * WARPS, halves, TILE_ROWS // halves, atom]
-    layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=ATOM_BYTES, element_bitwidth=8 * values.itemsize, rank=len(tile)
-    )
-    return TensorDescriptor(values, sizes, strides, tile, layout)

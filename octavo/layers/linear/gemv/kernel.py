@@ -101,7 +101,7 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
     DTYPE: gl.constexpr = matrix.dtype if shape.height == 0 else gl.float16
     ATOM: gl.constexpr = _ATOM_BITS // matrix.dtype.primitive_bitwidth
     STEP: gl.constexpr = shape.blocks * _WARPS * ATOM
-    X_STEPS: gl.constexpr = ((shape.size + STEP - 1) // STEP * STEP + _X_STEP - 1) // _X_STEP
+    X_STEPS: gl.constexpr = _ceil_div(_ceil_div(shape.size, STEP) * STEP, _X_STEP)
     gdc_launch_dependents()
     pipe = _Pipe(
         gl.allocate_shared_memory(
@@ -128,12 +128,17 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
     )
 
 
+@gluon.constexpr_function
+def _ceil_div(a, b):
+    return -(-a // b)
+
+
 @gluon.jit
 def _num_tiles(num_columns, shape):
     """Return how many tiles this program takes."""
     OWN: gl.constexpr = _ROWS // shape.halves
     programs = gl.num_programs(0)
-    return ((num_columns + OWN - 1) // OWN - gl.program_id(0) + programs - 1) // programs
+    return gl.cdiv(gl.cdiv(num_columns, OWN) - gl.program_id(0), programs)
 
 
 @gluon.jit
@@ -147,7 +152,7 @@ def _fetch(matrix, pipe, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends reads as zero."""
     ATOM: gl.constexpr = matrix.block_type.shape[3]
     ATOMS: gl.constexpr = shape.blocks * _WARPS
-    STEPS: gl.constexpr = (shape.size + ATOMS * ATOM - 1) // (ATOMS * ATOM)
+    STEPS: gl.constexpr = _ceil_div(shape.size, ATOMS * ATOM)
     step = 0
     for tile in range(_num_tiles(num_columns, shape)):
         begin = _first_column(tile, shape)
@@ -169,7 +174,7 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
     PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
-    STEPS: gl.constexpr = (shape.size + shape.blocks * _WARPS * ATOM - 1) // (shape.blocks * _WARPS * ATOM)
+    STEPS: gl.constexpr = _ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
     gdc_wait()
     after = keep_row(row, operands, eps, shape)
     planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
@@ -260,7 +265,7 @@ def _load_ratios(operands, begin, turn, num_columns, ATOM: gl.constexpr, shape, 
     ratios = ()
     if shape.height > 0 and shape.width < shape.size:
         OWN: gl.constexpr = _ROWS // shape.halves
-        SIDE: gl.constexpr = (shape.size + shape.width - 1) // shape.width
+        SIDE: gl.constexpr = _ceil_div(shape.size, shape.width)
         warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
         index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
         row = gl.minimum(begin + index % OWN, num_columns - 1) + index // OWN * num_columns

@@ -1,6 +1,7 @@
 """Where the GEMV for Hopper GPUs runs, and how it is tiled: by measurement on an H200."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -73,6 +74,7 @@ def unsupported_reason(weight: Tensor | Float8Weight) -> str | None:
     )
 
 
+@cache
 def choose_gemv_tiling(size: int, itemsize: int) -> GemvTiling:
     """Return the tiling for rows of K numbers.
 
@@ -80,9 +82,10 @@ def choose_gemv_tiling(size: int, itemsize: int) -> GemvTiling:
         size: K.
         itemsize: bytes of a number of the weight.
     """
-    most = 8 * WARPS * ATOM_BYTES
-    # x, padded to whole steps of either kind.
-    room = _SHARED_BYTES - 2 * -(-size // max(X_STEP, most // itemsize)) * max(X_STEP, most // itemsize)
-    blocks = 8 if size * itemsize >= most and room >= 3 * most * TILE_ROWS else 4
-    registers = _REGISTERS if size <= _LONG else _LONG_REGISTERS
-    return GemvTiling(blocks, room * 8 // (blocks * most * TILE_ROWS), registers)
+    # Bytes of a row in a step, and x padded to whole ones.
+    step = 8 * WARPS * ATOM_BYTES
+    columns = max(X_STEP, step // itemsize)
+    room = _SHARED_BYTES - 2 * -(-size // columns) * columns
+    blocks = 8 if size * itemsize >= step and room >= 3 * step * TILE_ROWS else 4
+    stages = room // (blocks * WARPS * ATOM_BYTES * TILE_ROWS)
+    return GemvTiling(blocks, stages, _REGISTERS if size <= _LONG else _LONG_REGISTERS)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.linear.hopper.kernel import Result, Scales, Shape, linear_kernel
@@ -102,7 +102,7 @@ def hopper_linear(
         num_warps=4,
         # The TMA warp needs few registers, so the warpgroup gets most of its share.
         maxnreg=80 if scales is None and halves * tiling.columns <= 64 else 128,
-        launch_pdl=overlap_options(x)["OVERLAP"],
+        launch_pdl=overlaps(x),
     )
     return out
 

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors, nvidia_generation
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.grouped.few.kernel import Shape, few_linear_kernel
 from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
@@ -66,7 +66,7 @@ def few_linear(
         parts = x.new_empty(splits, num_rows, num_weight_rows, dtype=torch.float32)
         fused = (False, False, None, False)
     tiles = _tiles_of_a_program(num_weight_rows, tiling, splits, x.device)
-    overlap = overlap_options(x)["OVERLAP"]
+    overlap = overlaps(x)
     shape = Shape(
         *(weight.bits, weight.group, size, 1 if num_rows == 1 else 8 if num_rows <= 8 else 16),
         *(tiling.columns, tiling.num_warps, tiling.num_stages, turns, num_rows > 1 or tiling.in_registers),

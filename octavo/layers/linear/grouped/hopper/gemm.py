@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
-from octavo.gpu.launch import launch, overlap_options
+from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
 from octavo.layers.linear.grouped.hopper.tiling import (
     ATOM,
@@ -109,7 +109,7 @@ def _multiply(
         Shape(*map(gl.constexpr, shape)),
         num_warps=NUM_WARPS,
         maxnreg=MAX_REGISTERS,
-        launch_pdl=overlap_options(x)["OVERLAP"],
+        launch_pdl=overlaps(x),
     )
 
 
