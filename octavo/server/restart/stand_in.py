@@ -17,6 +17,8 @@ _ANSWER = (
 )
 _BACKLOG = 1024
 _MAX_HEAD_BYTES, _TIMEOUT_S = 64 << 10, 5.0
+# How long the last clients are waited for.
+_LAST_S = 1.0
 
 
 def listen(config: ServerConfig) -> socket.socket | None:
@@ -45,31 +47,39 @@ class StandIn:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._listening: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
         self._meetings: set[asyncio.Task[None]] = set()
 
     def open(self, listening: socket.socket) -> None:
         """Begin to answer; the socket stays the caller's."""
         if self._listening is None:
-            self._listening = listening
+            self._listening, self._tls = listening, self._make_tls()
             listening.setblocking(False)
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening, self._tls())
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
-        """Accept no more connections. Idempotent."""
+        """Accept whoever has connected, and no more: closing the socket would reset them. Idempotent."""
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
+            self._accept(self._listening)
             self._listening = None
 
-    def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def finish(self) -> None:
+        """Close, and wait a moment for the answers: the event loop's end would drop them."""
+        self.close()
+        if self._meetings:
+            await asyncio.wait(self._meetings, timeout=_LAST_S)
+
+    def _accept(self, listening: socket.socket) -> None:
         # A task that awaits connections may be cancelled with one in hand, whose client then waits for ever.
         with suppress(BlockingIOError, InterruptedError):
             while True:
                 connection, _ = listening.accept()
-                meeting = asyncio.ensure_future(_meet(connection, tls))
+                meeting = asyncio.ensure_future(_meet(connection, self._tls))
                 self._meetings.add(meeting)
                 meeting.add_done_callback(self._meetings.discard)
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def _make_tls(self) -> ssl.SSLContext | None:
         if self._config.ssl_certfile is None:
             return None
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,18 +88,20 @@ class StandIn:
 
 
 async def _meet(connection: socket.socket, tls: ssl.SSLContext | None) -> None:
-    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_MAX_HEAD_BYTES), _answer)
-    # A client that breaks off, or speaks no TLS, gets no answer.
-    with suppress(OSError):
-        await asyncio.get_running_loop().connect_accepted_socket(
+    """Answer one client. One that breaks off, speaks no TLS or takes too long gets no answer."""
+    events = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+        transport, _ = await events.connect_accepted_socket(
             lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=tls and _TIMEOUT_S
         )
-
-
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-        async with asyncio.timeout(_TIMEOUT_S):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(_ANSWER)
-            await writer.drain()
-    writer.close()
+        writer = asyncio.StreamWriter(transport, protocol, reader, events)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(_ANSWER)
+                writer.close()
+                await writer.wait_closed()
+        finally:
+            writer.close()

@@ -147,7 +147,7 @@ class _Life:
             ended.clear()
         # A process that the child forked may hold the pipe open.
         await asyncio.wait((reading,), timeout=_PIPE_S)
-        self._stand_in.close()
+        await self._stand_in.finish()
         return exit_code_of(status)
 
     def _hand_on(self, number: int) -> None:
