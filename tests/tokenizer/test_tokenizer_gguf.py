@@ -69,9 +69,13 @@ class TestSmolLM2:
         assert rendered == golden_rows[0]["prompt"]
 
     def test_is_built_quickly(self, smollm2_metadata):
-        start = time.process_time()
-        Tokenizer.from_gguf(smollm2_metadata, "SmolLM2")
-        assert time.process_time() - start < 0.25
+        def seconds():
+            start = time.process_time()
+            Tokenizer.from_gguf(smollm2_metadata, "SmolLM2")
+            return time.process_time() - start
+
+        # The least of three: tests on the other hyperthread of a core stretch a single one.
+        assert min(seconds() for _ in range(3)) < 0.2
 
 
 def byte_level_oracle(pre: str) -> Backend:
