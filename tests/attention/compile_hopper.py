@@ -36,7 +36,9 @@ from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
 
 HEAD_DIM, GROUP, KV_HEADS = 128, 2, 8
 SCORE = Score("fp32", 0, 0.0, None, None, None)
-CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
+# An integer that Triton knows nothing about; others are multiples of 16.
+VARYING = "i32 that varies"
+CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", VARYING)
 PLACES = Places("i32", "i32", 0)
 
 
@@ -53,6 +55,8 @@ def compiled_kernel(kernel, arguments, source_of=GluonASTSource, **options):
         if isinstance(value, tuple):
             items = [describe(item, (*path, i)) for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if value == VARYING:
+            return "i32"
         if isinstance(value, str):
             if value != "fp32" and not value.startswith("tensordesc"):
                 # As Triton finds it in the arguments that most callers give.
@@ -128,7 +132,7 @@ def compile_nodes(tile, gather, block_size=128, *, begins=False):
     """Of nodes, or of prompts if nothing is gathered."""
     matrices = [matrix(tile.keys, block_size)] * 2
     arguments = [
-        *(queries("*fp32" if gather else "*bf16"), gather, CACHE, *matrices),
+        *(queries("*fp32" if gather else "*bf16"), gather, "*i32", VARYING, *matrices),
         *(
             PLACES,
             SCORE,

@@ -13,11 +13,11 @@ from pathlib import Path
 import compile_hopper
 import torch
 import triton.language as tl
-from compile_hopper import compile_kernel
+from compile_hopper import CACHE, compile_kernel
 from triton.compiler import ASTSource
 
 from octavo.attention.triton import decode, prefill, store, uniform, units
-from octavo.attention.triton.arguments import Cache, Queries, Score, Shape
+from octavo.attention.triton.arguments import Queries, Score, Shape
 from octavo.attention.triton.shapes import ONE_BLOCK, fat_shape, padded_head_dim, thin_shape
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
@@ -25,7 +25,6 @@ sys.path.append(str(Path(__file__).parents[1] / "ops"))
 import compile_append
 
 GROUP, KV_HEADS = 4, 8
-CACHE = Cache("*bf16", *["i32"] * 3, "*bf16", *["i32"] * 3, "*i32", "i32")
 PAIRS = CACHE._replace(k="*i16", v="*i16")
 QUERIES = Queries("*bf16", "i32", "i32", "*i32", "*bf16", "*fp32")
 PLAIN = Score("fp32", 0, 0.0, None, None, None)

@@ -7,7 +7,7 @@ import torch
 from triton_cases import make_case, to_device
 
 from octavo.attention import KVCache
-from octavo.attention.hopper import caches
+from octavo.attention.hopper import caches, prefill
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import constant, empty_results, make_call
 from octavo.attention.triton.shapes import TileShape
@@ -46,6 +46,23 @@ def test_layers_that_are_alike_share_the_very_same_shape():
 def test_what_is_compiled_for_is_told_apart(other):
     """By hash, which is how Triton finds the compiled kernel."""
     assert hash(other()) != hash(call().shape(TILE))
+
+
+def test_tables_of_any_width_have_one_kernel():
+    """Triton compiles another one where an integer is 1, and where it is a multiple of 16."""
+    moved = to_device(make_case([40, 9], [3, 1]))
+    tables = (torch.zeros(2, width, dtype=torch.int32) for width in (1, 2, 16, 17))
+    calls = [
+        make_call(
+            moved.q, moved.cache, moved.metadata.positions, table, ScoreOptions(0.1), empty_results(moved.q)
+        )
+        for table in tables
+    ]
+    rows = [made.cache.table_row for made in calls]
+    assert [row != 1 and row % 16 != 0 for row in rows] == [True] * 4
+    # Where a warp has too few registers for the shift, the kernel takes the stride itself.
+    parameters = {parameter.name: parameter for parameter in prefill._attend_kernel.params}
+    assert parameters["table_row"].do_not_specialize
 
 
 def test_a_constant_is_one_object_for_each_value():

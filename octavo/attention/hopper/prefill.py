@@ -104,7 +104,8 @@ def _attend(
     launch(
         _attend_kernel,
         (num_multiprocessors(call.q.device) * tile.programs_per_multiprocessor,),
-        *(call.queries, gather, call.cache, *caches.describe_caches(call, tile.keys), call.score),
+        *(call.queries, gather, call.cache.table, call.cache.table.stride(0)),
+        *(*caches.describe_caches(call, tile.keys), call.score),
         *(units, count, call.shape(tile), tile.keys, tile.num_stages, keys_are_old),
         num_warps=4,
         maxnreg=tile.max_registers,
@@ -112,9 +113,9 @@ def _attend(
     )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["table_row"])
 def _attend_kernel(
-    queries, gather, cache, k_matrix, v_matrix, places, score, units, count, shape,
+    queries, gather, table, table_row, k_matrix, v_matrix, places, score, units, count, shape,
     KEYS: gl.constexpr, STAGES: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
 ):  # fmt: skip
     """Attend this program's (unit, kv head)s, one per turn; units of 64 rows have no second half."""
@@ -129,7 +130,10 @@ def _attend_kernel(
         gl.warp_specialize(
             [
                 (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
-                (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
+                (
+                    _fetch,
+                    (table, table_row, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD),
+                ),
             ],
             [1],
             [24],
@@ -139,7 +143,10 @@ def _attend_kernel(
             [
                 (_attend_first_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
                 (_attend_second_half, (queries, gather, score, work, q, pipe, shape, KEYS)),
-                (_fetch, (cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD)),
+                (
+                    _fetch,
+                    (table, table_row, k_matrix, v_matrix, places, work, pipe, shape, KEYS, KEYS_ARE_OLD),
+                ),
             ],
             [4, 1],
             [240, 24],
@@ -148,8 +155,9 @@ def _attend_kernel(
 
 @gluon.jit
 def _fetch(
-    cache, k_matrix, v_matrix, places, work, pipe, shape, KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr
-):
+    table, table_row, k_matrix, v_matrix, places, work, pipe, shape,
+    KEYS: gl.constexpr, KEYS_ARE_OLD: gl.constexpr,
+):  # fmt: skip
     """Copy the key and value tiles of all turns, each as soon as its buffer is free."""
     if not KEYS_ARE_OLD:
         gdc_wait()
@@ -159,8 +167,8 @@ def _fetch(
         # A turn beyond the last item reads that item's record and copies no tile.
         record = record_of(work, gl.minimum(item, work.num_items - 1), shape)
         first_tile, num_tiles = key_tiles(record, KEYS)
-        table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
-        source = Source(k_matrix, v_matrix, places, table, gl.load(record + 4))
+        ids = table + gl.load(record).to(gl.int64) * table_row
+        source = Source(k_matrix, v_matrix, places, ids, gl.load(record + 4))
         num_tiles = gl.where(item < work.num_items, num_tiles, 0)
         fetched = fetch_tiles(
             source, first_tile, num_tiles, item % shape.kv_heads, pipe, fetched, shape, KEYS

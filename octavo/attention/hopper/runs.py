@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 
 from octavo.attention.hopper.pipe import Source, block_id, copy_part, expect_tile
 from octavo.attention.triton.units import RECORD
+from octavo.gpu.launch import number_of
 
 
 class Cursor(NamedTuple):
@@ -152,7 +153,7 @@ def _blocks(source, run, cursor, exists, shape):
     """Load the block ids of the parts of a cursor's tile; 0 if it does not exist."""
     k_matrix, v_matrix, places, cache = source
     record = run.units + cursor.unit * RECORD
-    table = cache.table + gl.load(record).to(gl.int64) * cache.table_row
+    table = cache.table + gl.load(record).to(gl.int64) * number_of(cache.table_row)
     sequence = Source(k_matrix, v_matrix, places, table, gl.where(exists, gl.load(record + 4), 0))
     blocks = ()
     for part in gl.static_range(shape.keys // k_matrix.block_type.shape[0]):

@@ -15,6 +15,7 @@ from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
+from octavo.gpu.launch import varying
 
 LOG2_E = 1.4426950408889634
 # From a token's first head to its last one, kernels count elements in 32 bits.
@@ -22,7 +23,10 @@ _LARGEST_OFFSET = 2**31 - 1
 
 
 class Cache(NamedTuple):
-    """Pointers and strides (in elements) of a paged cache and its block table, as a kernel takes them."""
+    """Pointers and strides (in elements) of a paged cache and its block table, as a kernel takes them.
+
+    table_row: see gpu.launch.varying.
+    """
 
     k: Any
     k_block: Any
@@ -160,7 +164,7 @@ def make_call(
     return Call(
         *(q, layer, options),
         Queries(q, stride_token, stride_head, positions, *results),
-        Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, block_table.stride(0)),
+        Cache(k, *k.stride()[:3], v, *v.stride()[:3], block_table, varying(block_table.stride(0))),
         _score(layer, options),
         ONE_BLOCK if one_block else k.shape[1],
         begins,

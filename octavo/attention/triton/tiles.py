@@ -20,6 +20,7 @@ from octavo.attention.triton.float8 import (
     product_queries,
     split_values,
 )
+from octavo.gpu.launch import number_of
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(triton_arguments.LOG2_E)
@@ -166,7 +167,7 @@ def attend_tiles(
 
     Source: Dao et al., "FlashAttention", 2022; Kwon et al., "PagedAttention", 2023.
     """
-    table = cache.table + table_row.to(tl.int64) * cache.table_row
+    table = cache.table + table_row.to(tl.int64) * number_of(cache.table_row)
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
     q, q_odd = product_queries(q, shape)
