@@ -154,14 +154,31 @@ def _merge_pieces(
 ):  # fmt: skip
     """Merge the pieces of one (unit, kv head) and write its rows; at most ROWS of the tile's rows exist.
 
-    Specification: octavo.attention.merge. The program that attended the last piece calls it: for so few rows,
-    another launch would cost more than the merge.
+    The program that attended the last piece calls it: for so few rows, another launch would cost more than
+    the merge.
     """
-    ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
     row = tl.arange(0, ROWS)
     token = (token_begin + row // shape.group).to(tl.int64)
     head = kv_head * shape.group + row % shape.group
     valid = row < num_tokens * shape.group
+    top, total, values = fold_pieces(
+        partial_out, partial_lse, head_begin, first_program, num_pieces, tiles_per_program, valid, shape, ROWS
+    )
+    out, lse = normalise(top, total, values)
+    store_results(queries, token, head, valid, out, lse, shape)
+
+
+@triton.jit
+def fold_pieces(
+    partial_out, partial_lse, head_begin, first_program, num_pieces, tiles_per_program, valid, shape,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Fold a (unit, kv head)'s pieces, in order, into a running softmax: (top [R], total [R], values [R, D]).
+
+    Specification: octavo.attention.merge.
+    """
+    ABREAST: tl.constexpr = 64 // ROWS if ROWS < 32 else 2
+    row = tl.arange(0, ROWS)
     d = tl.arange(0, shape.padded_value_dim)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -175,5 +192,4 @@ def _merge_pieces(
         out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
         lse = tl.load(partial_lse + at_row, mask=mask, other=float("-inf"), cache_modifier=".cg")
         top, total, values = fold_partials(top, total, values, out, lse)
-    out, lse = normalise(top, total, values)
-    store_results(queries, token, head, valid, out, lse, shape)
+    return top, total, values

@@ -88,6 +88,18 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
 
 
 @cache
+def alone_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
+    """Return the tiling for the only token of a step, whose next tile waits in registers."""
+    return TileShape(
+        rows=max(16, power_of_two(group)),
+        keys=_keys(padded_dim, dtype),
+        num_warps=4,
+        num_stages=3,
+        programs_per_multiprocessor=1,
+    )
+
+
+@cache
 def fat_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for many query tokens, bound by the tensor cores."""
     wide = padded_dim * dtype.itemsize > 256

@@ -143,6 +143,30 @@ def make_scores(
 
 
 @triton.jit
+def fold_scores(
+    top, total, q, q_odd, k, position, slope, start, kv_begin, kv_end,
+    score_factor, factor, score, shape, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold the scores of a tile of keys k, which begins at key `start`, into a running softmax.
+
+    factor: of capped or biased scores, 1.0, else score_factor.
+
+    Returns:
+        (weights [R, keys] of the tile's values, shrink [R] of the values so far, top, total).
+    """
+    product = key_products(q, q_odd, k, shape)
+    s = make_scores(product, position, slope, start, kv_begin, kv_end, score_factor, score, shape, MASKED)
+    new_top = tl.maximum(top, tl.max(s, 1) * factor)
+    base = new_top
+    if MASKED:
+        # A row without a visible key keeps -inf; base 0 makes its weights exp2(-inf) = 0.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(s * factor - base[:, None])
+    shrink = tl.exp2(top - base)
+    return weights, shrink, new_top, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
 def attend_tiles(
     top, total, values, q, position, slope, cache, table_row, kv_head,
     tile_begin, tile_end, kv_begin, kv_end, score, shape, MASKED: tl.constexpr,
@@ -192,16 +216,10 @@ def attend_tiles(
             k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape,
             shape.head_dim, shape.padded_dim, MASKED,
         )  # fmt: skip
-        product = key_products(q, q_odd, k, shape)
-        s = make_scores(product, position, slope, start, kv_begin, kv_end, score_factor, score, shape, MASKED)
-        new_top = tl.maximum(top, tl.max(s, 1) * factor)
-        base = new_top
-        if MASKED:
-            # A row without a visible key keeps -inf; base 0 makes its weights exp2(-inf) = 0.
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(s * factor - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 1)
+        weights, shrink, top, total = fold_scores(
+            top, total, q, q_odd, k, position, slope, start, kv_begin, kv_end,
+            score_factor, factor, score, shape, MASKED,
+        )  # fmt: skip
         v = load_tile(
             v_base, cache.v_block, cache.v_token, block_ids, start, kv_begin, kv_end, shape,
             shape.value_dim, shape.padded_value_dim, MASKED,
@@ -210,7 +228,6 @@ def attend_tiles(
         if shape.packed:
             values_odd *= shrink[:, None]
         values, values_odd = add_values(values, values_odd, weights, v, shape)
-        top = new_top
         block_ids = next_ids
     values = join_values(values, values_odd, shape)
     if shape.scaled:

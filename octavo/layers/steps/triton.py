@@ -3,13 +3,16 @@
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.work import StepMap
 from octavo.layers.layer_options import LayerOptions
+from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps import dense
+from octavo.layers.triton.alone import AloneWork, attend_alone
 from octavo.layers.triton.rotary import rotate_and_store
 from octavo.layers.triton.rotations import rotation_table
 
@@ -19,7 +22,8 @@ class TritonStep:
 
     The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
-    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer.
+    long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
+    token has a kernel that does all of it.
     """
 
     def __init__(
@@ -35,6 +39,9 @@ class TritonStep:
         self._metadata = metadata
         self._num_heads = num_heads
         self._maps: dict[int | None, StepMap] = {}
+        shape = (metadata.seq_lens.shape[0], metadata.positions.shape[0])
+        self._is_alone = shape == (1, 1) and metadata.forest is None and not deterministic
+        self._alone_works: dict[tuple[int, ...], AloneWork] = {}
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
         """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
@@ -44,6 +51,9 @@ class TritonStep:
         """See AttentionStep."""
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
+        scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
+        if self._is_alone:
+            return self._attend_alone(qkv, rotations, cache, scores, qk_norm)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
         cos, sin = rotations
@@ -67,6 +77,21 @@ class TritonStep:
             self._maps[window] = plan_step(
                 q, cache, self._metadata, window, deterministic=self._deterministic
             )
-        scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
+
+    def _attend_alone(
+        self,
+        qkv: Tensor,
+        rotations: Tensor,
+        cache: LayerCache,
+        scores: ScoreOptions,
+        qk_norm: HeadRMSNorm | None,
+    ) -> Tensor:
+        """Attend the only token of the step; arguments as for attend_alone."""
+        shape = cache.k.shape[2:]
+        if shape not in self._alone_works:
+            self._alone_works[shape] = AloneWork.allocate(cache, self._num_heads)
+        cos, sin = rotations
+        work = self._alone_works[shape]
+        return attend_alone(qkv, cache, self._metadata, cos, sin, scores, qk_norm, work).flatten(1)

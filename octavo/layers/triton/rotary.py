@@ -142,7 +142,7 @@ def _check(
 
 
 @triton.jit
-def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+def load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
     """Load the two [HEADS, PAIRS] float32 members of each pair from [HEADS, 1] row starts."""
     # One contiguous load, then a split in registers.
     dim = tl.arange(0, 2 * PAIRS)[None, :]
@@ -152,8 +152,16 @@ def _load_pairs(row_at, is_row, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
+    """RMS-norm heads given as pairs [HEADS, PAIRS] float32."""
+    mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
+    scale = tl.rsqrt(mean_square + eps)
+    return first * scale * first_weight, second * scale * second_weight
+
+
+@triton.jit
 def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """Store what _load_pairs loads, rounded to the dtype of the destination."""
+    """Store what load_pairs loads, rounded to the dtype of the destination."""
     dim = tl.arange(0, 2 * PAIRS)[None, :]
     both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
     tl.store(row_at + dim, round_to(both, row_at.dtype.element_ty), mask=is_row & (dim < HEAD_DIM))
@@ -189,14 +197,13 @@ def _rotate_and_store_kernel(
     row_at = qkv_ptr + token * stride_qkv + head * HEAD_DIM
     is_head = head < NUM_ROTATED + NUM_KV_HEADS
     wait_for_previous(OVERLAP)
-    first, second = _load_pairs(row_at, is_head, HEAD_DIM, PAIRS)
+    first, second = load_pairs(row_at, is_head, HEAD_DIM, PAIRS)
     if NORM:
-        mean_square = tl.sum(first * first + second * second, axis=1)[:, None] / HEAD_DIM
-        scale = tl.rsqrt(mean_square + eps)
         weight_at = norm_weight_ptr + head * HEAD_DIM
-        first_weight, second_weight = _load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS)
-        first = tl.where(is_rotated, first * scale * first_weight, first)
-        second = tl.where(is_rotated, second * scale * second_weight, second)
+        first_weight, second_weight = load_pairs(weight_at, is_rotated, HEAD_DIM, PAIRS)
+        normed = norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM)
+        first = tl.where(is_rotated, normed[0], first)
+        second = tl.where(is_rotated, normed[1], second)
 
     pair = tl.arange(0, PAIRS)[None, :]
     is_pair = is_rotated & (pair < HEAD_DIM // 2)

@@ -1,0 +1,355 @@
+"""Decoding of a sequence that is alone in its step: rotate, store and attend in one kernel.
+
+A step of one token is a chain of kernels of a few microseconds, each of which waits for the one before. So
+one kernel does all between the fused projection and the output projection, and fetches keys before it waits:
+
+    program (split, kv head)
+
+      while qkv is computed    its first tile of keys and values, the rotation, the norms' weights
+      then                     q heads of the kv head, and k and v: norm -> rotate
+                               the new key and value: into their tile; the last split also stores them
+                               attend its tiles, and load the tile after each
+                               the last of the kv head's programs to finish merges their results, in order
+
+What it reads before it waits must be older than the kernels that let a next one start early: the cache of
+earlier steps, and the step's metadata and rotations.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.cache import LayerCache
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.options import ScoreOptions
+from octavo.attention.triton.arguments import empty_results, make_call
+from octavo.attention.triton.decode import fold_pieces
+from octavo.attention.triton.float8 import add_values, join_values, product_queries, split_values
+from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
+from octavo.attention.triton.store import round_to, scale_down
+from octavo.attention.triton.tiles import (
+    LOG2_E,
+    attend_tiles,
+    empty_state,
+    fold_scores,
+    load_block_ids,
+    load_tile,
+    normalise,
+    store_results,
+)
+from octavo.attention.triton.units import num_key_tiles
+from octavo.gpu.device import num_multiprocessors, power_of_two
+from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
+from octavo.layers.norm import HeadRMSNorm
+from octavo.layers.triton.rotary import load_pairs, norm_pairs
+
+# Up to so many columns of qkv, the next kernel comes early: its weights are too few to delay these reads.
+_EARLY_WIDTH = 4096
+
+
+class Step(NamedTuple):
+    """Pointers to the token's position, its sequence's length, and its slot, one number each."""
+
+    positions: Any
+    seq_lens: Any
+    slot_mapping: Any
+
+
+class Rotation(NamedTuple):
+    """Pointers to cosines and sines [D / 2], to the norms' weights [H + KH, D], and the norms' eps."""
+
+    cos: Any
+    sin: Any
+    norm: Any
+    eps: Any
+
+
+class Pieces(NamedTuple):
+    """Results of splits, as decode.fold_pieces reads them, and how many of a kv head have arrived."""
+
+    arrivals: Any
+    out: Any
+    lse: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AloneWork:
+    """Memory for layers with the same heads that run one after another.
+
+    Attributes:
+        tile: how the kernel is tiled.
+        num_splits: programs of a kv head.
+        arrivals: [KH] int32, finished splits of a kv head; 0 between calls.
+        partial_out: [2 KH num_splits, rows, padded dim] float32.
+        partial_lse: [2 KH num_splits, rows] float32, in units of log 2.
+    """
+
+    tile: TileShape
+    num_splits: int
+    arrivals: Tensor
+    partial_out: Tensor
+    partial_lse: Tensor
+
+    @classmethod
+    def allocate(cls, cache: LayerCache, num_heads: int) -> "AloneWork":
+        """Allocate for layers with such a cache; num_heads: H."""
+        (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
+        tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
+        num_splits = max(1, num_multiprocessors(device) * tile.programs_per_multiprocessor // num_kv_heads)
+        shape = (2 * num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
+        return cls(
+            tile,
+            num_splits,
+            torch.zeros(num_kv_heads, dtype=torch.int32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape[:2], dtype=torch.float32, device=device),
+        )
+
+
+def attend_alone(
+    qkv: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    cos: Tensor,
+    sin: Tensor,
+    options: ScoreOptions,
+    qk_norm: HeadRMSNorm | None,
+    work: AloneWork,
+) -> Tensor:
+    """Return what rotate_and_store and then attention return, [1, H, D], of a sequence's last token.
+
+    Args:
+        qkv: [1, (H + 2 KH) * D], see rotate_and_store; it is left as it is.
+        cache: of the layer; the token's key and value are written to its slot.
+        metadata: of one sequence with one query token.
+        cos, sin: [1, D / 2 or more] float32, contiguous.
+        options: of the scores, without slopes.
+        qk_norm: norm of q and k heads before the rotation, or None.
+        work: for such layers; see there.
+    """
+    _, block_size, num_kv_heads, head_dim = cache.k.shape
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    tile, overlap = work.tile, overlaps(qkv)
+    q = qkv.as_strided((1, num_heads, head_dim), (qkv.stride(0), head_dim, 1))
+    results = empty_results(q)
+    call = make_call(q, cache, metadata.positions, metadata.block_table, options, results)
+    launch(
+        _attend_alone_kernel,
+        (num_kv_heads * work.num_splits,),
+        *(call.queries, call.cache, call.score),
+        Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
+        Rotation(cos, sin, *((cos, 0.0) if qk_norm is None else (qk_norm.weight, qk_norm.eps))),
+        Pieces(work.arrivals, work.partial_out, work.partial_lse),
+        *(options.sinks, block_size, call.shape(tile), work.num_splits),
+        *(
+            power_of_two(num_heads // num_kv_heads),
+            qk_norm is not None,
+            overlap,
+            qkv.shape[1] <= _EARLY_WIDTH,
+        ),
+        launch_pdl=overlap,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
+    )
+    return results[0]
+
+
+@triton.jit(do_not_specialize=["block_size"])
+def _attend_alone_kernel(
+    queries, cache, score, step, rotation, pieces, sinks, block_size, shape,
+    SPLITS: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Grid: (KH * SPLITS,). At most MERGED_ROWS of a tile's rows exist.
+
+    EARLY: let the next kernel in at once, else when only merging is left.
+    """
+    if EARLY:
+        start_next(OVERLAP)
+    kv_head, split = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
+    position = tl.load(step.positions)
+    slot = tl.load(step.slot_mapping).to(tl.int64)
+    kv_end = tl.minimum(tl.load(step.seq_lens), position + 1)
+    kv_begin = kv_end * 0
+    if shape.windowed:
+        kv_begin = tl.minimum(kv_end, tl.maximum(0, position - score.window + 1))
+    begin, end, num_pieces = _own_tiles(split, kv_begin, kv_end, SPLITS, shape)
+    k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
+    v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
+    k, v = _load_first(cache, k_base, v_base, begin, kv_begin, kv_end, shape)
+    cos, sin, q_norm, k_norm = _load_weights(rotation, kv_head, NORM, shape)
+    wait_for_previous(OVERLAP)
+
+    if split < num_pieces:
+        heads = shape.group * shape.kv_heads
+        q = _load_heads(queries.q, kv_head * shape.group, shape.rows, shape)
+        new_k = _load_heads(queries.q, heads + kv_head, 1, shape)
+        new_v = _load_heads(queries.q, heads + shape.kv_heads + kv_head, 1, shape)
+        if NORM:
+            q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], rotation.eps, shape.head_dim)
+            new_k = norm_pairs(new_k[0], new_k[1], k_norm[0], k_norm[1], rotation.eps, shape.head_dim)
+        q = tl.join(q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
+        q = tl.reshape(q, [shape.rows, shape.padded_dim]).to(queries.q.dtype.element_ty)
+        new_k = (new_k[0] * cos - new_k[1] * sin, new_k[1] * cos + new_k[0] * sin)
+        new_k = _cache_row(new_k, score.k_scale, kv_head, k.dtype, shape)
+        new_v = _cache_row(new_v, score.v_scale, kv_head, v.dtype, shape)
+        if (split == num_pieces - 1) & (slot >= 0):
+            _store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
+            _store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)
+        # Other threads may read the row, in a tile after the first.
+        tl.debug_barrier()
+        start = begin * shape.keys
+        is_new = (start + tl.arange(0, shape.keys) == position) & (slot >= 0) & (position < kv_end)
+        k, v = tl.where(is_new[:, None], new_k, k), tl.where(is_new[:, None], new_v, v)
+        positions = position + tl.zeros([shape.rows], tl.int32)
+        top, total, values = _attend_first(q, k, v, kv_head, positions, start, kv_begin, kv_end, score, shape)
+        if begin + 1 < end:
+            # Slopes, which are not read: there are none.
+            top, total, values = attend_tiles(
+                top, total, values, q, positions, total, cache, kv_head * 0, kv_head,
+                begin + 1, end, kv_begin, kv_end, score, shape, True,
+            )  # fmt: skip
+        if num_pieces == 1:
+            _finish(queries, kv_head, top, total, values, sinks, shape)
+        else:
+            _store_piece(pieces, kv_head * SPLITS + split, top, total, values, shape)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(pieces.arrivals + kv_head, 1, sem="acq_rel", scope="gpu")
+            if not EARLY:
+                start_next(OVERLAP)
+            if arrived == num_pieces - 1:
+                # Reset for the next layer, whose kernel waits until this one has ended.
+                tl.store(pieces.arrivals + kv_head, 0)
+                exists = tl.arange(0, MERGED_ROWS) < shape.group
+                first = kv_head * SPLITS
+                merged = fold_pieces(
+                    pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS
+                )
+                _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
+
+
+@triton.jit
+def _own_tiles(split, kv_begin, kv_end, SPLITS: tl.constexpr, shape):
+    """Return a split's tiles begin : end, and the number of splits that have any, at least 1."""
+    first, num_tiles = kv_begin // shape.keys, num_key_tiles(kv_begin, kv_end, shape.keys)
+    each = tl.maximum(1, tl.cdiv(num_tiles, SPLITS))
+    begin = first + split * each
+    return begin, tl.minimum(begin + each, first + num_tiles), tl.maximum(1, tl.cdiv(num_tiles, each))
+
+
+@triton.jit
+def _load_first(cache, k_base, v_base, tile, kv_begin, kv_end, shape):
+    """Load a tile of keys and one of values."""
+    start = tile * shape.keys
+    ids = load_block_ids(cache.table, start, kv_begin, kv_end, shape)
+    k = load_tile(
+        k_base, cache.k_block, cache.k_token, ids, start, kv_begin, kv_end, shape,
+        shape.head_dim, shape.padded_dim, True,
+    )  # fmt: skip
+    v = load_tile(
+        v_base, cache.v_block, cache.v_token, ids, start, kv_begin, kv_end, shape,
+        shape.value_dim, shape.padded_value_dim, True,
+    )  # fmt: skip
+    return k, v
+
+
+@triton.jit
+def _load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
+    """Load cosines, sines, and pairs of the norms' weights of a kv head's queries and of its key."""
+    PAIRS: tl.constexpr = shape.padded_dim // 2
+    pair = tl.arange(0, PAIRS)[None, :]
+    cos = tl.load(rotation.cos + pair, mask=pair < shape.head_dim // 2, other=1.0)
+    sin = tl.load(rotation.sin + pair, mask=pair < shape.head_dim // 2, other=0.0)
+    q_norm, k_norm = (cos, sin), (cos, sin)
+    if NORM:
+        q_norm = _load_heads(rotation.norm, kv_head * shape.group, shape.rows, shape)
+        k_norm = _load_heads(rotation.norm, shape.group * shape.kv_heads + kv_head, 1, shape)
+    return cos, sin, q_norm, k_norm
+
+
+@triton.jit
+def _load_heads(heads, first, ROWS: tl.constexpr, shape):
+    """Load a token's heads from the `first` on, at most a group, as pairs, each [ROWS, D / 2] float32."""
+    row = tl.arange(0, ROWS)[:, None]
+    return load_pairs(
+        heads + (first + row) * shape.head_dim, row < shape.group, shape.head_dim, shape.padded_dim // 2
+    )
+
+
+@triton.jit
+def _cache_row(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
+    """Return a head's row [1, D], or [1, D / 2] pairs of float8, as a cache of DTYPE stores it."""
+    head = kv_head + tl.zeros([1, 1], tl.int32)
+    first = scale_down(pairs[0], scale, head, head >= 0)
+    second = scale_down(pairs[1], scale, head, head >= 0)
+    if shape.packed:
+        low = round_to(first, tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.uint16)
+        high = round_to(second, tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.uint16)
+        return (low | (high << 8)).to(tl.int16, bitcast=True)
+    else:
+        return round_to(tl.reshape(tl.join(first, second), [1, shape.padded_dim]), DTYPE)
+
+
+@triton.jit
+def _store_row(base, block_stride, token_stride, slot, block_size, row, shape):
+    """Store a head's row [1, D or D / 2] in a slot; base: the head's rows."""
+    d = tl.arange(0, row.shape[1])[None, :]
+    at = base + slot // block_size * block_stride + slot % block_size * token_stride
+    tl.store(at + d, row, mask=d < (shape.head_dim // 2 if shape.packed else shape.head_dim))
+
+
+@triton.jit
+def _attend_first(q, k, v, kv_head, positions, start, kv_begin, kv_end, score, shape):
+    """Attend a tile of keys and values, from key `start` on; return a running softmax like empty_state's."""
+    top, total, values = empty_state(shape)
+    q, q_odd = product_queries(q, shape)
+    score_factor = score.factor
+    if shape.scaled:
+        score_factor *= tl.load(score.k_scale + kv_head)
+    factor = score_factor
+    if shape.capped:
+        factor = 1.0
+    weights, _, top, total = fold_scores(
+        top, total, q, q_odd, k, positions, total, start, kv_begin, kv_end,
+        score_factor, factor, score, shape, True,
+    )  # fmt: skip
+    values, values_odd = split_values(values, shape)
+    values, values_odd = add_values(values, values_odd, weights, v, shape)
+    values = join_values(values, values_odd, shape)
+    if shape.scaled:
+        values *= tl.load(score.v_scale + kv_head)
+    return top, total, values
+
+
+@triton.jit
+def _store_piece(pieces, number, top, total, values, shape):
+    """Store a split's result for fold_pieces."""
+    out, lse = normalise(top, total, values)
+    row = tl.arange(0, shape.rows)
+    d = tl.arange(0, shape.padded_value_dim)
+    place = 2 * number * shape.rows + row
+    partial = pieces.out + (place * shape.padded_value_dim)[:, None] + d[None, :]
+    tl.store(partial, out, mask=(row < shape.group)[:, None])
+    tl.store(pieces.lse + place, lse, mask=row < shape.group)
+
+
+@triton.jit
+def _finish(queries, kv_head, top, total, values, sinks, shape):
+    """Let the sinks join, normalise, and write the first rows as the results of a kv head's queries."""
+    row = tl.arange(0, values.shape[0])
+    valid = row < shape.group
+    head = kv_head * shape.group + row
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2_E
+        new_top = tl.maximum(top, sink)
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.exp2(sink - new_top)
+        values *= shrink[:, None]
+        top = new_top
+    out, lse = normalise(top, total, values)
+    store_results(queries, row.to(tl.int64) * 0, head, valid, out, lse, shape)

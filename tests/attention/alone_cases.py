@@ -1,0 +1,112 @@
+"""A step of one token: its sequence, cache and options, and three ways to attend it."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from octavo.attention import AttentionMetadata, KVCache
+from octavo.attention.float8 import FLOAT8, as_bytes
+from octavo.layers.layer_options import LayerOptions
+from octavo.layers.norm import HeadRMSNorm
+from octavo.layers.steps.operators import OperatorStep
+from octavo.layers.steps.triton import TritonStep
+
+
+@dataclass
+class AloneCase:
+    """The last token of a sequence of `length`, in one layer; `is_stored`: it has a slot."""
+
+    length: int
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 16
+    block_size: int = 16
+    window: int | None = None
+    softcap: float = 0.0
+    has_norm: bool = True
+    has_sinks: bool = False
+    is_stored: bool = True
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    device: str = "cpu"
+    is_scaled: bool = False
+    cache: KVCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        (num_heads, num_kv_heads), generator = self.heads, torch.Generator().manual_seed(self.length)
+        num_blocks = -(-self.length // self.block_size)
+        table = torch.randperm(num_blocks + 3, generator=generator)[:num_blocks].to(torch.int32)
+        position = self.length - 1
+        slot = int(table[-1]) * self.block_size + position % self.block_size if self.is_stored else -1
+
+        def numbers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
+        def random(*sizes: int) -> Tensor:
+            return torch.randn(*sizes, generator=generator).to(self.device)
+
+        self.metadata = AttentionMetadata(
+            cu_seqlens_q=numbers(0, 1),
+            seq_lens=numbers(self.length),
+            positions=numbers(position),
+            slot_mapping=numbers(slot, dtype=torch.int64),
+            block_table=table.to(self.device)[None],
+            max_query_len=1,
+            max_seq_len=self.length,
+        )
+        self.cache = KVCache.allocate(
+            num_layers=1,
+            num_blocks=num_blocks + 3,
+            block_size=self.block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.cache_dtype or self.dtype,
+            device=self.device,
+        )
+        if self.is_scaled:
+            assert self.cache.scales is not None
+            self.cache.scales.copy_(random(*self.cache.scales.shape).abs() / 50 + 0.01)
+        self.old = random(*self.cache.data.shape).to(self.cache.data.dtype)
+        # What no sequence has written is anything: also the new key's slot.
+        unused = torch.ones(num_blocks + 3, self.block_size, dtype=torch.bool, device=self.device)
+        unused[table.long()] = False
+        unused[int(table[-1]), position % self.block_size + (not self.is_stored) :] = True
+        self.layer = self.cache.layer(0)
+        self.qkv = random(1, (num_heads + 2 * num_kv_heads) * self.head_dim).to(self.dtype)
+        self.angles = random(1, self.head_dim // 2)
+        norm = HeadRMSNorm(random(num_heads + num_kv_heads, self.head_dim).abs() + 0.5, 1e-6)
+        self.options = LayerOptions(
+            *(0, 0, self.head_dim**-0.5, self.window, self.softcap),
+            norm if self.has_norm else None,
+            random(num_heads) if self.has_sinks else None,
+        )
+        self.cache.data.copy_(self.old)
+        for x in (self.layer.k, self.layer.v):
+            is_float8 = x.dtype == FLOAT8
+            as_bytes(x)[unused] = 0x7F if is_float8 else torch.nan
+        self.old.copy_(self.cache.data)
+
+    def by_kernel(self, *, alone: bool = True) -> tuple[Tensor, Tensor]:
+        """Results and the whole cache, by one kernel, or by the kernels for any step."""
+        step = TritonStep(self.cache, self.metadata, num_heads=self.heads[0])
+        assert step._is_alone
+        step._is_alone = alone
+        return self._run(step, torch.stack((self.angles.cos(), self.angles.sin())))
+
+    def by_operators(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """The same, by the plain PyTorch reference; dtype: of tensors and cache."""
+        case = self if dtype is None else self._cast(dtype)
+        step = OperatorStep(case.cache, case.metadata, case.heads[0], "reference")
+        return case._run(step, torch.polar(torch.ones_like(self.angles), self.angles)[:, None])
+
+    def _run(self, step: OperatorStep | TritonStep, rotations: Tensor) -> tuple[Tensor, Tensor]:
+        self.cache.data.copy_(self.old)
+        out = step.attend(self.qkv.clone(), rotations, self.options)
+        return out, self.cache.data.clone()
+
+    def _cast(self, dtype: torch.dtype) -> "AloneCase":
+        other = replace(self, dtype=dtype, cache_dtype=None)
+        other.qkv, other.angles = self.qkv.to(dtype), self.angles
+        other.options, other.metadata = self.options, self.metadata
+        other.old = self.old.to(dtype)
+        return other

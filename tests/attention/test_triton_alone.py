@@ -1,0 +1,128 @@
+"""The kernel for the only token of a step, in Triton's interpreter: against the plain reference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton_cases
+from alone_cases import AloneCase
+
+from octavo.attention.float8 import FLOAT8
+from octavo.gpu.launch import launch
+from octavo.layers.steps.triton import TritonStep
+from octavo.layers.triton import alone
+
+pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_triton_alone_gpu.py runs it on the GPU")
+
+
+@pytest.fixture(params=[1, 2, 7], autouse=True)
+def num_splits(request, monkeypatch):
+    """Programs of a kv head; AloneWork.allocate divides SMs among kv heads."""
+    allocate = alone.AloneWork.allocate
+
+    def allocate_splits(cache, num_heads):
+        with monkeypatch.context() as patch:
+            patch.setattr(alone, "num_multiprocessors", lambda _: request.param * cache.k.shape[2])
+            work = allocate(cache, num_heads)
+        assert work.num_splits == request.param
+        return work
+
+    monkeypatch.setattr(alone.AloneWork, "allocate", allocate_splits)
+
+
+def check(case, bound=2e-6):
+    (out, data), (expected, stored) = case.by_kernel(), case.by_operators()
+    assert (out - expected).abs().max() < bound
+    torch.testing.assert_close(data, stored, rtol=0, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 128])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 450, 1000])
+def test_lengths(length, block_size):
+    check(AloneCase(length, block_size=block_size))
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [((1, 1), 2), ((9, 3), 24), ((7, 1), 64), ((20, 1), 32), ((16, 8), 80), ((2, 2), 128)],
+)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_heads(heads, head_dim, has_norm):
+    check(AloneCase(150, heads=heads, head_dim=head_dim, has_norm=has_norm))
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 100, 200, 1000])
+@pytest.mark.parametrize("length", [3, 64, 300])
+def test_windows(length, window):
+    check(AloneCase(length, window=window, has_sinks=window % 5 == 0))
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_softcap_and_sinks(length):
+    check(AloneCase(length, softcap=3.0))
+    check(AloneCase(length, has_sinks=True))
+
+
+@pytest.mark.parametrize("length", [1, 64, 130])
+def test_without_a_slot_the_key_in_the_cache_is_attended(length):
+    case = AloneCase(length, is_stored=False)
+    check(case)
+    assert torch.equal(case.by_kernel()[1].nan_to_num(9.0), case.old.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("length", [1, 65, 200])
+def test_float8_caches(length, is_scaled):
+    """As the kernels for any step: a key near a tie may round either way. Weights are rounded to float16."""
+    case = AloneCase(length, cache_dtype=FLOAT8, is_scaled=is_scaled)
+    (out, data), (expected, stored) = case.by_kernel(), case.by_kernel(alone=False)
+    assert torch.equal(data.view(torch.uint8), stored.view(torch.uint8))
+    assert (out - expected).abs().max() < 2**-11 * expected.abs().max()
+    assert (out - case.by_operators()[0]).abs().max() < 0.01
+
+
+def test_a_layer_is_one_launch_and_leaves_nothing_behind(monkeypatch):
+    """Counters are zero again: the next layer finds what the first one found."""
+    case = AloneCase(450)
+    step, rotations = TritonStep(case.cache, case.metadata, num_heads=4), torch.ones(2, 1, 8)
+    kernels = []
+    monkeypatch.setattr(
+        alone,
+        "launch",
+        lambda kernel, *given, **options: (kernels.append(kernel), launch(kernel, *given, **options)),
+    )
+    results = [step.attend(case.qkv.clone(), rotations, case.options) for _ in range(3)]
+    assert kernels == [alone._attend_alone_kernel] * 3
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("change", ["two tokens", "deterministic", "two sequences"])
+def test_other_steps_have_other_kernels(change, monkeypatch):
+    def never(*_):
+        raise AssertionError("the kernel for one token")
+
+    monkeypatch.setattr("octavo.layers.steps.triton.attend_alone", never)
+    dtype = torch.float16 if change == "deterministic" else torch.float32
+    case = AloneCase(30, is_stored=False, dtype=dtype)
+    metadata, rotations, qkv = case.metadata, torch.ones(2, 1, 8), case.qkv
+    if change == "two tokens":
+        positions, slots = torch.tensor([28, 29], dtype=torch.int32), torch.tensor([-1, -1])
+        metadata = replace(
+            metadata,
+            cu_seqlens_q=torch.tensor([0, 2], dtype=torch.int32),
+            positions=positions,
+            slot_mapping=slots,
+            max_query_len=2,
+        )
+    if change == "two sequences":
+        metadata = replace(
+            metadata,
+            cu_seqlens_q=torch.tensor([0, 1, 1], dtype=torch.int32),
+            seq_lens=torch.tensor([30, 0], dtype=torch.int32),
+            block_table=metadata.block_table.repeat(2, 1),
+        )
+    num_tokens = metadata.positions.shape[0]
+    qkv, rotations = qkv.repeat(num_tokens, 1), rotations.repeat(1, num_tokens, 1)
+    step = TritonStep(case.cache, metadata, num_heads=4, deterministic=change == "deterministic")
+    assert step.attend(qkv, rotations, case.options).isfinite().all()

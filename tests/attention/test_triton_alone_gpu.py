@@ -1,0 +1,119 @@
+"""The kernel for the only token of a step, on a GPU: against the reference, and among overlapping kernels."""
+
+import pytest
+import torch
+from alone_cases import AloneCase
+
+from octavo.attention.float8 import FLOAT8
+from octavo.gpu import launch
+from octavo.layers.linear.choice import choose_gemm
+from octavo.layers.linear.fused import product_of
+from octavo.layers.steps.triton import TritonStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def check(**settings):
+    """At most twice the error of the reference in the same dtype, both against float32."""
+    case = AloneCase(device="cuda", **settings)
+    (out, data), (plain, stored) = case.by_kernel(), case.by_operators()
+    exact, exactly_stored = case.by_operators(torch.float32)
+    assert out.dtype == plain.dtype
+    for got, same_dtype, right in ((out, plain, exact), (data, stored, exactly_stored)):
+        assert torch.equal(got.isnan(), same_dtype.isnan())
+        error, allowed = ((x.float() - right).nan_to_num().abs().max() for x in (got, same_dtype))
+        assert error <= 2 * allowed + 2e-6
+    # Pieces are merged in their order, whichever came last.
+    for _ in range(3):
+        assert torch.equal(case.by_kernel()[0], out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("length", [1, 17, 64, 65, 700, 1025, 20000])
+def test_lengths(length, dtype):
+    check(length=length, dtype=dtype, heads=(32, 8), head_dim=128)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [((16, 8), 64), ((9, 3), 64), ((14, 2), 64), ((32, 32), 96), ((24, 1), 80), ((8, 4), 256)],
+)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_heads(heads, head_dim, has_norm):
+    check(length=900, heads=heads, head_dim=head_dim, has_norm=has_norm, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("block_size", [8, 64, 256])
+@pytest.mark.parametrize(
+    "settings", [{"window": 128, "has_sinks": True}, {"softcap": 20.0}, {"is_stored": False}]
+)
+def test_options(settings, block_size):
+    for length in (1, 500, 3000):
+        check(
+            length=length, block_size=block_size, heads=(64, 8), head_dim=64, dtype=torch.bfloat16, **settings
+        )
+
+
+@pytest.mark.parametrize("length", [1, 65, 3000])
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_float8_caches(head_dim, is_scaled, length):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("float8 caches need compute capability 8.9")
+    shape = {"heads": (32, 8), "head_dim": head_dim, "dtype": torch.bfloat16, "cache_dtype": FLOAT8}
+    case = AloneCase(length, is_scaled=is_scaled, device="cuda", **shape)
+    (out, data), (other, stored) = case.by_kernel(), case.by_kernel(alone=False)
+    assert torch.equal(data.view(torch.uint8), stored.view(torch.uint8))
+    assert (out - other).abs().max() <= 2**-7 * other.abs().max()
+
+
+class Chain:
+    """Layers of attention between a projection of its heads and one back to the residual stream."""
+
+    def __init__(self, num_heads):
+        self.case = AloneCase(700, heads=(num_heads, 8), head_dim=128, dtype=torch.bfloat16, device="cuda")
+        width, size = self.case.qkv.shape[1], num_heads * 128
+        torch.manual_seed(0)
+        self.weights = [
+            (torch.randn(width, 1024, device="cuda") / 32, torch.randn(1024, size, device="cuda") / size**0.5)
+            for _ in range(12)
+        ]
+        self.weights = [(qkv.bfloat16(), out.bfloat16()) for qkv, out in self.weights]
+        self.hidden = torch.empty(1, 1024, dtype=torch.bfloat16, device="cuda")
+        self.start = torch.randn_like(self.hidden)
+        self.rotations = torch.stack((self.case.angles.cos(), self.case.angles.sin()))
+        gemm = choose_gemm(self.hidden, self.weights[0][0])
+        assert gemm in ("gemv", "skinny")
+        self.product = product_of(gemm)
+
+    def run(self):
+        self.hidden.copy_(self.start)
+        self.case.cache.data.copy_(self.case.old)
+        step = TritonStep(self.case.cache, self.case.metadata, num_heads=self.case.heads[0])
+        for qkv, out in self.weights:
+            attended = step.attend(self.product(self.hidden, qkv), self.rotations, self.case.options)
+            self.product(attended, out, residual=self.hidden)
+
+
+@pytest.mark.parametrize("num_heads", [16, 32])
+def test_layers_that_overlap_give_the_same_bits_in_and_out_of_graphs(num_heads, monkeypatch):
+    """Between GEMVs, as in a decoder; with 16 heads the next kernel comes at once, with 32 late."""
+    chain = Chain(num_heads)
+    monkeypatch.setattr(launch, "OVERLAP", False)
+    chain.run()
+    expected, stored = chain.hidden.clone(), chain.case.cache.data.clone()
+    assert expected.isfinite().all()
+    monkeypatch.setattr(launch, "OVERLAP", True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    chain.run()
+    with torch.cuda.graph(graph):
+        chain.run()
+    for _ in range(50):
+        chain.hidden.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(chain.hidden, expected)
+        assert torch.equal(chain.case.cache.data.view(torch.int16), stored.view(torch.int16))
