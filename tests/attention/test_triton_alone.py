@@ -73,11 +73,11 @@ def test_without_a_slot_the_key_in_the_cache_is_attended(length):
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("length", [1, 65, 200])
 def test_float8_caches(length, is_scaled):
-    """As the kernels for any step: a key near a tie may round either way. Weights are rounded to float16."""
+    """As the kernels for any step: a key near a tie may round either way. Products are of float16."""
     case = AloneCase(length, cache_dtype=FLOAT8, is_scaled=is_scaled)
     (out, data), (expected, stored) = case.by_kernel(), case.by_kernel(alone=False)
     assert torch.equal(data.view(torch.uint8), stored.view(torch.uint8))
-    assert (out - expected).abs().max() < 2**-11 * expected.abs().max()
+    assert (out - expected).abs().max() < 2**-9 * expected.abs().max()
     assert (out - case.by_operators()[0]).abs().max() < 0.01
 
 

@@ -144,17 +144,16 @@ def make_scores(
 
 @triton.jit
 def fold_scores(
-    top, total, q, q_odd, k, position, slope, start, kv_begin, kv_end,
+    top, total, product, position, slope, start, kv_begin, kv_end,
     score_factor, factor, score, shape, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Fold the scores of a tile of keys k, which begins at key `start`, into a running softmax.
+    """Fold q.k [R, keys] of a tile, which begins at key `start`, into a running softmax.
 
     factor: of capped or biased scores, 1.0, else score_factor.
 
     Returns:
         (weights [R, keys] of the tile's values, shrink [R] of the values so far, top, total).
     """
-    product = key_products(q, q_odd, k, shape)
     s = make_scores(product, position, slope, start, kv_begin, kv_end, score_factor, score, shape, MASKED)
     new_top = tl.maximum(top, tl.max(s, 1) * factor)
     base = new_top
@@ -216,8 +215,9 @@ def attend_tiles(
             k_base, cache.k_block, cache.k_token, block_ids, start, kv_begin, kv_end, shape,
             shape.head_dim, shape.padded_dim, MASKED,
         )  # fmt: skip
+        product = key_products(q, q_odd, k, shape)
         weights, shrink, top, total = fold_scores(
-            top, total, q, q_odd, k, position, slope, start, kv_begin, kv_end,
+            top, total, product, position, slope, start, kv_begin, kv_end,
             score_factor, factor, score, shape, MASKED,
         )  # fmt: skip
         v = load_tile(

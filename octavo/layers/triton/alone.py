@@ -28,7 +28,13 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.arguments import empty_results, make_call
 from octavo.attention.triton.decode import fold_pieces
-from octavo.attention.triton.float8 import add_values, join_values, product_queries, split_values
+from octavo.attention.triton.float8 import (
+    add_values,
+    join_values,
+    key_products,
+    product_queries,
+    split_values,
+)
 from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
 from octavo.attention.triton.store import round_to, scale_down
 from octavo.attention.triton.tiles import (
@@ -179,9 +185,11 @@ def _attend_alone_kernel(
     if shape.windowed:
         kv_begin = tl.minimum(kv_end, tl.maximum(0, position - score.window + 1))
     begin, end, num_pieces = _own_tiles(split, kv_begin, kv_end, SPLITS, shape)
+    start = begin * shape.keys
+    is_new = (start + tl.arange(0, shape.keys) == position) & (slot >= 0) & (position < kv_end)
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
-    k, v = _load_first(cache, k_base, v_base, begin, kv_begin, kv_end, shape)
+    k, v = _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape)
     cos, sin, q_norm, k_norm = _load_weights(rotation, kv_head, NORM, shape)
     wait_for_previous(OVERLAP)
 
@@ -193,25 +201,24 @@ def _attend_alone_kernel(
         if NORM:
             q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], rotation.eps, shape.head_dim)
             new_k = norm_pairs(new_k[0], new_k[1], k_norm[0], k_norm[1], rotation.eps, shape.head_dim)
-        q = tl.join(q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
-        q = tl.reshape(q, [shape.rows, shape.padded_dim]).to(queries.q.dtype.element_ty)
+        q = (q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
+        q = (q[0].to(queries.q.dtype.element_ty), q[1].to(queries.q.dtype.element_ty))
         new_k = (new_k[0] * cos - new_k[1] * sin, new_k[1] * cos + new_k[0] * sin)
-        new_k = _cache_row(new_k, score.k_scale, kv_head, k.dtype, shape)
-        new_v = _cache_row(new_v, score.v_scale, kv_head, v.dtype, shape)
+        new_k = _as_stored(new_k, score.k_scale, kv_head, cache.k.dtype.element_ty, shape)
+        new_v = _as_stored(new_v, score.v_scale, kv_head, cache.v.dtype.element_ty, shape)
         if (split == num_pieces - 1) & (slot >= 0):
             _store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
             _store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)
         # Other threads may read the row, in a tile after the first.
         tl.debug_barrier()
-        start = begin * shape.keys
-        is_new = (start + tl.arange(0, shape.keys) == position) & (slot >= 0) & (position < kv_end)
-        k, v = tl.where(is_new[:, None], new_k, k), tl.where(is_new[:, None], new_v, v)
         positions = position + tl.zeros([shape.rows], tl.int32)
-        top, total, values = _attend_first(q, k, v, kv_head, positions, start, kv_begin, kv_end, score, shape)
+        top, total, values = _attend_first(
+            q, k, v, is_new, new_k, new_v, kv_head, positions, start, kv_begin, kv_end, score, shape
+        )
         if begin + 1 < end:
             # Slopes, which are not read: there are none.
             top, total, values = attend_tiles(
-                top, total, values, q, positions, total, cache, kv_head * 0, kv_head,
+                top, total, values, _joined(q), positions, total, cache, kv_head * 0, kv_head,
                 begin + 1, end, kv_begin, kv_end, score, shape, True,
             )  # fmt: skip
         if num_pieces == 1:
@@ -220,8 +227,6 @@ def _attend_alone_kernel(
             _store_piece(pieces, kv_head * SPLITS + split, top, total, values, shape)
             tl.debug_barrier()
             arrived = tl.atomic_add(pieces.arrivals + kv_head, 1, sem="acq_rel", scope="gpu")
-            if not EARLY:
-                start_next(OVERLAP)
             if arrived == num_pieces - 1:
                 # Reset for the next layer, whose kernel waits until this one has ended.
                 tl.store(pieces.arrivals + kv_head, 0)
@@ -231,6 +236,9 @@ def _attend_alone_kernel(
                     pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS
                 )
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
+    if not EARLY:
+        # Not before: the next kernel's programs would crowd onto SMs that have nothing to attend.
+        start_next(OVERLAP)
 
 
 @triton.jit
@@ -243,9 +251,8 @@ def _own_tiles(split, kv_begin, kv_end, SPLITS: tl.constexpr, shape):
 
 
 @triton.jit
-def _load_first(cache, k_base, v_base, tile, kv_begin, kv_end, shape):
-    """Load a tile of keys and one of values."""
-    start = tile * shape.keys
+def _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape):
+    """Load the tiles of keys and of values that begin at key `start`; the new key's value is 0."""
     ids = load_block_ids(cache.table, start, kv_begin, kv_end, shape)
     k = load_tile(
         k_base, cache.k_block, cache.k_token, ids, start, kv_begin, kv_end, shape,
@@ -255,7 +262,7 @@ def _load_first(cache, k_base, v_base, tile, kv_begin, kv_end, shape):
         v_base, cache.v_block, cache.v_token, ids, start, kv_begin, kv_end, shape,
         shape.value_dim, shape.padded_value_dim, True,
     )  # fmt: skip
-    return k, v
+    return k, tl.where(is_new[:, None], 0, v).to(v.dtype)
 
 
 @triton.jit
@@ -282,45 +289,64 @@ def _load_heads(heads, first, ROWS: tl.constexpr, shape):
 
 
 @triton.jit
-def _cache_row(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
-    """Return a head's row [1, D], or [1, D / 2] pairs of float8, as a cache of DTYPE stores it."""
+def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
+    """Return a head's pairs, each [1, D / 2], divided by its scale and rounded as a cache of DTYPE does."""
+    KIND: tl.constexpr = tl.float8e4nv if shape.packed else DTYPE
     head = kv_head + tl.zeros([1, 1], tl.int32)
     first = scale_down(pairs[0], scale, head, head >= 0)
     second = scale_down(pairs[1], scale, head, head >= 0)
-    if shape.packed:
-        low = round_to(first, tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.uint16)
-        high = round_to(second, tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.uint16)
-        return (low | (high << 8)).to(tl.int16, bitcast=True)
-    else:
-        return round_to(tl.reshape(tl.join(first, second), [1, shape.padded_dim]), DTYPE)
+    return round_to(first, KIND), round_to(second, KIND)
 
 
 @triton.jit
-def _store_row(base, block_stride, token_stride, slot, block_size, row, shape):
-    """Store a head's row [1, D or D / 2] in a slot; base: the head's rows."""
-    d = tl.arange(0, row.shape[1])[None, :]
+def _store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
+    """Store a head's pairs in a slot; base: the head's rows."""
     at = base + slot // block_size * block_stride + slot % block_size * token_stride
-    tl.store(at + d, row, mask=d < (shape.head_dim // 2 if shape.packed else shape.head_dim))
+    if shape.packed:
+        low, high = (pairs[0].to(tl.uint8, bitcast=True), pairs[1].to(tl.uint8, bitcast=True))
+        row = (low.to(tl.uint16) | (high.to(tl.uint16) << 8)).to(tl.int16, bitcast=True)
+        d = tl.arange(0, shape.padded_dim // 2)[None, :]
+        tl.store(at + d, row, mask=d < shape.head_dim // 2)
+    else:
+        d = tl.arange(0, shape.padded_dim)[None, :]
+        tl.store(at + d, _joined(pairs), mask=d < shape.head_dim)
 
 
 @triton.jit
-def _attend_first(q, k, v, kv_head, positions, start, kv_begin, kv_end, score, shape):
-    """Attend a tile of keys and values, from key `start` on; return a running softmax like empty_state's."""
+def _joined(pairs):
+    """Return pairs, each [R, D / 2], as [R, D]."""
+    return tl.reshape(tl.join(pairs[0], pairs[1]), [pairs[0].shape[0], 2 * pairs[0].shape[1]])
+
+
+@triton.jit
+def _attend_first(
+    q, k, v, is_new, new_k, new_v, kv_head, positions, start, kv_begin, kv_end, score, shape
+):  # fmt: skip
+    """Attend the tile that begins at key `start`; return a running softmax like empty_state's.
+
+    The new key is not in k and v, which thus are in shared memory before it exists.
+    """
     top, total, values = empty_state(shape)
-    q, q_odd = product_queries(q, shape)
+    even, odd = product_queries(_joined(q), shape)
     score_factor = score.factor
     if shape.scaled:
         score_factor *= tl.load(score.k_scale + kv_head)
     factor = score_factor
     if shape.capped:
         factor = 1.0
+    new = tl.sum(
+        q[0].to(tl.float32) * new_k[0].to(tl.float32) + q[1].to(tl.float32) * new_k[1].to(tl.float32), 1
+    )
+    product = tl.where(is_new[None, :], new[:, None], key_products(even, odd, k, shape))
     weights, _, top, total = fold_scores(
-        top, total, q, q_odd, k, positions, total, start, kv_begin, kv_end,
+        top, total, product, positions, total, start, kv_begin, kv_end,
         score_factor, factor, score, shape, True,
     )  # fmt: skip
     values, values_odd = split_values(values, shape)
     values, values_odd = add_values(values, values_odd, weights, v, shape)
     values = join_values(values, values_odd, shape)
+    new_weight = tl.sum(tl.where(is_new[None, :], weights, 0.0), 1)
+    values += new_weight[:, None] * _joined((new_v[0].to(tl.float32), new_v[1].to(tl.float32)))
     if shape.scaled:
         values *= tl.load(score.v_scale + kv_head)
     return top, total, values
