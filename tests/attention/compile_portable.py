@@ -13,12 +13,13 @@ from pathlib import Path
 import compile_hopper
 import torch
 import triton.language as tl
-from compile_hopper import CACHE, compile_kernel
+from compile_hopper import CACHE, VARYING, compile_kernel
 from triton.compiler import ASTSource
 
 from octavo.attention.triton import decode, prefill, store, uniform, units
 from octavo.attention.triton.arguments import Queries, Score, Shape
-from octavo.attention.triton.shapes import ONE_BLOCK, fat_shape, padded_head_dim, thin_shape
+from octavo.attention.triton.shapes import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
+from octavo.layers.triton import alone
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 
@@ -113,6 +114,26 @@ def compile_store():
     return compile_by_name(store._store_kernel, {**tensors, **sizes})
 
 
+def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, **shape):
+    """The kernel for a step's only token."""
+    dtype = torch.float8_e4m3fn if cache is PAIRS else torch.bfloat16
+    tile = alone_shape(GROUP, padded_head_dim(shape.get("dims", (128, 128))[0]), dtype)
+    numbers = {
+        "queries": QUERIES,
+        "cache": cache,
+        "score": score,
+        "step": alone.Step("*i32", "*i32", "*i64"),
+        "rotation": alone.Rotation("*fp32", "*fp32", "*fp32", "fp32"),
+        "pieces": alone.Pieces("*i32", "*fp32", "*fp32"),
+        "sinks": sinks,
+        "block_size": VARYING,
+    }
+    constants = {"SPLITS": 16, "MERGED_ROWS": 4, "NORM": sinks is None, "OVERLAP": True, "EARLY": False}
+    return compile_by_name(
+        alone._attend_alone_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
+    )
+
+
 def figures() -> dict[str, dict[str, int]]:
     """Of each variant."""
     by_sequence = PLAIN._replace(slopes="*fp32", slopes_row="i32", shift="i32")
@@ -128,6 +149,12 @@ def figures() -> dict[str, dict[str, int]]:
     }
     found = {f"{name}, {kind}": used for kind, pair in kinds.items() for name, used in pair.items()}
     found["store"] = compile_store()
+    found["alone"] = compile_alone()
+    found["alone, one block"] = compile_alone(block_size=ONE_BLOCK)
+    found["alone, window"] = compile_alone(windowed, windowed=True, dims=(64, 64), sinks="*bf16")
+    found["alone, scales"] = compile_alone(
+        PLAIN._replace(k_scale="*fp32", v_scale="*fp32"), cache=PAIRS, scaled=True, packed=True
+    )
     for integers, begins in product(("*i32", "*i64"), (False, True)):
         found[f"list {integers}"] = compile_list(integers)
         for thin in (False, True):

@@ -40,7 +40,8 @@ class TritonStep:
         self._num_heads = num_heads
         self._maps: dict[int | None, StepMap] = {}
         shape = (metadata.seq_lens.shape[0], metadata.positions.shape[0])
-        self._is_alone = shape == (1, 1) and metadata.forest is None and not deterministic
+        shares = metadata.forest is not None or metadata.kv_begin is not None
+        self._is_alone = shape == (1, 1) and not shares and not deterministic
         self._alone_works: dict[tuple[int, ...], AloneWork] = {}
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ one kernel does all between the fused projection and the output projection, and 
 
     program (split, kv head)
 
-      while qkv is computed    its first tile of keys and values, the rotation, the norms' weights
-      then                     q heads of the kv head, and k and v: norm -> rotate
-                               the new key and value: into their tile; the last split also stores them
-                               attend its tiles, and load the tile after each
+      while qkv is computed    fetch its first tile of keys and values, the rotation, the norms' weights
+      then                     q heads of the kv head, and the new key and value: norm -> rotate
+                               the last split stores the new key and value
+                               attend its tiles; in the first, the new key is a score of its own
                                the last of the kv head's programs to finish merges their results, in order
 
 What it reads before it waits must be older than the kernels that let a next one start early: the cache of
@@ -173,7 +173,7 @@ def _attend_alone_kernel(
 ):  # fmt: skip
     """Grid: (KH * SPLITS,). At most MERGED_ROWS of a tile's rows exist.
 
-    EARLY: let the next kernel in at once, else when only merging is left.
+    EARLY: let the next kernel in at once, else at the end.
     """
     if EARLY:
         start_next(OVERLAP)
@@ -237,7 +237,7 @@ def _attend_alone_kernel(
                 )
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
     if not EARLY:
-        # Not before: the next kernel's programs would crowd onto SMs that have nothing to attend.
+        # Not before: the next kernel's programs would not find one place on each SM.
         start_next(OVERLAP)
 
 
