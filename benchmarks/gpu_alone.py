@@ -72,10 +72,9 @@ class Sequence:
     def by_octavo(self, *, alone: bool) -> Attention:
         """Octavo's attention; alone: by the kernel for a step's only token."""
         step = TritonStep(self.cache, self.metadata, num_heads=self.num_heads)
-        step._is_alone = alone
         scale = _HEAD_DIM**-0.5
         return lambda index, qkv: step.attend(
-            qkv, self.rotations, LayerOptions(index, 0, scale, None, 0.0, self.norm)
+            qkv, self.rotations, LayerOptions(index, 0, scale, None, 0.0, self.norm, has_gemvs=alone)
         )
 
     def by_torch(self, index: int, qkv: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from octavo.layers.block import kernels_of, make_input, make_output
 from octavo.layers.embedding import Embedding, LMHead, vocabulary_shard
 from octavo.layers.feed_forward import FeedForward
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.linear.choice import make_invariant_linear, make_linear, make_quantised_linear
+from octavo.layers.linear.choice import is_gemv, make_invariant_linear, make_linear, make_quantised_linear
 from octavo.layers.norm import HeadRMSNorm, RMSNorm, WideQKNorm
 from octavo.layers.rope_scaling import RopeConfig, inverse_frequencies
 from octavo.layers.rotary import Rotary, interleave_halves, rotate_
@@ -29,6 +29,7 @@ __all__ = [
     "activate_and_multiply",
     "interleave_halves",
     "inverse_frequencies",
+    "is_gemv",
     "kernels_of",
     "make_input",
     "make_invariant_linear",

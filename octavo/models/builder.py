@@ -19,6 +19,7 @@ from octavo.layers import (
     RMSNorm,
     WideQKNorm,
     interleave_halves,
+    is_gemv,
     make_input,
     make_invariant_linear,
     make_linear,
@@ -126,6 +127,7 @@ class Builder:
                 softcap=config.attention_softcap,
                 qk_norm=self._qk_norm(block) if config.has_qk_norm else None,
                 sinks=self._sinks(block) if config.has_sinks else None,
+                has_gemvs=is_gemv(qkv) and is_gemv(output),
             ),
         )
 

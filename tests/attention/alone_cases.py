@@ -79,6 +79,7 @@ class AloneCase:
             *(0, 0, self.head_dim**-0.5, self.window, self.softcap),
             norm if self.has_norm else None,
             random(num_heads) if self.has_sinks else None,
+            has_gemvs=True,
         )
         self.cache.data.copy_(self.old)
         for x in (self.layer.k, self.layer.v):
@@ -89,19 +90,21 @@ class AloneCase:
     def by_kernel(self, *, alone: bool = True) -> tuple[Tensor, Tensor]:
         """Results and the whole cache, by one kernel, or by the kernels for any step."""
         step = TritonStep(self.cache, self.metadata, num_heads=self.heads[0])
-        assert step._is_alone
-        step._is_alone = alone
-        return self._run(step, torch.stack((self.angles.cos(), self.angles.sin())))
+        rotations = torch.stack((self.angles.cos(), self.angles.sin()))
+        return self._run(step, rotations, replace(self.options, has_gemvs=alone))
 
     def by_operators(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """The same, by the plain PyTorch reference; dtype: of tensors and cache."""
         case = self if dtype is None else self._cast(dtype)
         step = OperatorStep(case.cache, case.metadata, case.heads[0], "reference")
-        return case._run(step, torch.polar(torch.ones_like(self.angles), self.angles)[:, None])
+        rotations = torch.polar(torch.ones_like(self.angles), self.angles)[:, None]
+        return case._run(step, rotations, self.options)
 
-    def _run(self, step: OperatorStep | TritonStep, rotations: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, step: OperatorStep | TritonStep, rotations: Tensor, options: LayerOptions
+    ) -> tuple[Tensor, Tensor]:
         self.cache.data.copy_(self.old)
-        out = step.attend(self.qkv.clone(), rotations, self.options)
+        out = step.attend(self.qkv.clone(), rotations, options)
         return out, self.cache.data.clone()
 
     def _cast(self, dtype: torch.dtype) -> "AloneCase":

@@ -97,7 +97,7 @@ def test_a_layer_is_one_launch_and_leaves_nothing_behind(monkeypatch):
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("change", ["two tokens", "deterministic", "two sequences"])
+@pytest.mark.parametrize("change", ["two tokens", "deterministic", "two sequences", "other GEMMs"])
 def test_other_steps_have_other_kernels(change, monkeypatch):
     def never(*_):
         raise AssertionError("the kernel for one token")
@@ -125,4 +125,5 @@ def test_other_steps_have_other_kernels(change, monkeypatch):
     num_tokens = metadata.positions.shape[0]
     qkv, rotations = qkv.repeat(num_tokens, 1), rotations.repeat(1, num_tokens, 1)
     step = TritonStep(case.cache, metadata, num_heads=4, deterministic=change == "deterministic")
-    assert step.attend(qkv, rotations, case.options).isfinite().all()
+    options = replace(case.options, has_gemvs=change != "other GEMMs")
+    assert step.attend(qkv, rotations, options).isfinite().all()

@@ -8,7 +8,9 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 from compiled_figures import compiled_figures
 
 from octavo.errors import InvalidArgumentError
-from octavo.layers.linear.choice import choose_gemm
+from octavo.layers.linear import skinny_tiling
+from octavo.layers.linear.choice import choose_gemm, is_gemv, make_linear
+from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
 from octavo.layers.linear.float8.tiling import choose_path
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.gemv import tiling as gemv_tiling
@@ -20,6 +22,7 @@ from octavo.layers.linear.gemv.tiling import (
     choose_gemv_tiling,
     unsupported_reason,
 )
+from octavo.layers.linear.plain import PlainLinear
 
 HALF = torch.bfloat16
 # Of two programs, but for the system's.
@@ -96,7 +99,19 @@ def test_a_single_row_is_its_work(on_hopper: None) -> None:
     assert choose_path(1, float8(64, 96, 1, 96)) == "skinny"
 
 
+def test_layers_whose_row_it_multiplies(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(64, 128, dtype=HALF)
+    assert not is_gemv(PlainLinear(weight, None)), "fused kernels need a GPU"
+    monkeypatch.setattr(skinny_tiling, "unsupported_reason", lambda weight: None)
+    assert is_gemv(PlainLinear(weight, None))
+    assert not is_gemv(PlainLinear(torch.zeros(64, 4096, dtype=HALF), None))
+    assert is_gemv(Float8GpuLinear(float8(64, 4096, 1, 4096)))
+    assert not is_gemv(Float8GpuLinear(float8(64, 96, 1, 96)))
+    assert not is_gemv(make_linear(torch.zeros(64, 128)))
+
+
 def test_other_devices_do_without_it() -> None:
+    assert not is_gemv(Float8GpuLinear(float8(64, 256, 1, 256)))
     weight = torch.zeros(64, 128, dtype=HALF)
     assert "needs a Hopper GPU" in str(unsupported_reason(weight))
     assert choose_path(1, float8(64, 256, 1, 256)) == "skinny"

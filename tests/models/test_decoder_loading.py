@@ -171,3 +171,16 @@ def test_weights_are_copied_so_that_their_source_can_be_closed() -> None:
     for tensor in weights.tensors.values():
         tensor.fill_(float("nan"))
     assert run_chunked(PagedSequences(decoder, block_size=4), PROMPTS)["a"].equal(expected)
+
+
+@pytest.mark.parametrize("gemvs", [("qkv", "o"), ("qkv",), ("o",)])
+def test_attention_knows_whether_it_is_between_gemvs(
+    gemvs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of()
+    widths = {"qkv": 64, "o": 32}
+    monkeypatch.setattr(
+        builder, "is_gemv", lambda linear: linear(torch.zeros(1, 32)).shape[1] in [widths[x] for x in gemvs]
+    )
+    decoder = make_decoder(config, random_weights(config))
+    assert [layer.attention.options.has_gemvs for layer in decoder.layers] == [len(gemvs) == 2] * 2

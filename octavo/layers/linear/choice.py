@@ -196,6 +196,13 @@ def has_fused_gemms(linear: Linear) -> TypeGuard[PlainLinear]:
     return isinstance(linear, PlainLinear) and skinny_tiling.unsupported_reason(linear.weight) is None
 
 
+def is_gemv(linear: Linear) -> bool:
+    """Return whether the GEMV multiplies a single row by a layer's weight."""
+    if isinstance(linear, float8_on_gpu.Float8GpuLinear):
+        return float8_on_gpu.choose_path(1, linear.weight) == "gemv"
+    return has_fused_gemms(linear) and choose_gemm(linear.weight[:1], linear.weight) == "gemv"
+
+
 def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
     """Return the GEMM for x W^T. Called per layer and step: costs about a microsecond.
 

@@ -9,7 +9,6 @@ from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.work import StepMap
 from octavo.layers.layer_options import LayerOptions
-from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.layers.steps import dense
 from octavo.layers.triton.alone import AloneWork, attend_alone
@@ -23,7 +22,7 @@ class TritonStep:
     The first layer with a window makes the task map for it, and other layers reuse the map. Layers without a
     window read shared prefixes once, by the forest in the metadata; layers with one read them per sequence. A
     long fresh prompt that is alone in its step uses dense.attend_dense if cuDNN supports the layer. A single
-    token has a kernel that does all of it.
+    token between GEMVs has a kernel that does all of it; between other GEMMs it was slower.
     """
 
     def __init__(
@@ -53,11 +52,13 @@ class TritonStep:
         cache = self._kv_cache.layer(options.layer)
         qk_norm, window = options.qk_norm, options.window
         scores = ScoreOptions(options.scale, window, options.softcap, sinks=options.sinks)
-        if self._is_alone:
-            return self._attend_alone(qkv, rotations, cache, scores, qk_norm)
+        norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
+        cos, sin = rotations
+        if self._is_alone and options.has_gemvs:
+            work = self._alone_work(cache)
+            return attend_alone(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
-        cos, sin = rotations
         q = rotate_and_store(
             qkv,
             self._metadata.slot_mapping,
@@ -66,11 +67,10 @@ class TritonStep:
             cache.k,
             cache.v,
             num_heads=self._num_heads,
-            norm_weight=None if qk_norm is None else qk_norm.weight,
-            eps=0.0 if qk_norm is None else qk_norm.eps,
             keep_k=is_dense,
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
+            **norm,
         )
         if is_dense:
             return dense.attend_dense(qkv, **heads, scale=options.scale)
@@ -81,18 +81,9 @@ class TritonStep:
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
 
-    def _attend_alone(
-        self,
-        qkv: Tensor,
-        rotations: Tensor,
-        cache: LayerCache,
-        scores: ScoreOptions,
-        qk_norm: HeadRMSNorm | None,
-    ) -> Tensor:
-        """Attend the only token of the step; arguments as for attend_alone."""
+    def _alone_work(self, cache: LayerCache) -> AloneWork:
+        """Return the memory of attend_alone for layers with such a cache."""
         shape = cache.k.shape[2:]
         if shape not in self._alone_works:
             self._alone_works[shape] = AloneWork.allocate(cache, self._num_heads)
-        cos, sin = rotations
-        work = self._alone_works[shape]
-        return attend_alone(qkv, cache, self._metadata, cos, sin, scores, qk_norm, work).flatten(1)
+        return self._alone_works[shape]

@@ -50,7 +50,6 @@ from octavo.attention.triton.tiles import (
 from octavo.attention.triton.units import num_key_tiles
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
-from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.triton.rotary import load_pairs, norm_pairs
 
 # Up to so many columns of qkv, the next kernel comes early: its weights are too few to delay these reads.
@@ -123,8 +122,10 @@ def attend_alone(
     cos: Tensor,
     sin: Tensor,
     options: ScoreOptions,
-    qk_norm: HeadRMSNorm | None,
     work: AloneWork,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """Return what rotate_and_store and then attention return, [1, H, D], of a sequence's last token.
 
@@ -134,8 +135,8 @@ def attend_alone(
         metadata: of one sequence with one query token.
         cos, sin: [1, D / 2 or more] float32, contiguous.
         options: of the scores, without slopes.
-        qk_norm: norm of q and k heads before the rotation, or None.
         work: for such layers; see there.
+        norm_weight, eps: see rotate_and_store.
     """
     _, block_size, num_kv_heads, head_dim = cache.k.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
@@ -148,12 +149,12 @@ def attend_alone(
         (num_kv_heads * work.num_splits,),
         *(call.queries, call.cache, call.score),
         Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
-        Rotation(cos, sin, *((cos, 0.0) if qk_norm is None else (qk_norm.weight, qk_norm.eps))),
+        Rotation(cos, sin, cos if norm_weight is None else norm_weight, eps),
         Pieces(work.arrivals, work.partial_out, work.partial_lse),
         *(options.sinks, block_size, call.shape(tile), work.num_splits),
         *(
             power_of_two(num_heads // num_kv_heads),
-            qk_norm is not None,
+            norm_weight is not None,
             overlap,
             qkv.shape[1] <= _EARLY_WIDTH,
         ),
