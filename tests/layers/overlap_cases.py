@@ -1,24 +1,11 @@
-"""What the tests of GEMMs on a GPU share: random tensors, and chains of kernels that overlap."""
+"""What the tests of GEMMs on a GPU share: random tensors, and a chain of kernels that overlap."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from triton_layer_cases import EPS
-
-from octavo.gpu import launch
-
-
-class Chain(Protocol):
-    """Kernels over one residual stream, each of which reads what the last one wrote."""
-
-    hidden: Tensor
-
-    def run(self) -> None:
-        """Start over and launch all of them."""
-        ...
 
 
 def random(*sizes: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
@@ -51,22 +38,3 @@ class FeedForwards:
             product(inner.mul_(0.5), down, residual=self.hidden)
             inner = product(rms_norm(self.hidden, norm_weight, EPS), gate_up, activation="silu")
             product(inner, down, residual=self.hidden)
-
-
-def check_overlap(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that overlapping kernels give the same bits, in and out of a graph, as kernels one by one."""
-    monkeypatch.setattr(launch, "OVERLAP", False)
-    chain.run()
-    expected = chain.hidden.clone()
-    assert expected.isfinite().all()
-    monkeypatch.setattr(launch, "OVERLAP", True)
-    chain.run()
-    assert torch.equal(chain.hidden, expected)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain.run()
-    for _ in range(50):
-        chain.hidden.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(chain.hidden, expected)

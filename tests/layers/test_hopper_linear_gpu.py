@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from overlap_cases import check_overlap, random
+from overlap_cases import random
+from overlaps import check_overlap
 from torch import Tensor
 from triton_layer_cases import (
     ACTIVATIONS,

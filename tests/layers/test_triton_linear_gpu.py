@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from overlap_cases import FeedForwards, check_overlap, random
+from overlap_cases import FeedForwards, random
+from overlaps import check_overlap
 from torch import Tensor
 from triton_layer_cases import EPS, HAS_GPU, assert_as_good_as_torch, plain_norm
 
