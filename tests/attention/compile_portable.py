@@ -20,6 +20,7 @@ from octavo.attention.triton import decode, prefill, store, uniform, units
 from octavo.attention.triton.arguments import Queries, Score, Shape
 from octavo.attention.triton.shapes import ONE_BLOCK, alone_shape, fat_shape, padded_head_dim, thin_shape
 from octavo.layers.triton import alone
+from octavo.layers.triton.token import Rotation
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 
@@ -123,7 +124,7 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, **shape):
         "cache": cache,
         "score": score,
         "step": alone.Step("*i32", "*i32", "*i64"),
-        "rotation": alone.Rotation("*fp32", "*fp32", "*fp32", "fp32"),
+        "rotation": Rotation("*fp32", "*fp32", "*fp32", "fp32"),
         "pieces": alone.Pieces("*i32", "*fp32", "*fp32"),
         "sinks": sinks,
         "block_size": VARYING,

@@ -26,17 +26,10 @@ from torch import Tensor
 from octavo.attention.cache import LayerCache
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.triton import float8
 from octavo.attention.triton.arguments import empty_results, make_call
 from octavo.attention.triton.decode import fold_pieces
-from octavo.attention.triton.float8 import (
-    add_values,
-    join_values,
-    key_products,
-    product_queries,
-    split_values,
-)
 from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
-from octavo.attention.triton.store import round_to, scale_down
 from octavo.attention.triton.tiles import (
     LOG2_E,
     attend_tiles,
@@ -50,7 +43,7 @@ from octavo.attention.triton.tiles import (
 from octavo.attention.triton.units import num_key_tiles
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
-from octavo.layers.triton.rotary import load_pairs, norm_pairs
+from octavo.layers.triton.token import Rotation, joined, load_weights, rotate, store_row
 
 # Up to so many columns of qkv, the next kernel comes early: its weights are too few to delay these reads.
 _EARLY_WIDTH = 4096
@@ -62,15 +55,6 @@ class Step(NamedTuple):
     positions: Any
     seq_lens: Any
     slot_mapping: Any
-
-
-class Rotation(NamedTuple):
-    """Pointers to cosines and sines [D / 2], to the norms' weights [H + KH, D], and the norms' eps."""
-
-    cos: Any
-    sin: Any
-    norm: Any
-    eps: Any
 
 
 class Pieces(NamedTuple):
@@ -152,12 +136,8 @@ def attend_alone(
         Rotation(cos, sin, cos if norm_weight is None else norm_weight, eps),
         Pieces(work.arrivals, work.partial_out, work.partial_lse),
         *(options.sinks, block_size, call.shape(tile), work.num_splits),
-        *(
-            power_of_two(num_heads // num_kv_heads),
-            norm_weight is not None,
-            overlap,
-            qkv.shape[1] <= _EARLY_WIDTH,
-        ),
+        *(power_of_two(num_heads // num_kv_heads), norm_weight is not None),
+        *(overlap, qkv.shape[1] <= _EARLY_WIDTH),
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -191,25 +171,14 @@ def _attend_alone_kernel(
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
     k, v = _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape)
-    cos, sin, q_norm, k_norm = _load_weights(rotation, kv_head, NORM, shape)
+    weights = load_weights(rotation, kv_head, NORM, shape)
     wait_for_previous(OVERLAP)
 
     if split < num_pieces:
-        heads = shape.group * shape.kv_heads
-        q = _load_heads(queries.q, kv_head * shape.group, shape.rows, shape)
-        new_k = _load_heads(queries.q, heads + kv_head, 1, shape)
-        new_v = _load_heads(queries.q, heads + shape.kv_heads + kv_head, 1, shape)
-        if NORM:
-            q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], rotation.eps, shape.head_dim)
-            new_k = norm_pairs(new_k[0], new_k[1], k_norm[0], k_norm[1], rotation.eps, shape.head_dim)
-        q = (q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
-        q = (q[0].to(queries.q.dtype.element_ty), q[1].to(queries.q.dtype.element_ty))
-        new_k = (new_k[0] * cos - new_k[1] * sin, new_k[1] * cos + new_k[0] * sin)
-        new_k = _as_stored(new_k, score.k_scale, kv_head, cache.k.dtype.element_ty, shape)
-        new_v = _as_stored(new_v, score.v_scale, kv_head, cache.v.dtype.element_ty, shape)
+        q, new_k, new_v = rotate(queries.q, cache, score, weights, rotation.eps, kv_head, NORM, shape)
         if (split == num_pieces - 1) & (slot >= 0):
-            _store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
-            _store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)
+            store_row(k_base, cache.k_block, cache.k_token, slot, block_size, new_k, shape)
+            store_row(v_base, cache.v_block, cache.v_token, slot, block_size, new_v, shape)
         # Other threads may read the row, in a tile after the first.
         tl.debug_barrier()
         positions = position + tl.zeros([shape.rows], tl.int32)
@@ -219,7 +188,7 @@ def _attend_alone_kernel(
         if begin + 1 < end:
             # Slopes, which are not read: there are none.
             top, total, values = attend_tiles(
-                top, total, values, _joined(q), positions, total, cache, kv_head * 0, kv_head,
+                top, total, values, joined(q), positions, total, cache, kv_head * 0, kv_head,
                 begin + 1, end, kv_begin, kv_end, score, shape, True,
             )  # fmt: skip
         if num_pieces == 1:
@@ -238,7 +207,7 @@ def _attend_alone_kernel(
                 )
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
     if not EARLY:
-        # Not before: the next kernel's programs would not find one place on each SM.
+        # Not before: measured slower, see docs/log.md.
         start_next(OVERLAP)
 
 
@@ -267,59 +236,6 @@ def _load_first(cache, k_base, v_base, start, is_new, kv_begin, kv_end, shape):
 
 
 @triton.jit
-def _load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
-    """Load cosines, sines, and pairs of the norms' weights of a kv head's queries and of its key."""
-    PAIRS: tl.constexpr = shape.padded_dim // 2
-    pair = tl.arange(0, PAIRS)[None, :]
-    cos = tl.load(rotation.cos + pair, mask=pair < shape.head_dim // 2, other=1.0)
-    sin = tl.load(rotation.sin + pair, mask=pair < shape.head_dim // 2, other=0.0)
-    q_norm, k_norm = (cos, sin), (cos, sin)
-    if NORM:
-        q_norm = _load_heads(rotation.norm, kv_head * shape.group, shape.rows, shape)
-        k_norm = _load_heads(rotation.norm, shape.group * shape.kv_heads + kv_head, 1, shape)
-    return cos, sin, q_norm, k_norm
-
-
-@triton.jit
-def _load_heads(heads, first, ROWS: tl.constexpr, shape):
-    """Load a token's heads from the `first` on, at most a group, as pairs, each [ROWS, D / 2] float32."""
-    row = tl.arange(0, ROWS)[:, None]
-    return load_pairs(
-        heads + (first + row) * shape.head_dim, row < shape.group, shape.head_dim, shape.padded_dim // 2
-    )
-
-
-@triton.jit
-def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
-    """Return a head's pairs, each [1, D / 2], divided by its scale and rounded as a cache of DTYPE does."""
-    KIND: tl.constexpr = tl.float8e4nv if shape.packed else DTYPE
-    head = kv_head + tl.zeros([1, 1], tl.int32)
-    first = scale_down(pairs[0], scale, head, head >= 0)
-    second = scale_down(pairs[1], scale, head, head >= 0)
-    return round_to(first, KIND), round_to(second, KIND)
-
-
-@triton.jit
-def _store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
-    """Store a head's pairs in a slot; base: the head's rows."""
-    at = base + slot // block_size * block_stride + slot % block_size * token_stride
-    if shape.packed:
-        low, high = (pairs[0].to(tl.uint8, bitcast=True), pairs[1].to(tl.uint8, bitcast=True))
-        row = (low.to(tl.uint16) | (high.to(tl.uint16) << 8)).to(tl.int16, bitcast=True)
-        d = tl.arange(0, shape.padded_dim // 2)[None, :]
-        tl.store(at + d, row, mask=d < shape.head_dim // 2)
-    else:
-        d = tl.arange(0, shape.padded_dim)[None, :]
-        tl.store(at + d, _joined(pairs), mask=d < shape.head_dim)
-
-
-@triton.jit
-def _joined(pairs):
-    """Return pairs, each [R, D / 2], as [R, D]."""
-    return tl.reshape(tl.join(pairs[0], pairs[1]), [pairs[0].shape[0], 2 * pairs[0].shape[1]])
-
-
-@triton.jit
 def _attend_first(
     q, k, v, is_new, new_k, new_v, kv_head, positions, start, kv_begin, kv_end, score, shape
 ):  # fmt: skip
@@ -328,7 +244,7 @@ def _attend_first(
     The new key is not in k and v, which thus are in shared memory before it exists.
     """
     top, total, values = empty_state(shape)
-    even, odd = product_queries(_joined(q), shape)
+    even, odd = float8.product_queries(joined(q), shape)
     score_factor = score.factor
     if shape.scaled:
         score_factor *= tl.load(score.k_scale + kv_head)
@@ -338,16 +254,16 @@ def _attend_first(
     new = tl.sum(
         q[0].to(tl.float32) * new_k[0].to(tl.float32) + q[1].to(tl.float32) * new_k[1].to(tl.float32), 1
     )
-    product = tl.where(is_new[None, :], new[:, None], key_products(even, odd, k, shape))
+    product = tl.where(is_new[None, :], new[:, None], float8.key_products(even, odd, k, shape))
     weights, _, top, total = fold_scores(
         top, total, product, positions, total, start, kv_begin, kv_end,
         score_factor, factor, score, shape, True,
     )  # fmt: skip
-    values, values_odd = split_values(values, shape)
-    values, values_odd = add_values(values, values_odd, weights, v, shape)
-    values = join_values(values, values_odd, shape)
+    values, values_odd = float8.split_values(values, shape)
+    values, values_odd = float8.add_values(values, values_odd, weights, v, shape)
+    values = float8.join_values(values, values_odd, shape)
     new_weight = tl.sum(tl.where(is_new[None, :], weights, 0.0), 1)
-    values += new_weight[:, None] * _joined((new_v[0].to(tl.float32), new_v[1].to(tl.float32)))
+    values += new_weight[:, None] * joined((new_v[0].to(tl.float32), new_v[1].to(tl.float32)))
     if shape.scaled:
         values *= tl.load(score.v_scale + kv_head)
     return top, total, values

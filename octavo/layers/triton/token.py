@@ -1,0 +1,101 @@
+"""A token's own queries, key and value, for kernels in which one program has a kv head; see alone.py.
+
+Heads are pairs (first, second) of numbers that rotate together, each [heads, D / 2]; in memory and in a cache
+they are neighbours.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from octavo.attention.triton.store import round_to, scale_down
+from octavo.layers.triton.rotary import load_pairs, norm_pairs
+
+
+class Rotation(NamedTuple):
+    """Pointers to cosines and sines [D / 2], to the norms' weights [H + KH, D], and the norms' eps."""
+
+    cos: Any
+    sin: Any
+    norm: Any
+    eps: Any
+
+
+@triton.jit
+def load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
+    """Load cosines, sines, and pairs of the norms' weights of a kv head's queries and of its key."""
+    PAIRS: tl.constexpr = shape.padded_dim // 2
+    pair = tl.arange(0, PAIRS)[None, :]
+    cos = tl.load(rotation.cos + pair, mask=pair < shape.head_dim // 2, other=1.0)
+    sin = tl.load(rotation.sin + pair, mask=pair < shape.head_dim // 2, other=0.0)
+    q_norm, k_norm = (cos, sin), (cos, sin)
+    if NORM:
+        q_norm = _load_heads(rotation.norm, kv_head * shape.group, shape.rows, shape)
+        k_norm = _load_heads(rotation.norm, shape.group * shape.kv_heads + kv_head, 1, shape)
+    return cos, sin, q_norm, k_norm
+
+
+@triton.jit
+def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
+    """Norm and rotate a kv head's queries and its key.
+
+    Args:
+        qkv: pointer to the token's heads: q, k, v.
+        weights: of load_weights.
+
+    Returns:
+        (queries, rounded to the dtype of qkv; key and value, rounded as the cache stores them), as pairs.
+    """
+    cos, sin, q_norm, k_norm = weights
+    num_heads = shape.group * shape.kv_heads
+    q = _load_heads(qkv, kv_head * shape.group, shape.rows, shape)
+    k = _load_heads(qkv, num_heads + kv_head, 1, shape)
+    v = _load_heads(qkv, num_heads + shape.kv_heads + kv_head, 1, shape)
+    if NORM:
+        q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], eps, shape.head_dim)
+        k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], eps, shape.head_dim)
+    q = (q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
+    q = (q[0].to(qkv.dtype.element_ty), q[1].to(qkv.dtype.element_ty))
+    k = (k[0] * cos - k[1] * sin, k[1] * cos + k[0] * sin)
+    k = _as_stored(k, score.k_scale, kv_head, cache.k.dtype.element_ty, shape)
+    return q, k, _as_stored(v, score.v_scale, kv_head, cache.v.dtype.element_ty, shape)
+
+
+@triton.jit
+def _load_heads(heads, first, ROWS: tl.constexpr, shape):
+    """Load a token's heads from the `first` on, at most a group, as pairs, each [ROWS, D / 2] float32."""
+    row = tl.arange(0, ROWS)[:, None]
+    return load_pairs(
+        heads + (first + row) * shape.head_dim, row < shape.group, shape.head_dim, shape.padded_dim // 2
+    )
+
+
+@triton.jit
+def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
+    """Return a head's pairs, each [1, D / 2], divided by its scale and rounded as a cache of DTYPE does."""
+    KIND: tl.constexpr = tl.float8e4nv if shape.packed else DTYPE
+    head = kv_head + tl.zeros([1, 1], tl.int32)
+    first = scale_down(pairs[0], scale, head, head >= 0)
+    second = scale_down(pairs[1], scale, head, head >= 0)
+    return round_to(first, KIND), round_to(second, KIND)
+
+
+@triton.jit
+def store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
+    """Store a head's pairs in a slot; base: the head's rows."""
+    at = base + slot // block_size * block_stride + slot % block_size * token_stride
+    if shape.packed:
+        low, high = (pairs[0].to(tl.uint8, bitcast=True), pairs[1].to(tl.uint8, bitcast=True))
+        row = (low.to(tl.uint16) | (high.to(tl.uint16) << 8)).to(tl.int16, bitcast=True)
+        d = tl.arange(0, shape.padded_dim // 2)[None, :]
+        tl.store(at + d, row, mask=d < shape.head_dim // 2)
+    else:
+        d = tl.arange(0, shape.padded_dim)[None, :]
+        tl.store(at + d, joined(pairs), mask=d < shape.head_dim)
+
+
+@triton.jit
+def joined(pairs):
+    """Return pairs, each [R, D / 2], as [R, D]."""
+    return tl.reshape(tl.join(pairs[0], pairs[1]), [pairs[0].shape[0], 2 * pairs[0].shape[1]])
