@@ -70,6 +70,18 @@ def test_without_a_slot_the_key_in_the_cache_is_attended(length):
     assert torch.equal(case.by_kernel()[1].nan_to_num(9.0), case.old.nan_to_num(9.0))
 
 
+@pytest.mark.parametrize("position", [-1, 0, 7])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_sequence_that_has_ended_sees_nothing(has_sinks, position):
+    """As a row of a captured step is that nobody needs: no keys, no slot."""
+    case = AloneCase(70, is_stored=False, has_sinks=has_sinks)
+    empty, at = torch.zeros(1, dtype=torch.int32), torch.tensor([position], dtype=torch.int32)
+    case.metadata = replace(case.metadata, seq_lens=empty, positions=at)
+    out, data = case.by_kernel()
+    assert not out.any()
+    assert torch.equal(data.nan_to_num(9.0), case.old.nan_to_num(9.0))
+
+
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("length", [1, 65, 200])
 def test_float8_caches(length, is_scaled):
