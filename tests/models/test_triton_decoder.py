@@ -55,7 +55,7 @@ def test_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * len(CASES) + 1} passed" in done.stdout
+    assert f"{3 * len(CASES) + 1} passed" in done.stdout
 
 
 def logits_of(decoder: Decoder) -> dict[str, torch.Tensor]:
@@ -97,6 +97,31 @@ def test_same_logits_by_row_invariant_products(case: str, monkeypatch: pytest.Mo
     expected, got = logits_of(plain), logits_of(replace(made, deterministic=False))
     for name in PROMPTS:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_same_logits_of_a_token_alone_in_its_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotation, store and attention in one kernel, between projections that pass for GEMVs."""
+    from octavo.layers.triton import alone
+
+    calls: list[Any] = []
+
+    def attend_alone(*given: Any, **options: Any) -> torch.Tensor:
+        calls.append(given)
+        return alone.attend_alone(*given, **options)
+
+    config = ModelConfig.from_hf(TINY | CASES[case])
+    plain = make_decoder(config, random_weights(config), attention_impl="torch")
+    monkeypatch.setattr(builder, "is_gemv", lambda linear: True)
+    made = make_decoder(config, random_weights(config), attention_impl="triton")
+    monkeypatch.setattr("octavo.layers.steps.triton.attend_alone", attend_alone)
+    expected, got = (PagedSequences(decoder, block_size=4) for decoder in (plain, made))
+    for tokens in ([3, 1, 4, 1, 5], *([token] for token in range(9))):
+        rows = [sequences.step({"a": tokens})["a"] for sequences in (got, expected)]
+        torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 9 * config.num_layers
 
 
 @needs_interpreter
