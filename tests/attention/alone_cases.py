@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import torch
+import triton_cases  # noqa: F401  (chooses where kernels run, before they are made)
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
