@@ -76,7 +76,7 @@ def _attend_thin_kernel(
         while (at < end) & (tl.load(units + unit * RECORD + 7) <= at):
             unit += 1
     if not EARLY:
-        # Not before: one sequence leaves most SMs idle, and the next kernel's programs would crowd onto them.
+        # Not before: for one sequence measured slower, see docs/log.md.
         start_next(OVERLAP)
     num_programs = tl.num_programs(0)
     for empty in range(program, num_sequences, num_programs):
