@@ -12,9 +12,10 @@ of weights and of the context's keys and values over 4.8 TB/s, an H200's peak.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from gpu_gemv import Chain, Layer
+from gpu_gemv import Chain, Layer, fused
 from gpu_linear import EPS, MODELS, microseconds, random_numbers
 from gpu_quantized import BYTES_PER_SECOND
 from support.common import make_parser, publish, table
@@ -81,7 +82,7 @@ class Sequence:
         """PyTorch's operators; block after block, the pages of a kv head lie in one piece."""
         heads = qkv.view(1, -1, _HEAD_DIM)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
-        keys, values = self._dense[index]
+        keys, values = self._dense(index)
         for cache, new in ((keys, self._rotate(rms_norm(k, (_HEAD_DIM,), eps=EPS))), (values, v)):
             cache.index_copy_(1, self.metadata.slot_mapping, new.transpose(0, 1))
         q = self._rotate(rms_norm(q, (_HEAD_DIM,), eps=EPS)).transpose(0, 1)
@@ -93,11 +94,18 @@ class Sequence:
         first, second = heads[..., ::2], heads[..., 1::2]
         return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
 
-    @property
-    def _dense(self) -> list[tuple[Tensor, Tensor]]:
-        """[KH, N * B, D] keys and values of each layer, in the same memory."""
-        data = self.cache.data.view(self.cache.data.shape[0], 2, self.num_kv_heads, -1, _HEAD_DIM)
-        return [(layer[0], layer[1]) for layer in data]
+    def _dense(self, index: int) -> Tensor:
+        """[2, KH, N * B, D] keys and values of a layer, in the same memory."""
+        return self.cache.data[index].view(2, self.num_kv_heads, -1, _HEAD_DIM)
+
+
+def fastest(
+    x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
+) -> Tensor:
+    """Octavo's choice for a single row."""
+    gemm = choose_path(1, weight) if isinstance(weight, Float8Weight) else choose_gemm(x, weight)
+    assert gemm in ("gemv", "skinny")
+    return fused(product_of(gemm))(x, weight, norm, activation, residual)
 
 
 def layer_us(chain: Chain, attention: Attention) -> float:
@@ -107,15 +115,7 @@ def layer_us(chain: Chain, attention: Attention) -> float:
 
     def run(layer: Layer) -> None:
         nonlocal qkv
-        x = attention(indices[id(layer)], qkv)
-        for shape, weight, norm in zip(chain.shapes, layer.weights, layer.norms, strict=True):
-            given = chain.hidden if shape.has_norm else x
-            gemm = choose_path(1, weight) if isinstance(weight, Float8Weight) else choose_gemm(given, weight)
-            assert gemm in ("gemv", "skinny")
-            options = {"norm_weight": norm, "eps": EPS, "activation": shape.activation}
-            residual = chain.hidden if shape.adds else None
-            x = product_of(gemm)(given, weight, residual=residual, **options)
-        qkv = x
+        qkv = chain.run(layer, attention(indices[id(layer)], qkv), fastest)
 
     return microseconds(run, chain.layers)
 

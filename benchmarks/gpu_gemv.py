@@ -62,14 +62,14 @@ class Chain:
 
     def microseconds(self, product: Product) -> float:
         """Median time of a layer."""
+        return microseconds(lambda layer: self.run(layer, self.x, product), self.layers)
 
-        def run(layer: Layer) -> None:
-            x = self.x
-            for shape, weight, norm in zip(self.shapes, layer.weights, layer.norms, strict=True):
-                given = self.hidden if shape.has_norm else x
-                x = product(given, weight, norm, shape.activation, self.hidden if shape.adds else None)
-
-        return microseconds(run, self.layers)
+    def run(self, layer: Layer, x: Tensor, product: Product) -> Tensor:
+        """Return the last product of a layer whose first one is of x."""
+        for shape, weight, norm in zip(self.shapes, layer.weights, layer.norms, strict=True):
+            given = self.hidden if shape.has_norm else x
+            x = product(given, weight, norm, shape.activation, self.hidden if shape.adds else None)
+        return x
 
 
 def fused(function: Callable[..., Tensor], **options: Any) -> Product:

@@ -18,7 +18,7 @@ from octavo.attention.hopper.shapes import (
     SHORT_SHAPE,
 )
 from octavo.attention.options import ScoreOptions
-from octavo.attention.triton.decode import _partial_id
+from octavo.attention.triton.decode import partial_id
 from octavo.attention.triton.shapes import TileShape, fat_shape, thin_shape
 from octavo.attention.triton.step_map import plan_step
 from octavo.attention.triton.uniform import plan_uniform
@@ -223,7 +223,7 @@ def test_units_are_small_only_where_they_are_left_whole(monkeypatch, query_len, 
 @triton.jit
 def _partial_ids_kernel(ids, starts, tiles_per_program):
     i = tl.program_id(0)
-    tl.store(ids + i, _partial_id(tl.load(starts + i), tiles_per_program))
+    tl.store(ids + i, partial_id(tl.load(starts + i), tiles_per_program))
 
 
 def test_pieces_that_may_wait_for_a_merge_at_once_have_their_own_partials():

@@ -118,7 +118,7 @@ def _attend_piece(
     if (first_tile == 0) & (last_tile == num_tiles):
         store_results(queries, token, head, valid, out, lse, shape)
     else:
-        _store_piece(partial_out, partial_lse, _partial_id(at, tiles_per_program), valid, out, lse, shape)
+        store_piece(partial_out, partial_lse, partial_id(at, tiles_per_program), valid, out, lse, shape)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + unit * shape.kv_heads + kv_head, 1, sem="acq_rel", scope="gpu")
         first_program = head_begin // tiles_per_program
@@ -134,13 +134,14 @@ def _attend_piece(
 
 
 @triton.jit
-def _partial_id(at, tiles_per_program):
+def partial_id(at, tiles_per_program):
     """Return the number of a piece's partial result: one for a run's first piece, one for its last."""
     return 2 * (at // tiles_per_program) + (at % tiles_per_program != 0).to(tl.int32)
 
 
 @triton.jit
-def _store_piece(partial_out, partial_lse, number, valid, out, lse, shape):
+def store_piece(partial_out, partial_lse, number, valid, out, lse, shape):
+    """Store a piece's rows out [R, D], lse [R] in units of log 2 as the partial result of a number."""
     row = number * shape.rows + tl.arange(0, shape.rows)
     d = tl.arange(0, shape.padded_value_dim)
     tl.store(partial_out + (row * shape.padded_value_dim)[:, None] + d[None, :], out, mask=valid[:, None])
@@ -186,7 +187,7 @@ def fold_pieces(
     for begin in range(0, num_pieces, ABREAST):
         piece = begin + tl.arange(0, ABREAST)
         at = tl.where(piece == 0, head_begin, (first_program + piece) * tiles_per_program)
-        at_row = (_partial_id(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
+        at_row = (partial_id(at, tiles_per_program) * shape.rows)[:, None] + row[None, :]
         mask = (piece < num_pieces)[:, None] & valid[None, :]
         pointers = partial_out + (at_row * shape.padded_value_dim)[:, :, None] + d[None, None, :]
         out = tl.load(pointers, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")

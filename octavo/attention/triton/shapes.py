@@ -87,7 +87,6 @@ def thin_shape(group: int, padded_dim: int, dtype: torch.dtype, *, is_alone: boo
     )
 
 
-@cache
 def alone_shape(group: int, padded_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tiling for the only token of a step: a program on each SM."""
     return TileShape(

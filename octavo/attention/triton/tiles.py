@@ -143,13 +143,33 @@ def make_scores(
 
 
 @triton.jit
+def load_factors(score, table_row, kv_head, shape):
+    """Return the factor of q.k, what is left of it for make_scores' result, and the scale of values.
+
+    The second is 1.0 where make_scores applies a cap or a bias, and with them the factor; else the factor.
+    """
+    factor = score.factor
+    v_scale = 1.0
+    if shape.scaled:
+        scale_at = kv_head
+        if score.scales_row is not None:
+            scale_at += table_row * score.scales_row
+        factor *= tl.load(score.k_scale + scale_at)
+        v_scale = tl.load(score.v_scale + scale_at)
+    left = factor
+    if shape.capped or shape.biased:
+        left = 1.0
+    return factor, left, v_scale
+
+
+@triton.jit
 def fold_scores(
     top, total, product, position, slope, start, kv_begin, kv_end,
     score_factor, factor, score, shape, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold q.k [R, keys] of a tile, which begins at key `start`, into a running softmax.
 
-    factor: of capped or biased scores, 1.0, else score_factor.
+    score_factor, factor: see load_factors.
 
     Returns:
         (weights [R, keys] of the tile's values, shrink [R] of the values so far, top, total).
@@ -194,19 +214,11 @@ def attend_tiles(
     k_base = cache.k + kv_head.to(tl.int64) * cache.k_head
     v_base = cache.v + kv_head.to(tl.int64) * cache.v_head
     q, q_odd = product_queries(q, shape)
-    score_factor = score.factor
+    score_factor, factor, v_scale = load_factors(score, table_row, kv_head, shape)
     if shape.scaled:
         # Inside the loop, values are not multiplied by their scale.
-        scale_at = kv_head
-        if score.scales_row is not None:
-            scale_at += table_row * score.scales_row
-        score_factor *= tl.load(score.k_scale + scale_at)
-        v_scale = tl.load(score.v_scale + scale_at)
         values /= v_scale
     values, values_odd = split_values(values, shape)
-    factor = score_factor
-    if shape.capped or shape.biased:
-        factor = 1.0
     block_ids = load_block_ids(table, tile_begin * shape.keys, kv_begin, kv_end, shape)
     for tile in range(tile_begin, tile_end):
         start = tile * shape.keys

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from octavo.attention import AttentionMetadata, KVCache
-from octavo.attention.cache import LayerCache
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.gpu_paged import attend_with_map, plan_step
 from octavo.attention.options import ScoreOptions
@@ -41,7 +40,7 @@ class TritonStep:
         shape = (metadata.seq_lens.shape[0], metadata.positions.shape[0])
         shares = metadata.forest is not None or metadata.kv_begin is not None
         self._is_alone = shape == (1, 1) and not shares and not deterministic
-        self._alone_works: dict[tuple[int, ...], AloneWork] = {}
+        self._alone_work: AloneWork | None = None
 
     def rotations(self, rope: Rotary, positions: Tensor) -> Tensor:
         """See AttentionStep: [2, T, D / 2] float32 cosines and sines."""
@@ -55,7 +54,8 @@ class TritonStep:
         norm = {} if qk_norm is None else {"norm_weight": qk_norm.weight, "eps": qk_norm.eps}
         cos, sin = rotations
         if self._is_alone and options.has_gemvs:
-            work = self._alone_work(cache)
+            # Like the cache, for all layers.
+            self._alone_work = work = self._alone_work or AloneWork.allocate(cache, self._num_heads)
             return attend_alone(qkv, cache, self._metadata, cos, sin, scores, work, **norm).flatten(1)
         heads = {"num_heads": self._num_heads, "num_kv_heads": cache.k.shape[2]}
         is_dense = self._is_dense and dense.unsupported_reason(qkv, options, **heads) is None
@@ -80,10 +80,3 @@ class TritonStep:
             )
         out, _ = attend_with_map(q, cache, self._metadata, scores, self._maps[window])
         return out.flatten(1)
-
-    def _alone_work(self, cache: LayerCache) -> AloneWork:
-        """Return the memory of attend_alone for layers with such a cache."""
-        shape = cache.k.shape[2:]
-        if shape not in self._alone_works:
-            self._alone_works[shape] = AloneWork.allocate(cache, self._num_heads)
-        return self._alone_works[shape]

@@ -28,7 +28,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton import float8
 from octavo.attention.triton.arguments import empty_results, make_call
-from octavo.attention.triton.decode import fold_pieces
+from octavo.attention.triton.decode import fold_pieces, partial_id, store_piece
 from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
 from octavo.attention.triton.tiles import (
     LOG2_E,
@@ -36,14 +36,17 @@ from octavo.attention.triton.tiles import (
     empty_state,
     fold_scores,
     load_block_ids,
+    load_factors,
     load_tile,
     normalise,
     store_results,
 )
 from octavo.attention.triton.units import num_key_tiles
+from octavo.attention.triton.work import empty_partials
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
-from octavo.layers.triton.token import Rotation, joined, load_weights, rotate, store_row
+from octavo.layers.triton.rotary import join_pairs
+from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row
 
 # Up to so many columns of qkv, the next kernel comes early: its weights are too few to delay these reads.
 _EARLY_WIDTH = 4096
@@ -89,14 +92,9 @@ class AloneWork:
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
         tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
         num_splits = max(1, num_multiprocessors(device) * tile.programs_per_multiprocessor // num_kv_heads)
-        shape = (2 * num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
-        return cls(
-            tile,
-            num_splits,
-            torch.zeros(num_kv_heads, dtype=torch.int32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(shape[:2], dtype=torch.float32, device=device),
-        )
+        arrivals = torch.zeros(num_kv_heads, dtype=torch.int32, device=device)
+        partials = empty_partials(num_kv_heads * num_splits, tile, head_dim, device)
+        return cls(tile, num_splits, arrivals, *partials)
 
 
 def attend_alone(
@@ -188,13 +186,13 @@ def _attend_alone_kernel(
         if begin + 1 < end:
             # Slopes, which are not read: there are none.
             top, total, values = attend_tiles(
-                top, total, values, joined(q), positions, total, cache, kv_head * 0, kv_head,
+                top, total, values, join_pairs(q[0], q[1]), positions, total, cache, kv_head * 0, kv_head,
                 begin + 1, end, kv_begin, kv_end, score, shape, True,
             )  # fmt: skip
         if num_pieces == 1:
             _finish(queries, kv_head, top, total, values, sinks, shape)
         else:
-            _store_piece(pieces, kv_head * SPLITS + split, top, total, values, shape)
+            _store_split(pieces, kv_head * SPLITS + split, top, total, values, shape)
             tl.debug_barrier()
             arrived = tl.atomic_add(pieces.arrivals + kv_head, 1, sem="acq_rel", scope="gpu")
             if arrived == num_pieces - 1:
@@ -244,13 +242,8 @@ def _attend_first(
     The new key is not in k and v, which thus are in shared memory before it exists.
     """
     top, total, values = empty_state(shape)
-    even, odd = float8.product_queries(joined(q), shape)
-    score_factor = score.factor
-    if shape.scaled:
-        score_factor *= tl.load(score.k_scale + kv_head)
-    factor = score_factor
-    if shape.capped:
-        factor = 1.0
+    even, odd = float8.product_queries(join_pairs(q[0], q[1]), shape)
+    score_factor, factor, v_scale = load_factors(score, kv_head * 0, kv_head, shape)
     new = tl.sum(
         q[0].to(tl.float32) * new_k[0].to(tl.float32) + q[1].to(tl.float32) * new_k[1].to(tl.float32), 1
     )
@@ -263,22 +256,18 @@ def _attend_first(
     values, values_odd = float8.add_values(values, values_odd, weights, v, shape)
     values = float8.join_values(values, values_odd, shape)
     new_weight = tl.sum(tl.where(is_new[None, :], weights, 0.0), 1)
-    values += new_weight[:, None] * joined((new_v[0].to(tl.float32), new_v[1].to(tl.float32)))
+    values += new_weight[:, None] * join_pairs(new_v[0].to(tl.float32), new_v[1].to(tl.float32))
     if shape.scaled:
-        values *= tl.load(score.v_scale + kv_head)
+        values *= v_scale
     return top, total, values
 
 
 @triton.jit
-def _store_piece(pieces, number, top, total, values, shape):
-    """Store a split's result for fold_pieces."""
+def _store_split(pieces, number, top, total, values, shape):
+    """Store a split's result for fold_pieces, as a piece of a single tile."""
     out, lse = normalise(top, total, values)
-    row = tl.arange(0, shape.rows)
-    d = tl.arange(0, shape.padded_value_dim)
-    place = 2 * number * shape.rows + row
-    partial = pieces.out + (place * shape.padded_value_dim)[:, None] + d[None, :]
-    tl.store(partial, out, mask=(row < shape.group)[:, None])
-    tl.store(pieces.lse + place, lse, mask=row < shape.group)
+    valid = tl.arange(0, shape.rows) < shape.group
+    store_piece(pieces.out, pieces.lse, partial_id(number, 1), valid, out, lse, shape)
 
 
 @triton.jit

@@ -160,10 +160,22 @@ def norm_pairs(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.con
 
 
 @triton.jit
+def rotate_pairs(first, second, cos, sin):
+    """Rotate pairs by their angles."""
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def join_pairs(first, second):
+    """Return pairs, each [HEADS, PAIRS], as [HEADS, 2 * PAIRS], the members of a pair side by side."""
+    return tl.reshape(tl.join(first, second), [first.shape[0], 2 * first.shape[1]])
+
+
+@triton.jit
 def _store_pairs(row_at, is_row, first, second, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
     """Store what load_pairs loads, rounded to the dtype of the destination."""
     dim = tl.arange(0, 2 * PAIRS)[None, :]
-    both = tl.reshape(tl.join(first, second), [row_at.shape[0], 2 * PAIRS])
+    both = join_pairs(first, second)
     tl.store(row_at + dim, round_to(both, row_at.dtype.element_ty), mask=is_row & (dim < HEAD_DIM))
 
 
@@ -209,8 +221,7 @@ def _rotate_and_store_kernel(
     is_pair = is_rotated & (pair < HEAD_DIM // 2)
     cos = tl.load(cos_ptr + token * stride_cos_row + pair * stride_cos_column, mask=is_pair, other=1.0)
     sin = tl.load(sin_ptr + token * stride_sin_row + pair * stride_sin_column, mask=is_pair, other=0.0)
-    rotated_first = first * cos - second * sin
-    rotated_second = second * cos + first * sin
+    rotated_first, rotated_second = rotate_pairs(first, second, cos, sin)
 
     is_kept = head < (NUM_ROTATED if KEEP_K else NUM_HEADS)
     _store_pairs(row_at, is_kept, rotated_first, rotated_second, HEAD_DIM, PAIRS)

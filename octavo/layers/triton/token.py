@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo.attention.triton.store import round_to, scale_down
-from octavo.layers.triton.rotary import load_pairs, norm_pairs
+from octavo.layers.triton.rotary import join_pairs, load_pairs, norm_pairs, rotate_pairs
 
 
 class Rotation(NamedTuple):
@@ -55,9 +55,9 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
     if NORM:
         q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], eps, shape.head_dim)
         k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], eps, shape.head_dim)
-    q = (q[0] * cos - q[1] * sin, q[1] * cos + q[0] * sin)
+    q = rotate_pairs(q[0], q[1], cos, sin)
     q = (q[0].to(qkv.dtype.element_ty), q[1].to(qkv.dtype.element_ty))
-    k = (k[0] * cos - k[1] * sin, k[1] * cos + k[0] * sin)
+    k = rotate_pairs(k[0], k[1], cos, sin)
     k = _as_stored(k, score.k_scale, kv_head, cache.k.dtype.element_ty, shape)
     return q, k, _as_stored(v, score.v_scale, kv_head, cache.v.dtype.element_ty, shape)
 
@@ -92,10 +92,4 @@ def store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
         tl.store(at + d, row, mask=d < shape.head_dim // 2)
     else:
         d = tl.arange(0, shape.padded_dim)[None, :]
-        tl.store(at + d, joined(pairs), mask=d < shape.head_dim)
-
-
-@triton.jit
-def joined(pairs):
-    """Return pairs, each [R, D / 2], as [R, D]."""
-    return tl.reshape(tl.join(pairs[0], pairs[1]), [pairs[0].shape[0], 2 * pairs[0].shape[1]])
+        tl.store(at + d, join_pairs(pairs[0], pairs[1]), mask=d < shape.head_dim)
