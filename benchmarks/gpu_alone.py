@@ -1,6 +1,6 @@
 """A decoder layer with one token on a GPU: attention in one kernel, in those for any step, in PyTorch's.
 
-    python benchmarks/gpu_alone.py [--models 0.6b 8b] [--formats bf16 fp8] [--contexts 640 4096 32768]
+    python benchmarks/gpu_alone.py [--models 0.6b 8b] [--formats bf16 fp8 int4] [--contexts 640 4096 32768]
                                    [--save MACHINE]
 
 A layer is attention (norms of heads, rotation, the store of key and value, and attention over pages), o, gate
@@ -28,6 +28,8 @@ from octavo.layers.linear.choice import choose_gemm
 from octavo.layers.linear.float8.on_gpu import choose_path
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.fused import product_of
+from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.norm import HeadRMSNorm
 from octavo.layers.steps.triton import TritonStep
 
@@ -103,6 +105,8 @@ def fastest(
     x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
     """Octavo's choice for a single row."""
+    if isinstance(weight, GroupedWeight):
+        return fused(packed_gemv_linear)(x, weight, norm, activation, residual)
     gemm = choose_path(1, weight) if isinstance(weight, Float8Weight) else choose_gemm(x, weight)
     assert gemm in ("gemv", "skinny")
     return fused(product_of(gemm))(x, weight, norm, activation, residual)
@@ -144,7 +148,7 @@ def compare(model: str, form: str, contexts: list[int]) -> Iterator[dict[str, ob
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
-    parser.add_argument("--formats", choices=("bf16", "fp8"), nargs="+", default=["bf16", "fp8"])
+    parser.add_argument("--formats", choices=("bf16", "fp8", "int4"), nargs="+", default=["bf16", "fp8"])
     parser.add_argument("--contexts", type=int, nargs="+", default=[640, 4096, 32768])
     arguments = parser.parse_args()
     results = [

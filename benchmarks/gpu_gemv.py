@@ -1,19 +1,20 @@
-"""Products of a single row on one Hopper GPU: Octavo's GEMV, its skinny GEMM, and cuBLAS.
+"""Products of a single row on one Hopper GPU: Octavo's GEMVs, its GEMMs of few rows, and cuBLAS.
 
-    python benchmarks/gpu_gemv.py [--models 0.6b 8b] [--formats bf16 fp8 fp8-blocks] [--sweep]
+    python benchmarks/gpu_gemv.py [--models 0.6b 8b] [--formats bf16 fp8 fp8-blocks int4] [--sweep]
                                   [--save MACHINE]
 
 A layer is o, gate and up, down, and the next layer's qkv: each reads what the one before wrote, as in a
 decoder. A CUDA graph runs several layers with weights of their own, several times the L2 cache, and its time
-is divided by their number. cuBLAS has separate kernels for norm, activation and residual sum, and multiplies
-bfloat16 only. The bound is bytes of weights over 4.8 TB/s, an H200's peak. --sweep times other tilings of the
-GEMV, too.
+is divided by their number. Few rows: the skinny GEMM, or few_linear for weights of 4 bits. cuBLAS has
+separate kernels for norm, activation and residual sum, and multiplies bfloat16 only. The bound is bytes of
+weights over 4.8 TB/s, an H200's peak. --sweep times other tilings of the GEMV, too.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_int4 import random_blocks
 from gpu_linear import EPS, MODELS, Shape, microseconds, random_numbers, separate
 from gpu_quantized import BYTES_PER_SECOND, FORMATS
 from support.common import make_parser, publish, table
@@ -22,13 +23,24 @@ from torch import Tensor
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv.gemv import gemv_linear
 from octavo.layers.linear.gemv.tiling import GemvTiling
+from octavo.layers.linear.grouped.few.gemm import few_linear
+from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear
+from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.skinny import skinny_linear
 
 _ROTATED_BYTES = 800e6
-_FORMATS = ("bf16", *FORMATS)
 _TILINGS = [GemvTiling(8, 2, 104), GemvTiling(8, 3, 104), GemvTiling(4, 4, 104), GemvTiling(4, 6, 104)]
+_PACKED_TILINGS = [GemvTiling(1, stages, 80) for stages in (2, 3, 4)] + [GemvTiling(2, 2, 80)]
 
-Weight = Tensor | Float8Weight
+Weight = Tensor | Float8Weight | GroupedWeight
+
+
+def int4_blocks(weight: Tensor) -> GroupedWeight:
+    """A packed weight of the shape of another, in groups of 128 columns."""
+    return GroupedWeight.pack(random_blocks(*weight.shape, bits=4, group=128, mins=True))
+
+
+_MAKERS: dict[str, Callable[[Tensor], Any]] = {"bf16": lambda weight: weight, **FORMATS, "int4": int4_blocks}
 # (x, weight, norm_weight, activation, residual) -> result
 Product = Callable[[Tensor, Any, Tensor | None, str | None, Tensor | None], Tensor]
 
@@ -47,7 +59,8 @@ class Chain:
     def __init__(self, shapes: tuple[Shape, ...], form: str) -> None:
         self.shapes = shapes
         numbers = sum(shape.num_weight_rows * shape.size for shape in shapes)
-        self.layer_bytes = numbers * (2 if form == "bf16" else 1)
+        # In 4 bits, a group of 128 has a scale and a minimum of 16 bits each.
+        self.layer_bytes = numbers * {"bf16": 2.0, "int4": 0.5 + 4 / 128}.get(form, 1.0)
         self.layers = [
             self._make_layer(form) for _ in range(max(2, round(_ROTATED_BYTES / self.layer_bytes)))
         ]
@@ -56,9 +69,8 @@ class Chain:
 
     def _make_layer(self, form: str) -> Layer:
         weights = [random_numbers(shape.num_weight_rows, shape.size) for shape in self.shapes]
-        made = [weight if form == "bf16" else FORMATS[form](weight) for weight in weights]
         norms = [random_numbers(shape.size) if shape.has_norm else None for shape in self.shapes]
-        return Layer(tuple(made), tuple(norms))  # type: ignore[arg-type]
+        return Layer(tuple(map(_MAKERS[form], weights)), tuple(norms))
 
     def microseconds(self, product: Product) -> float:
         """Median time of a layer."""
@@ -73,7 +85,7 @@ class Chain:
 
 
 def fused(function: Callable[..., Tensor], **options: Any) -> Product:
-    """Octavo's GEMV or skinny GEMM."""
+    """One of Octavo's products."""
 
     def product(
         x: Tensor, weight: Any, norm: Tensor | None, activation: str | None, residual: Tensor | None
@@ -93,20 +105,21 @@ def compare(model: str, form: str, sweep: bool) -> Iterator[dict[str, object]]:
             continue
         chain = Chain(shapes, form)
         bound_us = chain.layer_bytes / BYTES_PER_SECOND * 1e6
-        times = {"gemv_us": fused(gemv_linear), "skinny_us": fused(skinny_linear), "cublas_us": separate}
-        if form != "bf16":
-            del times["cublas_us"]
+        gemv, few = (packed_gemv_linear, few_linear) if form == "int4" else (gemv_linear, skinny_linear)
+        times = {"gemv_us": fused(gemv), "few_rows_us": fused(few)}
+        if form == "bf16":
+            times["cublas_us"] = separate
         us = {label: chain.microseconds(product) for label, product in times.items()}
         yield {
             **{"model": model, "format": form, "what": name, "mb": round(chain.layer_bytes / 1e6, 1)},
             **{"bound_us": round(bound_us, 1), "cublas_us": ""},
             **{label: round(value, 1) for label, value in us.items()},
             "of_bound": round(bound_us / us["gemv_us"], 3),
-            "speedup": round(us["skinny_us"] / us["gemv_us"], 2),
+            "speedup": round(us["few_rows_us"] / us["gemv_us"], 2),
         }
-        for tiling in _TILINGS if sweep else ():
+        for tiling in (_PACKED_TILINGS if form == "int4" else _TILINGS) if sweep else ():
             try:
-                found = round(chain.microseconds(fused(gemv_linear, tiling=tiling)), 1)
+                found = round(chain.microseconds(fused(gemv, tiling=tiling)), 1)
             except Exception as error:
                 found = f"does not run: {str(error)[:100]}"
             print(model, form, name, tiling, found, flush=True)
@@ -115,7 +128,7 @@ def compare(model: str, form: str, sweep: bool) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
-    parser.add_argument("--formats", choices=_FORMATS, nargs="+", default=list(_FORMATS))
+    parser.add_argument("--formats", choices=_MAKERS, nargs="+", default=list(_MAKERS))
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     results = [

@@ -17,14 +17,16 @@ pytestmark = pytest.mark.skipif(triton_cases.HAS_GPU, reason="test_triton_alone_
 
 @pytest.fixture(params=[1, 2, 7], autouse=True)
 def num_splits(request, monkeypatch):
-    """Programs of a kv head; AloneWork.allocate divides SMs among kv heads."""
+    """Programs of a kv head; AloneWork.allocate divides SMs among kv heads, and here some are left."""
     allocate = alone.AloneWork.allocate
 
     def allocate_splits(cache, num_heads):
         with monkeypatch.context() as patch:
-            patch.setattr(alone, "num_multiprocessors", lambda _: request.param * cache.k.shape[2])
+            num_kv_heads = cache.k.shape[2]
+            num_multiprocessors = (request.param + 1) * num_kv_heads - 1
+            patch.setattr(alone, "num_multiprocessors", lambda _: num_multiprocessors)
             work = allocate(cache, num_heads)
-        assert work.num_splits == request.param
+        assert (work.num_splits, work.num_programs) == (request.param, num_multiprocessors)
         return work
 
     monkeypatch.setattr(alone.AloneWork, "allocate", allocate_splits)

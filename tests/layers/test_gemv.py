@@ -88,10 +88,10 @@ def test_a_single_row_is_its_work(on_hopper: None) -> None:
     weight = torch.zeros(64, 128, dtype=HALF)
     assert choose_gemm(torch.zeros(1, 128, dtype=HALF), weight) == "gemv"
     assert choose_gemm(torch.zeros(2, 128, dtype=HALF), weight) == "skinny"
-    for num_columns, size in ((65535, 64), (64, 4032)):
+    for num_columns, size in ((65535, 64), (64, 16384)):
         long = torch.empty(num_columns, size, dtype=HALF)
         assert choose_gemm(torch.zeros(1, size, dtype=HALF), long) == "gemv"
-    for num_columns, size in ((65536, 64), (64, 4096)):
+    for num_columns, size in ((65536, 64), (64, 16448)):
         long = torch.empty(num_columns, size, dtype=HALF)
         assert choose_gemm(torch.zeros(1, size, dtype=HALF), long) == "skinny"
     assert choose_gemm(torch.zeros(1, 128), weight.float()) == "skinny"
@@ -104,7 +104,7 @@ def test_layers_whose_row_it_multiplies(on_hopper: None, monkeypatch: pytest.Mon
     assert not is_gemv(PlainLinear(weight, None)), "fused kernels need a GPU"
     monkeypatch.setattr(skinny_tiling, "unsupported_reason", lambda weight: None)
     assert is_gemv(PlainLinear(weight, None))
-    assert not is_gemv(PlainLinear(torch.zeros(64, 4096, dtype=HALF), None))
+    assert not is_gemv(PlainLinear(torch.zeros(64, 16448, dtype=HALF), None))
     assert is_gemv(Float8GpuLinear(float8(64, 4096, 1, 4096)))
     assert not is_gemv(Float8GpuLinear(float8(64, 96, 1, 96)))
     assert not is_gemv(make_linear(torch.zeros(64, 128)))

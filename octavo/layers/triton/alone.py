@@ -48,9 +48,6 @@ from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
 from octavo.layers.triton.rotary import join_pairs
 from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row
 
-# Up to so many columns of qkv, the next kernel comes early: its weights are too few to delay these reads.
-_EARLY_WIDTH = 4096
-
 
 class Step(NamedTuple):
     """Pointers to the token's position, its sequence's length, and its slot, one number each."""
@@ -74,7 +71,9 @@ class AloneWork:
 
     Attributes:
         tile: how the kernel is tiled.
-        num_splits: programs of a kv head.
+        num_splits: programs of a kv head that attend.
+        num_programs: at least one on each SM. Those that attend nothing keep the next kernel's programs from
+            going there two by two.
         arrivals: [KH] int32, finished splits of a kv head; 0 between calls.
         partial_out: [2 KH num_splits, rows, padded dim] float32.
         partial_lse: [2 KH num_splits, rows] float32, in units of log 2.
@@ -82,6 +81,7 @@ class AloneWork:
 
     tile: TileShape
     num_splits: int
+    num_programs: int
     arrivals: Tensor
     partial_out: Tensor
     partial_lse: Tensor
@@ -91,10 +91,12 @@ class AloneWork:
         """Allocate for layers with such a cache; num_heads: H."""
         (_, _, num_kv_heads, head_dim), device = cache.k.shape, cache.k.device
         tile = alone_shape(num_heads // num_kv_heads, padded_head_dim(head_dim), cache.k.dtype)
-        num_splits = max(1, num_multiprocessors(device) * tile.programs_per_multiprocessor // num_kv_heads)
+        room = num_multiprocessors(device) * tile.programs_per_multiprocessor
+        num_splits = max(1, room // num_kv_heads)
+        num_programs = max(room, num_kv_heads * num_splits)
         arrivals = torch.zeros(num_kv_heads, dtype=torch.int32, device=device)
         partials = empty_partials(num_kv_heads * num_splits, tile, head_dim, device)
-        return cls(tile, num_splits, arrivals, *partials)
+        return cls(tile, num_splits, num_programs, arrivals, *partials)
 
 
 def attend_alone(
@@ -128,14 +130,14 @@ def attend_alone(
     call = make_call(q, cache, metadata.positions, metadata.block_table, options, results)
     launch(
         _attend_alone_kernel,
-        (num_kv_heads * work.num_splits,),
+        (work.num_programs,),
         *(call.queries, call.cache, call.score),
         Step(metadata.positions, metadata.seq_lens, metadata.slot_mapping),
         Rotation(cos, sin, cos if norm_weight is None else norm_weight, eps),
         Pieces(work.arrivals, work.partial_out, work.partial_lse),
         *(options.sinks, block_size, call.shape(tile), work.num_splits),
         *(power_of_two(num_heads // num_kv_heads), norm_weight is not None),
-        *(overlap, qkv.shape[1] <= _EARLY_WIDTH),
+        overlap,
         launch_pdl=overlap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -148,14 +150,9 @@ def attend_alone(
 def _attend_alone_kernel(
     queries, cache, score, step, rotation, pieces, sinks, block_size, shape,
     SPLITS: tl.constexpr, MERGED_ROWS: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (KH * SPLITS,). At most MERGED_ROWS of a tile's rows exist.
-
-    EARLY: let the next kernel in at once, else at the end.
-    """
-    if EARLY:
-        start_next(OVERLAP)
+    """Grid: (KH * SPLITS or more,). At most MERGED_ROWS of a tile's rows exist."""
+    start_next(OVERLAP)
     kv_head, split = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
     position = tl.load(step.positions)
     slot = tl.load(step.slot_mapping).to(tl.int64)
@@ -204,9 +201,6 @@ def _attend_alone_kernel(
                     pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS
                 )
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
-    if not EARLY:
-        # Not before: measured slower, see docs/log.md.
-        start_next(OVERLAP)
 
 
 @triton.jit

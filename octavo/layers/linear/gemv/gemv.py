@@ -76,7 +76,8 @@ def gemv_linear(
     tile = [tiling.blocks * WARPS, halves, TILE_ROWS // halves, atom]
     launch(
         gemv_kernel,
-        (min(num_multiprocessors(x.device), -(-num_weight_rows // TILE_ROWS)),),
+        # One on each SM, even without a tile: the next kernel's would go two by two where there is none.
+        (num_multiprocessors(x.device),),
         describe_matrix(matrix, tile, swizzle_bytes=ATOM_BYTES),
         Operands(x, x if norm_weight is None else norm_weight, scales, bias),
         *(out, num_columns, eps, Shape(*map(gl.constexpr, shape))),

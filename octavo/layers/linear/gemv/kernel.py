@@ -101,7 +101,7 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
     DTYPE: gl.constexpr = matrix.dtype if shape.height == 0 else gl.float16
     ATOM: gl.constexpr = _ATOM_BITS // matrix.dtype.primitive_bitwidth
     STEP: gl.constexpr = shape.blocks * _WARPS * ATOM
-    X_STEPS: gl.constexpr = _ceil_div(_ceil_div(shape.size, STEP) * STEP, _X_STEP)
+    X_STEPS: gl.constexpr = ceil_div(ceil_div(shape.size, STEP) * STEP, _X_STEP)
     gdc_launch_dependents()
     pipe = _Pipe(
         gl.allocate_shared_memory(
@@ -129,12 +129,12 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
 
 
 @gluon.constexpr_function
-def _ceil_div(a, b):
+def ceil_div(a, b):
     return -(-a // b)
 
 
 @gluon.jit
-def _num_tiles(num_columns, shape):
+def num_tiles(num_columns, shape):
     """Return how many tiles this program takes."""
     OWN: gl.constexpr = _ROWS // shape.halves
     programs = gl.num_programs(0)
@@ -142,7 +142,7 @@ def _num_tiles(num_columns, shape):
 
 
 @gluon.jit
-def _first_column(tile, shape):
+def first_column(tile, shape):
     """Return the first column of this program's tile."""
     return (gl.program_id(0) + tile * gl.num_programs(0)) * (_ROWS // shape.halves)
 
@@ -152,10 +152,10 @@ def _fetch(matrix, pipe, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends reads as zero."""
     ATOM: gl.constexpr = matrix.block_type.shape[3]
     ATOMS: gl.constexpr = shape.blocks * _WARPS
-    STEPS: gl.constexpr = _ceil_div(shape.size, ATOMS * ATOM)
+    STEPS: gl.constexpr = ceil_div(shape.size, ATOMS * ATOM)
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        begin = _first_column(tile, shape)
+    for tile in range(num_tiles(num_columns, shape)):
+        begin = first_column(tile, shape)
         for turn in range(STEPS):
             stage = step % shape.stages
             filled = pipe.filled.index(stage)
@@ -174,17 +174,17 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
     PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
-    STEPS: gl.constexpr = _ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
+    STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
     gdc_wait()
     after = keep_row(row, operands, eps, shape)
     planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        begin = _first_column(tile, shape)
+    for tile in range(num_tiles(num_columns, shape)):
+        begin = first_column(tile, shape)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
         # Loaded now, needed after the products.
-        scale, bias, old = _load_epilogue(operands, out, column, num_columns, shape)
+        scale, bias, old = load_epilogue(operands, out, column, num_columns, shape)
         sums = ()
         for _ in gl.static_range(shape.blocks):
             sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
@@ -196,17 +196,11 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
             total += sums[block]
         # All 8 columns are the same.
         parts.store(gl.sum(total, 2) * 0.125)
-        result = _add_warps(parts, 0, scale[0], bias[0], after, shape, OUT)
-        if shape.activation is not None:
-            up = _add_warps(parts, OWN, scale[1], bias[1], after, shape, OUT)
-            result = activate(result, shape.activation) * up
-        if shape.adds:
-            result += old
-        gl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
+        store_tile(parts, scale, bias, old, after, out, column, inside, shape, OUT)
 
 
 @gluon.jit
-def _load_epilogue(operands, out, column, num_columns, shape):
+def load_epilogue(operands, out, column, num_columns, shape):
     """Return scales and biases of both halves, and the residual, each 1.0 or 0.0 if there is none."""
     scales = (1.0, 1.0)
     biases = (0.0, 0.0)
@@ -265,7 +259,7 @@ def _load_ratios(operands, begin, turn, num_columns, ATOM: gl.constexpr, shape, 
     ratios = ()
     if shape.height > 0 and shape.width < shape.size:
         OWN: gl.constexpr = _ROWS // shape.halves
-        SIDE: gl.constexpr = _ceil_div(shape.size, shape.width)
+        SIDE: gl.constexpr = ceil_div(shape.size, shape.width)
         warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
         index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
         row = gl.minimum(begin + index % OWN, num_columns - 1) + index // OWN * num_columns
@@ -274,6 +268,29 @@ def _load_ratios(operands, begin, turn, num_columns, ATOM: gl.constexpr, shape, 
             at = row // shape.height * SIDE + gl.minimum(k // shape.width, SIDE - 1)
             ratios = ratios + (gl.load(operands.scales + at),)  # noqa: RUF005
     return ratios
+
+
+@gluon.jit
+def store_tile(parts, scale, bias, old, after, out, column, inside, shape, OUT: gl.constexpr):
+    """Add up the warps' sums of a tile, apply the epilogue, and store the results.
+
+    Args:
+        parts: [W, rows] in shared memory.
+        scale, bias, old: see load_epilogue.
+        after: what the sums are to be multiplied by.
+        out: see gemv_kernel.
+        column: of the results.
+        inside: which of them exist.
+        shape: see there.
+        OUT: layout of column.
+    """
+    result = _add_warps(parts, 0, scale[0], bias[0], after, shape, OUT)
+    if shape.activation is not None:
+        up = _add_warps(parts, _ROWS // shape.halves, scale[1], bias[1], after, shape, OUT)
+        result = activate(result, shape.activation) * up
+    if shape.adds:
+        result += old
+    gl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 @gluon.jit

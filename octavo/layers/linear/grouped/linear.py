@@ -1,6 +1,8 @@
 """Linear layers on GPUs whose weight stays packed in groups of 4 or 8 bits.
 
     rows of x        GEMM
+    1                gemv: integers on tensor cores, for 4 bits in groups of 128 on Hopper GPUs; fuses norm,
+                     activation and residual sum
     1 to 16          few: streams words through tensor cores; fuses activation and residual sum, and
                      the norm of a single row
     17 to 256        medium: dequantises tiles in registers; fuses activation and residual sum
@@ -11,15 +13,16 @@ tiling.choose_grouped_gemm decides. Weights that cannot be joined (other bits, g
 take a GEMM each.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.gpu.device import triton_unsupported_reason
+from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
 from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.fused import Norm
+from octavo.layers.linear.grouped.gemv.tiling import unsupported_reason as gemv_unsupported_reason
 from octavo.layers.linear.grouped.hopper.tiling import unsupported_reason as hopper_unsupported_reason
 from octavo.layers.linear.grouped.tiling import choose_grouped_gemm
 from octavo.layers.linear.grouped.weight import GroupedWeight
@@ -54,6 +57,11 @@ class GroupedLinear:
         """What kernels are compiled for, beside sizes."""
         return tuple((part.bits, part.group, part.shape, part.order is None) for part in self._parts)
 
+    @property
+    def has_gemv(self) -> bool:
+        """Whether a single row is multiplied on a Hopper GPU: by the GEMV or few_linear."""
+        return nvidia_generation(self._parts[0].words.device) == 9
+
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         products = [_product(x, part, bias) for part, bias in zip(self._parts, self._biases, strict=True)]
@@ -66,11 +74,8 @@ class GroupedLinear:
             return _activated(out, activation)
         (part,), (bias,) = self._parts, self._biases
         if hidden.shape[0] == 1 and delta is None and part.order is None:
-            from octavo.layers.linear.grouped.few.gemm import few_linear
-
-            return few_linear(
-                hidden, part, bias, norm_weight=norm.weight, eps=norm.eps, activation=activation
-            )
+            options = {"norm_weight": norm.weight, "eps": norm.eps, "activation": activation}
+            return _few_product(1, part)(hidden, part, bias, **options)
         return _product(norm(hidden, delta), part, bias, activation=activation)
 
     def into_stream(self, x: Tensor, hidden: Tensor) -> None:
@@ -94,9 +99,7 @@ def _product(
         x = x.index_select(1, weight.order)
     gemm = choose_grouped_gemm(x.shape[0])
     if gemm == "few":
-        from octavo.layers.linear.grouped.few.gemm import few_linear
-
-        return few_linear(x, weight, bias, activation=activation, residual=residual)
+        return _few_product(x.shape[0], weight)(x, weight, bias, activation=activation, residual=residual)
     if gemm == "medium" and hopper_unsupported_reason(x, weight, is_gated=activation is not None) is None:
         from octavo.layers.linear.grouped.hopper.gemm import hopper_medium_linear
 
@@ -111,6 +114,15 @@ def _product(
     if residual is not None:
         return residual.add_(out)
     return _activated(out, activation)
+
+
+def _few_product(num_rows: int, weight: GroupedWeight) -> Callable[..., Tensor]:
+    """Return the product of few rows and a weight."""
+    if num_rows == 1 and gemv_unsupported_reason(weight) is None:
+        from octavo.layers.linear.grouped.gemv.gemv import packed_gemv_linear as product
+    else:
+        from octavo.layers.linear.grouped.few.gemm import few_linear as product
+    return product
 
 
 def _activated(out: Tensor, activation: str | None) -> Tensor:

@@ -1,0 +1,131 @@
+"""The kernel of packed_gemv_linear: gemv_kernel's warps and pipeline, with packed weights of 4 bits.
+
+A stage in shared memory:
+
+    words    2 atoms of each span | spans | gate and up | rows | 16 words, chunks of 16 bytes swizzled
+    pairs    gate and up | groups | rows                                a scale and a minimum of each
+
+How a thread's words become products: packed.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.layers.linear.gemv.kernel import ceil_div, first_column, load_epilogue, num_tiles, store_tile
+from octavo.layers.linear.gemv.tiling import TILE_ROWS
+from octavo.layers.linear.grouped.gemv.digits import keep_digits
+from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
+from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
+
+_WARPS = gl.constexpr(WARPS)
+_ROWS = gl.constexpr(TILE_ROWS)
+_SPAN = gl.constexpr(SPAN)
+_SPANS = gl.constexpr(SPANS_AT_ONCE)
+
+
+class PackedPipe(NamedTuple):
+    """Buffers in shared memory and their barriers, one for each stage."""
+
+    words: Any
+    pairs: Any
+    filled: Any
+    free: Any
+
+
+@gluon.jit(do_not_specialize=["num_columns"])
+def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, shape):
+    """Grid: any number of programs, which take tiles in turn.
+
+    Args:
+        words: of the weight as TMA sees them, [2, spans, halves, rows of a half, 16].
+        pairs: of scales and minimums, [groups, halves, rows of a half].
+        operands: see kernel.
+        out: [num_columns], the residual if the result is added to it.
+        num_columns: of the result.
+        eps: of the norm.
+        factor: of scales and minimums.
+        shape: see kernel.
+    """
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    OWN: gl.constexpr = _ROWS // shape.halves
+    X_STEPS: gl.constexpr = ceil_div(shape.size, _SPANS * _SPAN)
+    gdc_launch_dependents()
+    pipe = PackedPipe(
+        gl.allocate_shared_memory(
+            gl.int32, [shape.stages, 2, shape.blocks * _WARPS, shape.halves, OWN, 16], words.layout
+        ),
+        gl.allocate_shared_memory(
+            gl.int32,
+            [shape.stages * shape.halves, 2 * shape.blocks * _WARPS, 1, OWN],
+            pairs.layout,
+        ),
+        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+    )
+    row = gl.allocate_shared_memory(
+        gl.int32,
+        [X_STEPS, _SPANS // _WARPS, 4, _WARPS, 4, 16],
+        gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]),
+    )
+    totals = gl.allocate_shared_memory(
+        gl.float32, [X_STEPS, _SPANS, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    for stage in gl.static_range(shape.stages):
+        mbarrier.init(pipe.filled.index(stage), count=1)
+        mbarrier.init(pipe.free.index(stage), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, row, totals, parts, operands, out, num_columns, eps, factor, shape)),
+            (_fetch, (words, pairs, pipe, num_columns, shape)),
+        ],
+        [1],
+        [40],
+    )
+
+
+@gluon.jit
+def _fetch(words, pairs, pipe, num_columns, shape):
+    """Fetch all steps of all tiles; what lies past the ends reads as zero."""
+    SPANS: gl.constexpr = shape.blocks * _WARPS
+    STEPS: gl.constexpr = ceil_div(shape.size, SPANS * _SPAN)
+    step = 0
+    for tile in range(num_tiles(num_columns, shape)):
+        begin = first_column(tile, shape)
+        for turn in range(STEPS):
+            stage = step % shape.stages
+            filled = pipe.filled.index(stage)
+            mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
+            mbarrier.expect(filled, words.block_type.nbytes + shape.halves * pairs.block_type.nbytes)
+            at = [0, turn * SPANS, 0, begin, 0]
+            tma.async_copy_global_to_shared(words, at, filled, pipe.words.index(stage))
+            for half in gl.static_range(shape.halves):
+                at = [turn * 2 * SPANS, half, begin]
+                tma.async_copy_global_to_shared(
+                    pairs, at, filled, pipe.pairs.index(stage * shape.halves + half)
+                )
+            step += 1
+
+
+@gluon.jit
+def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor, shape):
+    """Multiply all tiles and store the results."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
+    OWN: gl.constexpr = _ROWS // shape.halves
+    OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
+    mask = half_mask()
+    gdc_wait()
+    after = keep_digits(row, totals, operands, eps, shape)
+    for tile in range(num_tiles(num_columns, shape)):
+        begin = first_column(tile, shape)
+        column = begin + gl.arange(0, OWN, OUT)
+        inside = column < num_columns
+        # Loaded now, needed after the products.
+        scale, bias, old = load_epilogue(operands, out, column, num_columns, shape)
+        parts.store(multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS))
+        store_tile(parts, scale, bias, old, factor, out, column, inside, shape, OUT)

@@ -1,0 +1,62 @@
+"""Compiles the GEMV of packed weights for a Hopper GPU, without one; prints facts about it as JSON.
+
+A process of its own: where Triton's interpreter is switched on, its compiler is not to be had.
+"""
+
+import json
+import re
+import sys
+
+import triton.language as tl
+from compile_hopper import compiled_kernel, figures_of, inspect_cubin
+from triton.experimental.gluon import language as gl
+
+from octavo.layers.linear.gemv.kernel import Operands, Shape
+from octavo.layers.linear.gemv.tiling import TILE_ROWS
+from octavo.layers.linear.grouped.gemv.kernel import packed_gemv_kernel
+from octavo.layers.linear.grouped.gemv.tiling import WARPS, choose_tiling
+
+# K, dtype of x, whether it is normed, activation, residual.
+CASES = {
+    "normed": (4096, "bf16", True, None, False),
+    "gated": (4096, "fp16", True, "silu", False),
+    "short": (1024, "bf16", True, None, False),
+    "long": (12288, "bf16", False, None, True),
+    "longest": (16384, "bf16", False, None, True),
+}
+
+
+def described(box, swizzle_bytes):
+    """Type of a descriptor of integers."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle_bytes, element_bitwidth=32, rank=len(box))
+    return f"tensordesc<i32{box},{layout!r}>"
+
+
+def compile_case(size, kind, norm, activation, adds):
+    """Facts, and numbers of instructions: products of bytes, and what does not fit into registers."""
+    tiling = choose_tiling(size)
+    halves = 1 if activation is None else 2
+    own, spans = TILE_ROWS // halves, tiling.blocks * WARPS
+    shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, 0, 0)
+    arguments = [
+        described([2, spans, halves, own, 16], 64),
+        described([2 * spans, 1, own], 4 * own),
+        Operands(f"*{kind}", f"*{kind}", f"*{kind}", None),
+        *(f"*{kind}", "i32", "fp32", "fp32"),
+        Shape(*map(tl.constexpr, shape)),
+    ]
+    options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
+    compiled = compiled_kernel(packed_gemv_kernel, arguments, **options)
+    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    return figures_of(compiled) | {
+        "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        "byte_products": len(re.findall(r"\bIMMA\.16832\.S8\.S8\b", code)),
+    }
+
+
+def main() -> None:
+    json.dump({name: compile_case(*case) for name, case in CASES.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
