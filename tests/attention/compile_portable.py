@@ -129,7 +129,7 @@ def compile_alone(score=PLAIN, *, cache=CACHE, sinks=None, **shape):
         "sinks": sinks,
         "block_size": VARYING,
     }
-    constants = {"SPLITS": 16, "MERGED_ROWS": 4, "NORM": sinks is None, "OVERLAP": True, "EARLY": False}
+    constants = {"SPLITS": 16, "MERGED_ROWS": 4, "NORM": sinks is None, "OVERLAP": True}
     return compile_by_name(
         alone._attend_alone_kernel, {**numbers, **constants, "shape": shape_of(tile, **shape)}, tile
     )

@@ -6,6 +6,8 @@ import triton_layer_cases  # noqa: F401  (skips where there is no Triton)
 
 from octavo.errors import InvalidArgumentError
 from octavo.layers.linear.choice import HOPPER_MAX_ROWS, HOPPER_MIN_ROWS, choose_gemm
+from octavo.layers.linear.float8.tiling import choose_path
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.layers.linear.hopper import tiling as hopper_tiling
 from octavo.layers.linear.hopper.tiling import (
     ATOM,
@@ -102,6 +104,25 @@ def test_what_pays_off(on_hopper: None) -> None:
     assert [chosen(rows, 64, 4096) for rows in (5, 64, 65)] == ["hopper", "hopper", "plain"]
     assert chosen(16, 65536, 64) == "plain"
     assert chosen(16, 64, 96) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("num_weight_rows", "width", "first", "last"),
+    [(4096, 512, 2, 128), (4096, 128, 2, 128), (4128, 512, 2, 64), (4128, 128, 2, 64), (16384, 512, 33, 64)],
+)
+def test_rows_of_float8(on_hopper: None, num_weight_rows: int, width: int, first: int, last: int) -> None:
+    """By rows, at each of the chooser's limits: weights of few, of some and of many rows."""
+    height = 1 if width == 512 else 128
+    scales = torch.ones(-(-num_weight_rows // height), 512 // width)
+    weight = Float8Weight(torch.empty(num_weight_rows, 512, dtype=FLOAT8), scales, height, width)
+    assert [choose_path(rows, weight) == "hopper" for rows in (first - 1, first, last, last + 1)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    wide = Float8Weight(torch.empty(16384, 512, dtype=FLOAT8), torch.ones(128, 4), 128, 128)
+    assert [choose_path(rows, wide) for rows in (2, 64)] == ["float8", "float8"]
 
 
 def test_arguments_that_do_not_fit(on_hopper: None) -> None:

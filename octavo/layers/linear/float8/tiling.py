@@ -18,12 +18,16 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 Path = Literal["gemv", "skinny", "hopper", "float8", "torch"]
 
-# Most rows of a path. The Hopper GEMM has to be measured on float8 before it is chosen.
+# Most rows of a path.
 SKINNY_MAX_ROWS = 1
-_HOPPER_MAX_ROWS = 0
 _FEW_MAX_ROWS = 64
-# Weights of many rows, and of many columns.
+# Rows that the Hopper GEMM multiplies: by weights of few rows, of some, and of many.
+_HOPPER_ROWS_NARROW = range(2, 129)
+_HOPPER_ROWS = range(2, 65)
+_HOPPER_ROWS_WIDE = range(33, 65)
+_NARROW = 4096
 _WIDE = 16384
+# Weights of many columns.
 _LONG = 8192
 
 
@@ -78,11 +82,21 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
         return "float8"
     if num_rows <= SKINNY_MAX_ROWS:
         return "gemv" if has_gemv(weight) else "skinny"
-    if num_rows <= _HOPPER_MAX_ROWS and has_hopper(weight):
+    if num_rows in _hopper_rows(weight) and has_hopper(weight):
         return "hopper"
     if num_rows <= _FEW_MAX_ROWS:
         return "float8"
     return "torch" if has_torch(weight) else "float8"
+
+
+def _hopper_rows(weight: Float8Weight) -> range:
+    num_weight_rows, size = weight.shape
+    if num_weight_rows <= _NARROW:
+        return _HOPPER_ROWS_NARROW
+    if num_weight_rows < _WIDE:
+        return _HOPPER_ROWS
+    # Scales of tiles take it longer than float8_linear.
+    return _HOPPER_ROWS_WIDE if weight.width == size else range(0)
 
 
 def has_gemv(weight: Float8Weight) -> bool:
