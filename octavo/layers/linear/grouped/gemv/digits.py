@@ -57,7 +57,7 @@ def keep_digits(row, totals, operands, eps, shape):
 
     Args:
         row: [steps, SPANS_AT_ONCE / W, 4, W, digits, 16] int32 in shared memory.
-        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, sums of halves of spans.
+        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, sums of groups.
         operands, eps, shape: see kernel.
 
     Returns:
@@ -96,7 +96,7 @@ def keep_digits(row, totals, operands, eps, shape):
     to_integer = (_INVERSE - power + _BITS).to(gl.float32, bitcast=True)
     for step in gl.static_range(STEPS):
         x = numbers[step].to(gl.float32)
-        # Halves of spans: bytes 0 and 1, and bytes 2 and 3.
+        # Groups: bytes 0 and 1, and bytes 2 and 3.
         total = gl.sum(gl.sum(x, 2).reshape([_SPANS, 2, 2]), 2)
         totals.index(step).store(total * before)
         words = gl.convert_layout((x * to_integer).to(gl.int32), _ROW, assert_trivial=True)

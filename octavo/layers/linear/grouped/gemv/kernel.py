@@ -5,7 +5,7 @@ A stage in shared memory:
     words    2 atoms of each span | spans | gate and up | rows | 16 words, chunks of 16 bytes swizzled
     pairs    gate and up | groups | rows                                a scale and a minimum of each
 
-How a thread's words become products: packed.
+The row lies there as digits (digits), which words meet on tensor cores (products).
 """
 
 from typing import Any, NamedTuple
@@ -43,12 +43,12 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
     Args:
         words: of the weight as TMA sees them, [2, spans, halves, rows of a half, 16].
         pairs: of scales and minimums, [groups, halves, rows of a half].
-        operands: see kernel.
+        operands: see gemv.kernel; there are no scales.
         out: [num_columns], the residual if the result is added to it.
         num_columns: of the result.
         eps: of the norm.
         factor: of scales and minimums.
-        shape: see kernel.
+        shape: see gemv.kernel; blocks are spans.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     OWN: gl.constexpr = _ROWS // shape.halves

@@ -43,8 +43,6 @@ _DIGITS_LAYOUT = gl.constexpr(
         [WARPS, 2, 4, 64],
     )
 )
-
-
 # Of pairs of a tile and of half of it, [W, halves of a span, rows].
 _PAIRS_LANES = [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
 _PAIRS_WARPS = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
@@ -58,12 +56,11 @@ _HALF_PAIRS = gl.constexpr(
 
 @gluon.jit
 def half_mask():
-    """Return bytes [W, 64, 8] that are -1 where a byte of a word is of the half of a span of a column."""
+    """Return bytes [W, halves of a span, digits, 64], -1 where a word's byte is of that half, else 0."""
     half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, _DIGITS_LAYOUT))))
     byte = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, _DIGITS_LAYOUT))))
     keeps = (byte // 2 % 2)[None, None, None, :] == half[None, :, None, None]
-    mask = gl.where(keeps, -1, 0).to(gl.int8).broadcast_to([_WARPS, 2, _DIGITS, 64])
-    return mask
+    return gl.where(keeps, -1, 0).to(gl.int8).broadcast_to([_WARPS, 2, _DIGITS, 64])
 
 
 @gluon.jit
@@ -71,12 +68,11 @@ def multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS: gl.constexp
     """Return a tile's products of each warp, [W, rows] float32.
 
     Args:
-        pipe: see kernel.
+        pipe, shape: see packed_gemv_kernel.
         row, totals: see keep_digits.
         mask: half_mask's.
         after: what sums of digits are to be multiplied by.
         tile: of the program.
-        shape: see kernel.
         SUMS: layout of a product [W, rows, 8].
     """
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 16)

@@ -46,6 +46,6 @@ def unsupported_reason(weight: GroupedWeight) -> str | None:
 
 @cache
 def choose_tiling(size: int) -> GemvTiling:
-    """Return the tiling for rows of K numbers; size: K."""
+    """Return the tiling for rows of K numbers, whose blocks are spans; size: K."""
     room = _SHARED_BYTES - -(-size // (SPANS_AT_ONCE * SPAN)) * _ROW_BYTES
     return GemvTiling(_BLOCKS, room // _STEP_BYTES, _REGISTERS)
