@@ -11,6 +11,7 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.lengths import check_capacity
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
+from octavo.attention.plan.device_forest import DeviceForest
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.errors import InvalidArgumentError
 
@@ -126,6 +127,18 @@ def _check_metadata(q: Tensor, block_size: int, metadata: AttentionMetadata) -> 
     check_capacity(metadata.max_seq_len, block_size, metadata.block_table)
     if metadata.plan is not None:
         check_plan(metadata.plan, q.shape[0], block_size, metadata)
+
+
+def check_work(work: ForestPlan | DeviceForest | None, impl: str) -> None:
+    """Raise InvalidArgumentError if an implementation does not read a step's kind of work."""
+    if impl == "triton" and isinstance(work, ForestPlan):
+        raise InvalidArgumentError(
+            "work is a ForestPlan, which the Triton kernels do not read; give a DeviceForest, or None"
+        )
+    if impl != "triton" and isinstance(work, DeviceForest):
+        raise InvalidArgumentError(
+            "work is a DeviceForest, which only the Triton kernels read; give a ForestPlan, or None"
+        )
 
 
 def check_plan(plan: ForestPlan, num_query_tokens: int, block_size: int, metadata: AttentionMetadata) -> None:

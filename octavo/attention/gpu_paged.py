@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.attention import choice
 from octavo.attention.cache import LayerCache
-from octavo.attention.checks import check_shared
+from octavo.attention.checks import check_shared, check_work
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
 from octavo.attention.metadata import AttentionMetadata
@@ -142,10 +142,7 @@ def plan_step(
     """
     from octavo.attention.triton import step_map
 
-    if metadata.plan is not None:
-        raise InvalidArgumentError(
-            "work is a ForestPlan, which the Triton kernels do not read; give a DeviceForest, or None"
-        )
+    check_work(metadata.work, "triton")
     return step_map.plan_step(
         metadata,
         num_tokens=q.shape[0],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.cache import LayerCache
-from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots
+from octavo.attention.checks import check_blocks, check_plan, check_right, check_slots, check_work
 from octavo.attention.float8 import read_rows, scale_of, write_rows
 from octavo.attention.lengths import check_capacity
 from octavo.attention.merge import add_sinks
@@ -16,7 +16,6 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.plan.host_plan import ForestPlan
 from octavo.attention.plan.ranges import concatenated_ranges
-from octavo.errors import InvalidArgumentError
 
 # Keys per piece of work, and the largest number of scores in memory at a time (float32: 16 MiB).
 _TILE_KEYS = 64
@@ -42,10 +41,7 @@ def host_plan(
     Raises:
         InvalidArgumentError: the sequences do not fit q or the block table, or the work is a DeviceForest.
     """
-    if metadata.forest is not None:
-        raise InvalidArgumentError(
-            "work is a DeviceForest, which only the Triton kernels read; give a ForestPlan, or None"
-        )
+    check_work(metadata.work, "torch")
     if metadata.plan is not None:
         check_right(metadata.plan, right)
         return metadata.plan

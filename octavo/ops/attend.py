@@ -14,7 +14,7 @@ from octavo.attention import (
     paged_attention_with_lse,
     uniform_attention_with_lse,
 )
-from octavo.attention.checks import check_right, check_shared
+from octavo.attention.checks import check_right, check_shared, check_work
 from octavo.attention.choice import choose_for_call
 from octavo.attention.float8 import FLOAT8
 from octavo.attention.merge import add_sinks
@@ -59,12 +59,15 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def check_plan_fits(call: Call) -> None:
-    """Check that a ForestPlan is for this call, whose last keys need not be in the cache yet; on a CPU only.
+    """Check that a plan is for this call, whose last keys need not be in the cache yet.
 
     Raises:
-        InvalidArgumentError: it was made for other lengths or another mask, or keys cannot be shared.
+        InvalidArgumentError: kernels do not read its kind; or, on a CPU, it was made for other lengths or
+            another mask, or keys cannot be shared.
     """
     plan, keys = call.plan, call.keys
+    layer, options = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale), _options(1.0, call.scores)
+    check_work(plan, choose_for_call("auto", layer, options))
     if not isinstance(plan, ForestPlan) or is_on_gpu(call.queries.q) or _is_empty(call):
         return
     debug.check_queries(call.queries, keys.seq_lens.shape[0])
@@ -76,8 +79,7 @@ def check_plan_fits(call: Call) -> None:
     _metadata(call, _ragged(call.queries, call.keys.seq_lens))
     check_right(plan, call.scores.right)
     if plan.sharing.num_nodes > 0:
-        layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
-        check_shared(layer, _options(1.0, call.scores))
+        check_shared(layer, options)
 
 
 def _is_empty(call: Call) -> bool:

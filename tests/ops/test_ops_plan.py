@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.attention import ForestPlan
+from octavo.attention import DeviceForest, ForestPlan
 from octavo.errors import InvalidArgumentError
 from octavo.ops import flash_attn_with_kvcache
 
@@ -82,6 +82,23 @@ def test_a_plan_for_the_lengths_after_new_keys_changes_no_result():
         flash_attn_with_kvcache(tensors[0], *caches, *NEW, **given | BEFORE, plan=plan), alone
     )
     assert torch.equal(torch.stack(caches), torch.stack(tensors[1:]))
+
+
+def test_a_forest_for_gpus_is_refused_before_keys_are_appended():
+    tensors, given, _ = call(causal=True)
+    before = [tensor.clone() for tensor in tensors[1:]]
+    forest = DeviceForest(
+        max_num_seqs=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        block_size=16,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    with pytest.raises(InvalidArgumentError, match="a DeviceForest, which only the Triton kernels read"):
+        flash_attn_with_kvcache(*tensors, *NEW, **given | BEFORE, plan=forest)
+    assert all(torch.equal(cache, kept) for cache, kept in zip(tensors[1:], before, strict=True))
 
 
 @pytest.mark.parametrize(
