@@ -6,6 +6,8 @@ import sys
 import threading
 from contextlib import suppress
 
+from octavo.cli.streams import settle_errors
+
 _at_once = threading.Event()
 
 
@@ -24,6 +26,7 @@ def leave(exit_code: int) -> None:
     Raises:
         SystemExit: with another code.
     """
+    settle_errors()
     if _at_once.is_set():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):

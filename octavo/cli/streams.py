@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TextIO
 
 from octavo.errors import PromptError
 
@@ -54,10 +55,23 @@ def check_text(texts: Iterable[str], place: str, encoding: str) -> None:
 
 def drop_output() -> None:
     """Discard buffered output, or Python would try to write it at exit and complain."""
-    if sys.stdout is None:
+    _drop(sys.stdout)
+
+
+def settle_errors() -> None:
+    """Write buffered errors, or discard them, or Python would try to at exit and change the exit code."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO | None) -> None:
+    if stream is None:
         return
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_json(line: str) -> None:

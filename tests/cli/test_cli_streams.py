@@ -75,9 +75,12 @@ def test_closed_standard_input_ends_a_chat() -> None:
     assert output.startswith("smollm2 is ready.")
 
 
+@FULL
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
-def test_errors_that_nobody_can_read_keep_their_exit_code(redirection: str) -> None:
-    assert shell(f"generate a --block-size 0 {redirection}") == (2, "", "")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_that_nobody_can_read_keep_their_exit_code(redirection: str, unbuffered: str) -> None:
+    command = f"generate a --block-size 0 {redirection}"
+    assert shell(command, PYTHONUNBUFFERED=unbuffered) == (2, "", "")
 
 
 def test_a_reader_that_left_is_told_nothing() -> None:
