@@ -40,6 +40,7 @@ class Served:
     def wait_until_ready(self) -> "Served":
         assert self.process.stdout is not None
         assert "by 2 replicas, ready after" in self.process.stdout.readline()
+        self._pids = self._children()
         return self
 
     def health(self) -> dict:
@@ -48,10 +49,17 @@ class Served:
     def num_ready(self) -> int:
         return sum(replica["state"] == "ready" for replica in self.health()["replicas"])
 
-    def pid_of(self, replica: int) -> int:
-        """Return the process id of a replica: the parent forks the front first."""
+    def _children(self) -> list[int]:
+        """Process ids of replicas, in the order in which they started: the parent forks the front first."""
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in task.read_text().split()][1:][replica]
+        return [int(pid) for pid in task.read_text().split()][1:]
+
+    def pid_of(self, replica: int) -> int:
+        """Return the process id of a replica; one that was restarted since the last call has the new one."""
+        children = self._children()
+        new = (pid for pid in children if pid not in self._pids)
+        self._pids = [pid if pid in children else next(new) for pid in self._pids]
+        return self._pids[replica]
 
     def samples(self, name: str) -> dict[str, float]:
         """Return a metric by replica."""
@@ -213,8 +221,7 @@ def test_a_request_that_has_no_answer_yet_is_sent_to_another_replica(served: Ser
         task = pool.submit(served.http.post, TEXT, json=body)
         eventually(lambda: any(replica["running"] for replica in served.health()["replicas"]))
         (name,) = (replica["replica"] for replica in served.health()["replicas"] if replica["running"])
-        # The one that was restarted is the youngest child.
-        os.kill(served.pid_of(1 - int(name)), signal.SIGKILL)
+        os.kill(served.pid_of(int(name)), signal.SIGKILL)
         served.slow.unlink()
         answer = task.result()
     assert answer.status_code == 200
