@@ -26,12 +26,12 @@ def leave(exit_code: int) -> None:
     Raises:
         SystemExit: with another code.
     """
-    settle_errors()
     if _at_once.is_set():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         os._exit(exit_code)
+    settle_errors()
     if exit_code:
         sys.exit(exit_code)

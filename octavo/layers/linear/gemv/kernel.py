@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.layers.linear.gemv.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.linear.gemv.row import keep_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.triton.activation import activate
@@ -78,11 +79,10 @@ class Operands(NamedTuple):
 
 
 class _Pipe(NamedTuple):
-    """Buffers in shared memory and their barriers, one for each stage."""
+    """Buffers in shared memory, one for each stage, and their ring."""
 
     weights: Any
-    filled: Any
-    free: Any
+    ring: Any
 
 
 @gluon.jit(do_not_specialize=["num_columns"])
@@ -97,7 +97,6 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
         eps: of the norm.
         shape: see there.
     """
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     DTYPE: gl.constexpr = matrix.dtype if shape.height == 0 else gl.float16
     ATOM: gl.constexpr = _ATOM_BITS // matrix.dtype.primitive_bitwidth
     STEP: gl.constexpr = shape.blocks * _WARPS * ATOM
@@ -109,15 +108,10 @@ def gemv_kernel(matrix, operands, out, num_columns, eps, shape):
             [shape.stages, shape.blocks * _WARPS, shape.halves, _ROWS // shape.halves, ATOM],
             matrix.layout,
         ),
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+        make_ring(shape.stages),
     )
     row = gl.allocate_shared_memory(DTYPE, [X_STEPS, _X_STEP], _FLAT)
     parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], _PLAIN)
-    for stage in gl.static_range(shape.stages):
-        mbarrier.init(pipe.filled.index(stage), count=1)
-        mbarrier.init(pipe.free.index(stage), count=1)
-    fence_async_shared()
     gl.warp_specialize(
         [
             (_multiply, (pipe, row, parts, operands, out, num_columns, eps, shape)),
@@ -157,10 +151,7 @@ def _fetch(matrix, pipe, num_columns, shape):
     for tile in range(num_tiles(num_columns, shape)):
         begin = first_column(tile, shape)
         for turn in range(STEPS):
-            stage = step % shape.stages
-            filled = pipe.filled.index(stage)
-            mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
-            mbarrier.expect(filled, matrix.block_type.nbytes)
+            stage, filled = claim_stage(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
             at = [turn * ATOMS, 0, begin, 0]
             tma.async_copy_global_to_shared(matrix, at, filled, pipe.weights.index(stage))
             step += 1
@@ -232,14 +223,13 @@ def _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shap
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
     )
-    stage = step % shape.stages
     ratios = _load_ratios(operands, begin, turn, num_columns, ATOM, shape, SUMS)
-    mbarrier.wait(pipe.filled.index(stage), (step // shape.stages) & 1)
+    stage = wait_for_stage(pipe.ring, step, shape.stages)
     atoms = pipe.weights.index(stage)._reinterpret(KIND, [shape.blocks, _WARPS, _ROWS, ATOM], LAYOUT)
     weights = ()
     for block in gl.static_range(shape.blocks):
         weights = weights + (atoms.index(block).load(A),)  # noqa: RUF005
-    mbarrier.arrive(pipe.free.index(stage))
+    free_stage(pipe.ring, stage)
     added = ()
     for block in gl.static_range(shape.blocks):
         x = planes.index(turn * shape.blocks + block).load(gl.SliceLayout(2, B))

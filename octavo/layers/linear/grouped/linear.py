@@ -9,8 +9,8 @@
                      hopper: the same by TMA and wgmma, for 4 bits on Hopper GPUs
     more             dequantises the whole weight, then cuBLAS
 
-tiling.choose_grouped_gemm decides. Weights that cannot be joined (other bits, groups or orders of columns)
-take a GEMM each.
+tiling.choose_grouped_gemm decides by rows, and each kernel's unsupported_reason by weight. Weights that
+cannot be joined (other bits, groups or orders of columns) take a GEMM each.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.gemv.kernel import ceil_div, first_column, load_epilogue, num_tiles, store_tile
+from octavo.layers.linear.gemv.ring import claim_stage, make_ring
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.digits import keep_digits
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
@@ -28,12 +29,11 @@ _SPANS = gl.constexpr(SPANS_AT_ONCE)
 
 
 class PackedPipe(NamedTuple):
-    """Buffers in shared memory and their barriers, one for each stage."""
+    """Buffers in shared memory, one for each stage, and their ring."""
 
     words: Any
     pairs: Any
-    filled: Any
-    free: Any
+    ring: Any
 
 
 @gluon.jit(do_not_specialize=["num_columns"])
@@ -50,7 +50,6 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
         factor: of scales and minimums.
         shape: see gemv.kernel; blocks are spans.
     """
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     OWN: gl.constexpr = _ROWS // shape.halves
     X_STEPS: gl.constexpr = ceil_div(shape.size, _SPANS * _SPAN)
     gdc_launch_dependents()
@@ -63,8 +62,7 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
             [shape.stages * shape.halves, 2 * shape.blocks * _WARPS, 1, OWN],
             pairs.layout,
         ),
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+        make_ring(shape.stages),
     )
     row = gl.allocate_shared_memory(
         gl.int32,
@@ -75,10 +73,6 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
         gl.float32, [X_STEPS, _SPANS, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    for stage in gl.static_range(shape.stages):
-        mbarrier.init(pipe.filled.index(stage), count=1)
-        mbarrier.init(pipe.free.index(stage), count=1)
-    fence_async_shared()
     gl.warp_specialize(
         [
             (_multiply, (pipe, row, totals, parts, operands, out, num_columns, eps, factor, shape)),
@@ -94,14 +88,12 @@ def _fetch(words, pairs, pipe, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends reads as zero."""
     SPANS: gl.constexpr = shape.blocks * _WARPS
     STEPS: gl.constexpr = ceil_div(shape.size, SPANS * _SPAN)
+    STEP_BYTES: gl.constexpr = words.block_type.nbytes + shape.halves * pairs.block_type.nbytes
     step = 0
     for tile in range(num_tiles(num_columns, shape)):
         begin = first_column(tile, shape)
         for turn in range(STEPS):
-            stage = step % shape.stages
-            filled = pipe.filled.index(stage)
-            mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
-            mbarrier.expect(filled, words.block_type.nbytes + shape.halves * pairs.block_type.nbytes)
+            stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
             at = [0, turn * SPANS, 0, begin, 0]
             tma.async_copy_global_to_shared(words, at, filled, pipe.words.index(stage))
             for half in gl.static_range(shape.halves):
@@ -115,7 +107,6 @@ def _fetch(words, pairs, pipe, num_columns, shape):
 @gluon.jit
 def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor, shape):
     """Multiply all tiles and store the results."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
     OWN: gl.constexpr = _ROWS // shape.halves
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     mask = half_mask()
@@ -127,5 +118,5 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor,
         inside = column < num_columns
         # Loaded now, needed after the products.
         scale, bias, old = load_epilogue(operands, out, column, num_columns, shape)
-        parts.store(multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS))
+        parts.store(multiply_tile(pipe, row, totals, mask, after, tile, shape))
         store_tile(parts, scale, bias, old, factor, out, column, inside, shape, OUT)

@@ -12,9 +12,9 @@ scaled.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from octavo.layers.linear.gemv.kernel import ceil_div
+from octavo.layers.linear.gemv.ring import free_stage, wait_for_stage
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, WARPS
 
@@ -23,6 +23,8 @@ _ROWS = gl.constexpr(TILE_ROWS)
 _SPAN = gl.constexpr(SPAN)
 _DIGITS = gl.constexpr(4)
 
+# Layout of a product, [W, rows, 8].
+_PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 # Layout of sums, [W, rows, halves of a span, digits], as tensor cores leave [W, rows, 8].
 _SUMS = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -64,7 +66,7 @@ def half_mask():
 
 
 @gluon.jit
-def multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS: gl.constexpr):
+def multiply_tile(pipe, row, totals, mask, after, tile, shape):
     """Return a tile's products of each warp, [W, rows] float32.
 
     Args:
@@ -73,9 +75,8 @@ def multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS: gl.constexp
         mask: half_mask's.
         after: what sums of digits are to be multiplied by.
         tile: of the program.
-        SUMS: layout of a product [W, rows, 8].
     """
-    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 16)
+    A: gl.constexpr = gl.DotOperandLayout(0, _PRODUCT, 16)
     ATOMS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=3)
     PLANES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     TOTALS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -87,9 +88,7 @@ def multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS: gl.constexp
     sums = gl.zeros([_WARPS, _ROWS, 2, _DIGITS], gl.float32, _SUMS)
     lows = gl.zeros([_WARPS, _ROWS, 2], gl.float32, LOWS)
     for turn in range(STEPS):
-        step = tile * STEPS + turn
-        stage = step % shape.stages
-        mbarrier.wait(pipe.filled.index(stage), (step // shape.stages) & 1)
+        stage = wait_for_stage(pipe.ring, tile * STEPS + turn, shape.stages)
         atoms = pipe.words.index(stage)._reinterpret(gl.int8, [2 * shape.blocks, _WARPS, _ROWS, 64], ATOMS)
         words = ()
         pairs = ()
@@ -97,14 +96,14 @@ def multiply_tile(pipe, row, totals, mask, after, tile, shape, SUMS: gl.constexp
             both = (atoms.index(block).load(A), atoms.index(shape.blocks + block).load(A))
             words = words + (both,)  # noqa: RUF005
             pairs = pairs + (_load_pairs(pipe.pairs, stage, block, shape),)  # noqa: RUF005
-        mbarrier.arrive(pipe.free.index(stage))
+        free_stage(pipe.ring, stage)
         for block in gl.static_range(shape.blocks):
             at = turn * shape.blocks + block
-            products = gl.zeros([_WARPS, _ROWS, 8], gl.int32, SUMS)
+            products = gl.zeros([_WARPS, _ROWS, 8], gl.int32, _PRODUCT)
             for atom in gl.static_range(2):
                 low, high = _to_bytes(words[block][atom])
-                products = mma_v2(low, _load_digits(planes.index(4 * at + atom), mask, SUMS), products)
-                products = mma_v2(high, _load_digits(planes.index(4 * at + 2 + atom), mask, SUMS), products)
+                products = mma_v2(low, _load_digits(planes.index(4 * at + atom), mask), products)
+                products = mma_v2(high, _load_digits(planes.index(4 * at + 2 + atom), mask), products)
             products = products.reshape([_WARPS, _ROWS, 2, _DIGITS])
             products = gl.convert_layout(products, _SUMS, assert_trivial=True)
             scale = (pairs[block] & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
@@ -130,15 +129,14 @@ def _to_bytes(words):
 
 
 @gluon.jit
-def _load_digits(plane, mask, SUMS: gl.constexpr):
+def _load_digits(plane, mask):
     """Return 64 bytes of each column, [W, 64, 8], zeros for those of the other half of a span.
 
     Args:
         plane: [W, digits, 64] int8 in shared memory.
         mask: half_mask's.
-        SUMS: layout of a product.
     """
-    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 16)
+    B: gl.constexpr = gl.DotOperandLayout(1, _PRODUCT, 16)
     bytes_ = plane.load(gl.SliceLayout(1, _DIGITS_LAYOUT))
     bytes_ = gl.expand_dims(bytes_, 1).broadcast_to([_WARPS, 2, _DIGITS, 64])
     bytes_ = gl.inline_asm_elementwise(

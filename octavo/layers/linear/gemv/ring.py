@@ -1,0 +1,56 @@
+"""A ring of buffers between a warp that fetches by TMA and warps that multiply.
+
+Step s is in stage s % stages.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+
+class Ring(NamedTuple):
+    """Barriers in shared memory, [stages, 1] each: a stage holds its step; all have read it."""
+
+    filled: Any
+    free: Any
+
+
+@gluon.jit
+def make_ring(STAGES: gl.constexpr):
+    """Return the barriers of free stages."""
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    ring = Ring(
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
+    )
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ring.filled.index(stage), count=1)
+        mbarrier.init(ring.free.index(stage), count=1)
+    fence_async_shared()
+    return ring
+
+
+@gluon.jit
+def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
+    """Wait until a step's stage is free; return it, and the barrier that so many copied bytes complete."""
+    stage = step % STAGES
+    filled = ring.filled.index(stage)
+    mbarrier.wait(ring.free.index(stage), (step // STAGES + 1) & 1)
+    mbarrier.expect(filled, num_bytes)
+    return stage, filled
+
+
+@gluon.jit
+def wait_for_stage(ring, step, STAGES: gl.constexpr):
+    """Wait until a step is in its stage; return the stage, to be freed once it is read."""
+    stage = step % STAGES
+    mbarrier.wait(ring.filled.index(stage), (step // STAGES) & 1)
+    return stage
+
+
+@gluon.jit
+def free_stage(ring, stage):
+    """Say that all have read a stage."""
+    mbarrier.arrive(ring.free.index(stage))
