@@ -26,7 +26,14 @@ from octavo.layers import RMSNorm, make_input, make_linear, make_output
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8 import on_gpu as float8_gpu
 from octavo.layers.linear.float8.gemm import float8_linear
-from octavo.layers.linear.float8.tiling import Float8Tiling, choose_path, has_gemv, has_hopper, has_torch
+from octavo.layers.linear.float8.tiling import (
+    Float8Tiling,
+    choose_path,
+    has_gemv,
+    has_hopper,
+    has_many,
+    has_torch,
+)
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise, quantise_rows
 from octavo.layers.linear.quantised import QuantisedWeight
 from octavo.layers.linear.skinny import skinny_linear
@@ -36,7 +43,7 @@ from octavo.parallel import TensorParallel
 BYTES_PER_SECOND = 4.8e12
 FLOPS = {"bf16": 989e12, "fp8": 1979e12, "fp8-blocks": 1979e12}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192)
-_PATHS = ("gemv", "skinny", "hopper", "float8", "torch")
+_PATHS = ("gemv", "skinny", "hopper", "float8", "many", "torch")
 _ROTATED_BYTES = 400e6
 _TILE = 128
 # Processes that compile kernels side by side.
@@ -149,6 +156,7 @@ def time_paths(case: Case, num_rows: int) -> Iterator[tuple[str, object]]:
             "skinny": num_rows <= 4,
             "hopper": num_rows <= 256 and has_hopper(case_weight(case)),
             "float8": num_rows >= 2,
+            "many": num_rows >= 2 and has_many(case_weight(case)),
             "torch": num_rows >= 64 and has_torch(case_weight(case)),
         }
         us: object = ""

@@ -9,7 +9,7 @@ from octavo.layers import RMSNorm, make_input, make_output
 from octavo.layers.linear.choice import make_quantised_linear
 from octavo.layers.linear.float8 import on_gpu as float8_gpu
 from octavo.layers.linear.float8.on_gpu import Float8GpuLinear
-from octavo.layers.linear.float8.tiling import choose_path, has_gemv, has_hopper, has_torch
+from octavo.layers.linear.float8.tiling import choose_path, has_gemv, has_hopper, has_many, has_torch
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 from octavo.parallel import TensorParallel
 
@@ -21,6 +21,7 @@ ROWS = {
     "skinny": (1, 3),
     "hopper": (1, 8, 33, 64, 200),
     "float8": (2, 17, 64, 300),
+    "many": (65, 300),
     "torch": (64, 300),
 }
 
@@ -54,7 +55,7 @@ def test_a_path_computes_the_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = make_weight(num_weight_rows, size, tile)
-    has_path = {"torch": has_torch, "hopper": has_hopper, "gemv": has_gemv}
+    has_path = {"torch": has_torch, "hopper": has_hopper, "gemv": has_gemv, "many": has_many}
     if path in has_path and not has_path[path](weight):
         pytest.skip("this GPU or CUDA does not have it")
     monkeypatch.setattr(float8_gpu, "choose_path", lambda num_rows, weight: path)

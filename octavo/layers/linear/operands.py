@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
+from octavo.gpu.rows import new_rows
 from octavo.layers.triton.activation import NAMES
 
 
@@ -57,7 +58,7 @@ def make_result(x: Tensor, num_weight_rows: int, activation: str | None, residua
     if activation is not None:
         num_columns = _gated_columns(num_columns, activation, residual)
     if residual is None:
-        return x.new_empty(num_rows, num_columns)
+        return new_rows(x, num_rows, num_columns)
     if residual.shape != (num_rows, num_columns) or residual.dtype != x.dtype or residual.stride(1) != 1:
         raise InvalidArgumentError(
             f"residual must be [M, N] = {[num_rows, num_columns]} {x.dtype} with a contiguous last "

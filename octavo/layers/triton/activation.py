@@ -6,6 +6,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidArgumentError, suggest
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.gpu.rows import new_rows
 from octavo.layers.clamped_swiglu import LIMIT, SLOPE
 from octavo.layers.clamped_swiglu import NAME as CLAMPED
 
@@ -42,7 +43,7 @@ def gated_activation(gate_up: Tensor, name: str) -> Tensor:
             f"got shape {list(shape)}, strides {list(gate_up.stride())}"
         )
     num_rows, size = shape[0], shape[1] // 2
-    out = gate_up.new_empty(num_rows, size)
+    out = new_rows(gate_up, num_rows, size)
     if num_rows and size:
         launch(
             _gated_activation_kernel,

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.gpu.rows import new_rows
 from octavo.layers.triton.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
@@ -41,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, delta: Tensor | None = No
     """
     check_rows(x, weight, delta)
     num_rows, size = x.shape
-    out = x.new_empty(num_rows, size)
+    out = new_rows(x, num_rows, size)
     if num_rows == 0:
         return out
     block, num_warps = tile_of(size)

@@ -8,10 +8,13 @@ from torch import Tensor
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.gpu.rows import new_rows
 from octavo.layers.triton.stream import inverse_rms, load_row
 
 _MAX_ROW = 65536
-_VALUES_PER_WARP = 512
+# Of a program; fewer for short rows: so that many rows come at the rate of memory.
+_MAX_WARPS = 8
+_VALUES_PER_WARP = 1024
 # The smallest scale, of a row of zeros: the smallest normal float32.
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
@@ -44,7 +47,7 @@ def quantise_rows(
     num_rows, size = _check(x, norm_weight, delta)
     block = power_of_two(size)
     num_scales = 1 if width is None else size // width
-    out = torch.empty(num_rows, size, dtype=torch.float8_e4m3fn, device=x.device)
+    out = new_rows(x, num_rows, size, torch.float8_e4m3fn)
     scales = torch.empty(num_scales, num_rows, dtype=torch.float32, device=x.device).t()
     if num_rows == 0:
         return out, scales
@@ -58,7 +61,7 @@ def quantise_rows(
         NORM=norm_weight is not None,
         WIDTH=width or block,
         BLOCK=block,
-        num_warps=min(16, max(1, block // _VALUES_PER_WARP)),
+        num_warps=min(_MAX_WARPS, max(1, block // _VALUES_PER_WARP)),
         **overlap_options(x),
     )
     return out, scales

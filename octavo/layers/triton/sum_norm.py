@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.gpu.rows import new_rows
 from octavo.layers.triton.norm import check_rows, tile_of
 from octavo.layers.triton.stream import add_to_stream, inverse_rms
 from octavo.parallel.shared_memory import MAX_PROGRAMS, SharedMemory
@@ -34,7 +35,7 @@ def sum_rms_norm(x: Tensor, part: Tensor, weight: Tensor, eps: float, memory: Sh
     """
     check_rows(x, weight, part)
     num_rows, size = x.shape
-    out = x.new_empty(num_rows, size)
+    out = new_rows(x, num_rows, size)
     if num_rows == 0:
         return out
     block, num_warps = tile_of(size)

@@ -5,6 +5,7 @@
     skinny    1            as they are    the same
     float8    some         float8         activation and residual sum
     hopper    some         float8         the same, on Hopper GPUs
+    many      many         float8         the same, on Hopper GPUs
     torch     many         float8         nothing
 
 float8_tiling.choose_path decides. Rows of x become float8 with a scale each, in the kernel that norms them;
@@ -97,7 +98,9 @@ class Float8GpuLinear:
             from octavo.layers.triton.activation import gated_activation
 
             return gated_activation(out, activation)
-        if path == "hopper":
+        if path == "many":
+            from octavo.layers.linear.float8.many.gemm import many_linear as product
+        elif path == "hopper":
             from octavo.layers.linear.hopper.gemm import hopper_linear as product
         else:
             from octavo.layers.linear.float8.gemm import float8_linear as product

@@ -8,6 +8,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from octavo.gpu.device import nvidia_generation, triton_unsupported_reason
+from octavo.layers.linear.float8.many import tiling as many_tiling
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.hopper import tiling as hopper_tiling
@@ -16,17 +17,18 @@ _BLOCK = 128
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-Path = Literal["gemv", "skinny", "hopper", "float8", "torch"]
+Path = Literal["gemv", "skinny", "hopper", "float8", "many", "torch"]
 
 # Most rows of a path.
 SKINNY_MAX_ROWS = 1
 _FEW_MAX_ROWS = 64
-# Rows that the Hopper GEMM multiplies: by weights of few rows, of some, and of many.
-_HOPPER_ROWS_NARROW = range(2, 129)
+# Rows that the Hopper GEMM multiplies: by weights of some rows, and of many.
 _HOPPER_ROWS = range(2, 65)
 _HOPPER_ROWS_WIDE = range(33, 65)
 _NARROW = 4096
 _WIDE = 16384
+# Most rows that the GEMM of many rows multiplies by weights of few rows, if scales are of tiles.
+_MANY_MAX_ROWS_TILED = 256
 # Weights of many columns.
 _LONG = 8192
 
@@ -82,6 +84,8 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
         return "float8"
     if num_rows <= SKINNY_MAX_ROWS:
         return "gemv" if has_gemv(weight) else "skinny"
+    if num_rows > _FEW_MAX_ROWS and has_many(weight) and _is_many(num_rows, weight):
+        return "many"
     if num_rows in _hopper_rows(weight) and has_hopper(weight):
         return "hopper"
     if num_rows <= _FEW_MAX_ROWS:
@@ -91,12 +95,17 @@ def choose_path(num_rows: int, weight: Float8Weight) -> Path:
 
 def _hopper_rows(weight: Float8Weight) -> range:
     num_weight_rows, size = weight.shape
-    if num_weight_rows <= _NARROW:
-        return _HOPPER_ROWS_NARROW
     if num_weight_rows < _WIDE:
         return _HOPPER_ROWS
     # Scales of tiles take it longer than float8_linear.
     return _HOPPER_ROWS_WIDE if weight.width == size else range(0)
+
+
+def _is_many(num_rows: int, weight: Float8Weight) -> bool:
+    """Return whether the GEMM of many rows is the fastest for more than 64 rows."""
+    num_weight_rows, size = weight.shape
+    # torch rounds rows to float8 in parts, and is as fast with scales of tiles.
+    return weight.width == size or (num_weight_rows <= _NARROW and num_rows <= _MANY_MAX_ROWS_TILED)
 
 
 def has_gemv(weight: Float8Weight) -> bool:
@@ -107,6 +116,11 @@ def has_gemv(weight: Float8Weight) -> bool:
 def has_hopper(weight: Float8Weight) -> bool:
     """Return whether the GEMM for Hopper GPUs multiplies a weight by contiguous float8 rows."""
     return hopper_tiling.float8_unsupported_reason(weight) is None
+
+
+def has_many(weight: Float8Weight) -> bool:
+    """Return whether the GEMM of many rows for Hopper GPUs multiplies a weight."""
+    return many_tiling.unsupported_reason(weight) is None
 
 
 def has_torch(weight: Float8Weight) -> bool:

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.float8.weight import Float8Weight
-from octavo.layers.linear.hopper.descriptor import describe_matrix
+from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 from octavo.layers.linear.hopper.kernel import Result, Scales, Shape, linear_kernel
 from octavo.layers.linear.hopper.tiling import (
     ATOM,
@@ -92,7 +92,7 @@ def hopper_linear(
     launch(
         linear_kernel,
         (-(-num_columns // tiling.columns), -(-num_rows // tiling.rows)),
-        describe_matrix(x, [shape.rows, atom]),
+        describe_rows(x, [shape.rows, atom]),
         describe_matrix(weight.view(halves, num_columns, -1), [halves, tiling.columns, atom]),
         Result(out, out.stride(0), num_columns, bias),
         scales or _NO_SCALES,

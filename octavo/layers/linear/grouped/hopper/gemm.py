@@ -24,7 +24,7 @@ from octavo.layers.linear.grouped.medium import add_parts
 from octavo.layers.linear.grouped.operands import check_product
 from octavo.layers.linear.grouped.result import Result
 from octavo.layers.linear.grouped.weight import PLANE, GroupedWeight
-from octavo.layers.linear.hopper.descriptor import describe_matrix
+from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
 
 # Two warpgroups multiply. The TMA warp counts as a third one, and three share an SM's registers.
 NUM_WARPS = 8
@@ -101,7 +101,7 @@ def _multiply(
     launch(
         hopper_medium_kernel,
         (-(-num_rows // tiling.rows), -(-num_columns // height), parts.shape[0]),
-        describe_matrix(x, [tiling.rows, ATOM]),
+        describe_rows(x, [tiling.rows, ATOM]),
         _words(weight.words, is_gated=activation is not None),
         weight.pairs,
         Result(parts, parts.stride(1), parts.stride(0), bias, weight.factor),

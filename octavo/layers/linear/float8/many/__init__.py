@@ -1,0 +1,1 @@
+"""The GEMM of many float8 rows for Hopper GPUs."""
