@@ -4,7 +4,7 @@ import pytest
 import torch
 from grouped_cases import both_ways, options_of, packed, random_blocks
 from torch import Tensor
-from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory, random, with_nan_behind
 
 from octavo.gpu import launch as triton_launch
 from octavo.layers.linear.grouped.hopper import gemm
@@ -45,6 +45,12 @@ def test_sizes_that_are_no_multiple_of_a_tile(
     # Rows of a wider tensor.
     x = random(num_rows, size + 8, device="cuda", dtype=dtype)[:, :size]
     check(x, weight, None if num_splits is None else make_tiling(64, 2, num_splits))
+
+
+@pytest.mark.parametrize("num_rows", [17, 40, 70])
+def test_what_lies_behind_the_last_row(num_rows: int) -> None:
+    x = with_nan_behind(random(num_rows, 640, device="cuda", dtype=torch.bfloat16))
+    check(x, packed(random_blocks(1000, 640, group=64), "cuda"))
 
 
 @pytest.mark.parametrize("names", FUSED)

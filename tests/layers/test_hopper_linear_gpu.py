@@ -12,6 +12,7 @@ from triton_layer_cases import (
     assert_as_good_as_torch,
     plain_linear,
     poisoned_memory,
+    with_nan_behind,
 )
 
 from octavo.layers import RMSNorm
@@ -66,6 +67,13 @@ def test_tilings(rows: int, columns: int, stages: tuple[int, int]) -> None:
         tiling = HopperTiling(rows, columns, depth, *stages)
         check(x, weight, tiling, residual=random(200, 112))
         check(x, weight, tiling, activation="silu")
+
+
+@pytest.mark.parametrize("num_rows", [5, 12, 33, 70])
+def test_what_lies_behind_the_last_row(num_rows: int) -> None:
+    x, weight = with_nan_behind(random(num_rows, 320)), random(176, 320, scale=0.05)
+    check(x, weight, residual=random(num_rows, 176))
+    check(x, weight, activation="silu")
 
 
 def test_strides() -> None:

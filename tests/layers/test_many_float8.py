@@ -101,8 +101,11 @@ def test_arguments_that_do_not_fit(on_hopper: None) -> None:
 
     weight, x, scales = float8(64, 128), torch.zeros(65, 128).to(FLOAT8), torch.ones(65)
     options = {"row_scales": scales, "dtype": torch.bfloat16}
-    for bad in (x[:, :64], x.float(), torch.zeros(128, 65).to(FLOAT8).t(), x[:64], x[0]):
-        with pytest.raises(InvalidArgumentError, match=r"x must be|float8"):
+    apart = torch.zeros(65, 136).to(FLOAT8)[:, :128]
+    for bad in (x[:, :64], x.float(), torch.zeros(128, 65).to(FLOAT8).t(), x[:64], x[0], apart):
+        with pytest.raises(
+            InvalidArgumentError, match=r"x must be|weight must be|rows of x must begin at 16"
+        ):
             many_linear(bad, weight, **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="bias"):
         many_linear(x, weight, torch.zeros(63), **options)  # type: ignore[arg-type]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from triton_layer_cases import with_nan_behind
 
 from octavo.gpu.device import nvidia_generation
-from octavo.gpu.rows import new_rows
 from octavo.layers.linear.float8.many.tiling import ManyTiling, fill_tiling
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
 
@@ -28,10 +28,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def operands(num_rows: int, num_weight_rows: int, size: int) -> tuple[Tensor, Tensor, Float8Weight]:
     """Rows with NaN behind the last one, their scales, and a weight."""
-    x = new_rows(random(1), num_rows, size, FLOAT8)
-    behind = torch.empty(0, dtype=FLOAT8, device="cuda").set_(x.untyped_storage())
-    behind.view(torch.uint8).fill_(0x7F)
-    x.copy_(random(num_rows, size))
+    x = with_nan_behind(random(num_rows, size).to(FLOAT8))
     values = random(num_weight_rows, size, seed=1).to(FLOAT8)
     scales = random(num_weight_rows, 1, seed=2).abs() / 10
     return x, random(num_rows, seed=3).abs() / 10, Float8Weight(values, scales, 1, size)

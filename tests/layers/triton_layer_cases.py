@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from octavo.gpu.rows import new_rows
+
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 # The interpreter computes with NumPy, which warns where a GPU just returns inf: exp(-gate) is meant to.
@@ -89,3 +91,10 @@ def plain_linear(
         gate, up = out.chunk(2, -1)
         out = ACTIVATIONS[activation](gate) * up
     return out if residual is None else residual + out
+
+
+def with_nan_behind(x: Tensor) -> Tensor:
+    """Return rows like x whose storage has room behind them, full of NaN in any dtype of floats."""
+    rows = new_rows(x, *x.shape)
+    torch.empty(0, dtype=torch.uint8, device=x.device).set_(rows.untyped_storage()).fill_(0xFF)
+    return rows.copy_(x)

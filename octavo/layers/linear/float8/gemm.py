@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.errors import InvalidArgumentError
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
+from octavo.layers.linear.float8.operands import check_product
 from octavo.layers.linear.float8.tiling import Float8Tiling, choose_tiling
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
-from octavo.layers.linear.operands import check_operands, make_result
+from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.triton.activation import activate
 
 
@@ -52,11 +51,8 @@ def float8_linear(
     Raises:
         InvalidArgumentError: a shape, dtype or stride does not fit.
     """
-    check_operands(x, weight.values, bias, FLOAT8)
+    out = check_product(x, weight, bias, row_scales, dtype, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    if x.dtype != FLOAT8 or row_scales.numel() != num_rows:
-        raise InvalidArgumentError(f"x must be float8 with a scale for each row, got {x.dtype}")
-    out = make_result(x.new_empty(num_rows, 0, dtype=dtype), num_weight_rows, activation, residual)
     if num_rows == 0:
         return out
     if tiling is None:

@@ -13,9 +13,9 @@ from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.float8.many.kernel import many_kernel
 from octavo.layers.linear.float8.many.tiles import HALF_ROWS, STEP, Result, Shape
 from octavo.layers.linear.float8.many.tiling import ManyTiling, choose_tiling, unsupported_reason
-from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.layers.linear.float8.operands import check_product
+from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows
-from octavo.layers.linear.operands import check_operands, make_result
 
 # Registers of a thread before the warp that fetches gives most of its share to the warpgroups.
 _REGISTERS = 168
@@ -37,9 +37,9 @@ def many_linear(
     The previous kernel must not write weight, scales or bias.
 
     Args:
-        x: [M, K] float8, contiguous.
+        x: [M, K] float8; rows a multiple of 16 bytes apart, last dimension contiguous.
         weight: [N, K], see tiling.unsupported_reason; with an activation [gate | up] along N.
-        bias, activation, residual: see skinny_linear; the residual's rows lie a multiple of 16 bytes apart.
+        bias, activation, residual: see skinny_linear; the residual's rows as those of x.
         row_scales: [M] float32 contiguous, in any shape, by which rows of x are to be multiplied.
         dtype: of the result.
         tiling: None: choose_tiling's.
@@ -53,15 +53,13 @@ def many_linear(
     reason = unsupported_reason(weight)
     if reason is not None:
         raise InvalidArgumentError(f"many_linear cannot run: {reason}")
-    check_operands(x, weight.values, bias, FLOAT8)
+    out = check_product(x, weight, bias, row_scales, dtype, activation, residual)
     num_rows, (num_weight_rows, size) = x.shape[0], weight.shape
-    if x.dtype != FLOAT8 or not x.is_contiguous() or row_scales.numel() != num_rows:
-        raise InvalidArgumentError(f"x must be contiguous float8 with a scale for each row, got {x.dtype}")
-    out = make_result(x.new_empty(num_rows, 0, dtype=dtype), num_weight_rows, activation, residual)
     if num_rows == 0:
         return out
-    if out.stride(0) * out.itemsize % 16 or out.data_ptr() % 16:
-        raise InvalidArgumentError(f"rows of the residual must begin at 16 bytes, got {out.stride(0)} apart")
+    for name, rows in (("x", x), ("the residual", out)):
+        if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
+            raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
     halves = 1 if activation is None else 2
     is_tiled = weight.width < size
     if tiling is None:
