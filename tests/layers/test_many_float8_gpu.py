@@ -115,6 +115,21 @@ def test_prompts_of_a_decoder(shape: tuple[int, int, str | None]) -> None:
     assert_close(multiply(x, row_scales, weight, **options), exact)
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_results_in_float16(activation: str | None) -> None:
+    from octavo.layers.linear.float8.many.gemm import many_linear
+
+    x, row_scales, weight = operands(200, 1024, 512)
+    options = {"row_scales": row_scales, "dtype": torch.float16, "activation": activation}
+    got = many_linear(x, weight, **options)  # type: ignore[arg-type]
+    assert got.dtype == torch.float16
+    exact = exact_product(x, row_scales, weight)
+    if activation is not None:
+        gate, up = exact.chunk(2, 1)
+        exact = torch.nn.functional.silu(gate) * up
+    assert_close(got, exact)
+
+
 def test_extreme_gates() -> None:
     """Gates of any size, of both signs: no overflow on the way, and NaN only where silu has it."""
     gates = torch.tensor([0.0, -0.0, 88.0, -88.0, -104.0, 200.0, -200.0, 1e15, -1e15], device="cuda")
