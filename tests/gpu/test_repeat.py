@@ -224,3 +224,13 @@ def test_a_call_that_fails_while_it_is_watched():
     run(repeater, call, x)
     launch(kernel, (1,), torch.ones(1))
     assert (len(kernel.found), kernel.launched) == (3, [])
+
+
+def test_attention_returns_whole_tensors() -> None:
+    """A call that returns part of a tensor is never repeated."""
+    pytest.importorskip("triton")
+    from octavo.attention.triton.arguments import empty_results
+
+    for result in empty_results(torch.empty(5, 2, 8), 16, torch.float16):
+        assert result._base is None
+        assert result.untyped_storage().nbytes() == result.nbytes

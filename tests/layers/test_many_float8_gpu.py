@@ -120,6 +120,8 @@ def test_results_in_float16(activation: str | None) -> None:
     from octavo.layers.linear.float8.many.gemm import many_linear
 
     x, row_scales, weight = operands(200, 1024, 512)
+    # No result may be too small for float16.
+    row_scales += 0.5
     options = {"row_scales": row_scales, "dtype": torch.float16, "activation": activation}
     got = many_linear(x, weight, **options)  # type: ignore[arg-type]
     assert got.dtype == torch.float16

@@ -16,7 +16,6 @@ from octavo.attention.float8 import FLOAT8
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton.shapes import ONE_BLOCK, TileShape, padded_head_dim
 from octavo.gpu.launch import varying
-from octavo.gpu.rows import new_rows
 
 LOG2_E = 1.4426950408889634
 # From a token's first head to its last one, kernels count elements in 32 bits.
@@ -194,9 +193,8 @@ def empty_results(
     dtype: of out; None: that of q.
     """
     num_tokens, num_heads, head_dim = q.shape
-    value_dim = value_dim or head_dim
     return (
-        new_rows(q, num_tokens, num_heads * value_dim, dtype).view(num_tokens, num_heads, value_dim),
+        q.new_empty(num_tokens, num_heads, value_dim or head_dim, dtype=dtype),
         q.new_empty(num_tokens, num_heads, dtype=torch.float32),
     )
 
