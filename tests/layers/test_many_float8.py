@@ -89,6 +89,8 @@ def test_many_rows_are_its_work(on_hopper: None) -> None:
     narrow = float8(4096, 1024, 128, 128)
     assert [choose_path(rows, narrow) for rows in (64, 65, 256)] == ["float8", "many", "many"]
     assert choose_path(257, narrow) == choose_path(65, float8(4352, 1024, 128, 128)) == "float8"
+    # Rows of a single tile have one scale for 128 of them all the same.
+    assert choose_path(65, float8(4352, 128, 128, 128)) == "float8"
 
 
 def test_other_devices_do_without_it() -> None:

@@ -68,10 +68,11 @@ def test_products(tiling: ManyTiling, num_rows: int) -> None:
 @pytest.mark.parametrize(
     ("columns", "activation"), [(128, None), (64, None), (32, None), (64, "silu"), (32, "silu")]
 )
-def test_tiles_with_a_scale(num_rows: int, columns: int, activation: str | None) -> None:
-    """Scales of tiles differ by a factor of up to 10; K of five tiles."""
-    x, row_scales, weight = operands(num_rows, 1280, 640)
-    scales = torch.rand(10, 5, device="cuda") * 0.09 + 0.01
+@pytest.mark.parametrize("num_tiles", [5, 1])
+def test_tiles_with_a_scale(num_rows: int, columns: int, activation: str | None, num_tiles: int) -> None:
+    """Scales of tiles differ by a factor of up to 10; K of some tiles, or a single one."""
+    x, row_scales, weight = operands(num_rows, 1280, 128 * num_tiles)
+    scales = torch.rand(10, num_tiles, device="cuda") * 0.09 + 0.01
     weight = Float8Weight(weight.values, scales, 128, 128)
     exact = exact_product(x, row_scales, weight)
     options: dict[str, object] = {"activation": activation}

@@ -103,9 +103,9 @@ def _hopper_rows(weight: Float8Weight) -> range:
 
 def _is_many(num_rows: int, weight: Float8Weight) -> bool:
     """Return whether the GEMM of many rows is the fastest for more than 64 rows."""
-    num_weight_rows, size = weight.shape
     # torch rounds rows to float8 in parts, and is as fast with scales of tiles.
-    return weight.width == size or (num_weight_rows <= _NARROW and num_rows <= _MANY_MAX_ROWS_TILED)
+    is_narrow = weight.shape[0] <= _NARROW and num_rows <= _MANY_MAX_ROWS_TILED
+    return weight.height == 1 or is_narrow
 
 
 def has_gemv(weight: Float8Weight) -> bool:

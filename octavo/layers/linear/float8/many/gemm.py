@@ -61,7 +61,7 @@ def many_linear(
         if rows.stride(0) * rows.itemsize % 16 or rows.data_ptr() % 16:
             raise InvalidArgumentError(f"rows of {name} must begin at 16 bytes, got {rows.stride(0)} apart")
     halves = 1 if activation is None else 2
-    is_tiled = weight.width < size
+    is_tiled = weight.height > 1
     if tiling is None:
         adds = residual is not None or bias is not None
         tiling = choose_tiling(

@@ -22,8 +22,6 @@ Shared memory of a stage, a step of 128 columns, and of a tile's results:
     rows      two halves | 64 rows | 128 bytes
     weights   of each part: gate and up | rows of the weight | 128 bytes
     results   of each part: two halves | 64 rows | columns
-
-
 """
 
 from typing import Any, NamedTuple
