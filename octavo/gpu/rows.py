@@ -7,7 +7,7 @@ kernels let it copy what lies behind the last row, and store nothing of it.
 import torch
 from torch import Tensor
 
-# Most rows of a tile.
+# Rows of a tile of most kernels.
 TILE_ROWS = 64
 
 

@@ -88,6 +88,19 @@ def inspect_cubin(compiled, tool, *options):
     return done.stdout + done.stderr
 
 
+def count_spills(code):
+    """How many instructions of machine code read or write what does not fit into registers."""
+    return len(re.findall(r"\b(?:LDL|STL)\b", code))
+
+
+def descriptor(kind, itemsize, box, swizzle_bytes=128):
+    """The type of a tensor descriptor, as hopper.descriptor makes it."""
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=swizzle_bytes, element_bitwidth=8 * itemsize, rank=len(box)
+    )
+    return f"tensordesc<{kind}{box},{layout!r}>"
+
+
 def matrix(keys, block_size):
     """A cache's matrix as caches.py describes it."""
     part = [math.gcd(keys, block_size), 64]

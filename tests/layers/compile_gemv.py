@@ -4,12 +4,10 @@ A process of its own: where Triton's interpreter is switched on, its compiler is
 """
 
 import json
-import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, figures_of, inspect_cubin
-from triton.experimental.gluon import language as gl
+from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.layers.linear.gemv.kernel import Operands, Shape, gemv_kernel
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, choose_gemv_tiling
@@ -32,18 +30,17 @@ def compile_case(size, kind, norm, activation, adds, height, width):
     tiling = choose_gemv_tiling(size, itemsize)
     halves = 1 if activation is None else 2
     box = [tiling.blocks * WARPS, halves, TILE_ROWS // halves, ATOM_BYTES // itemsize]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=ATOM_BYTES, element_bitwidth=8 * itemsize, rank=4)
     shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, height, width)
     arguments = [
-        f"tensordesc<{kind}{box},{layout!r}>",
+        descriptor(kind, itemsize, box, ATOM_BYTES),
         Operands("*bf16", "*bf16", "*fp32" if height else "*bf16", None),
         *("*bf16", "i32", "fp32"),
         Shape(*map(tl.constexpr, shape)),
     ]
     options = {"num_warps": WARPS, "maxnreg": tiling.registers, "launch_pdl": True}
     compiled = compiled_kernel(gemv_kernel, arguments, **options)
-    spills = re.findall(r"\b(?:LDL|STL)\b", inspect_cubin(compiled, "nvdisasm", "-c"))
-    return figures_of(compiled) | {"spills": len(spills), "stages": tiling.stages, "blocks": tiling.blocks}
+    spills = count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))
+    return figures_of(compiled) | {"spills": spills, "stages": tiling.stages, "blocks": tiling.blocks}
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, figures_of, inspect_cubin
-from triton.experimental.gluon import language as gl
+from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.layers.linear.gemv.kernel import Operands, Shape
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
@@ -26,12 +25,6 @@ CASES = {
 }
 
 
-def described(box, swizzle_bytes):
-    """Type of a descriptor of integers."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle_bytes, element_bitwidth=32, rank=len(box))
-    return f"tensordesc<i32{box},{layout!r}>"
-
-
 def compile_case(size, kind, norm, activation, adds):
     """Facts, and numbers of instructions: products of bytes, and what does not fit into registers."""
     tiling = choose_tiling(size)
@@ -39,8 +32,8 @@ def compile_case(size, kind, norm, activation, adds):
     own, spans = TILE_ROWS // halves, tiling.blocks * WARPS
     shape = (size, halves, tiling.blocks, tiling.stages, norm, activation, adds, 0, 0)
     arguments = [
-        described([2, spans, halves, own, 16], 64),
-        described([2 * spans, 1, own], 4 * own),
+        descriptor("i32", 4, [2, spans, halves, own, 16], 64),
+        descriptor("i32", 4, [2 * spans, 1, own], 4 * own),
         Operands(f"*{kind}", f"*{kind}", f"*{kind}", None),
         *(f"*{kind}", "i32", "fp32", "fp32"),
         Shape(*map(tl.constexpr, shape)),
@@ -49,7 +42,7 @@ def compile_case(size, kind, norm, activation, adds):
     compiled = compiled_kernel(packed_gemv_kernel, arguments, **options)
     code = inspect_cubin(compiled, "nvdisasm", "-c")
     return figures_of(compiled) | {
-        "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        "spills": count_spills(code),
         "byte_products": len(re.findall(r"\bIMMA\.16832\.S8\.S8\b", code)),
     }
 

@@ -8,8 +8,7 @@ import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, figures_of, inspect_cubin
-from triton.experimental.gluon import language as gl
+from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.layers.linear.grouped.hopper.gemm import MAX_REGISTERS, NUM_WARPS
 from octavo.layers.linear.grouped.hopper.kernel import Shape, hopper_medium_kernel
@@ -26,18 +25,13 @@ CASES = {
 }
 
 
-def matrix(kind, box, bits):
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(box))
-    return f"tensordesc<{kind}{box},{layout!r}>"
-
-
 def compile_case(rows, tiles, group, kind, result_kind, activation, adds):
     """Facts, and how many wgmmas there are and end a chain of those that run on without a wait."""
     tiling = make_tiling(rows, tiles)
     shape = (group, rows, tiles, tiling.row_stages, tiling.word_stages, activation, adds)
     words = [TILE, PLANE] if activation is None else [TILE // 16, 2, 8, PLANE]
     arguments = [
-        *(matrix(kind, [rows, ATOM], 16), matrix("i32", words, 32), "*i32"),
+        *(descriptor(kind, 2, [rows, ATOM]), descriptor("i32", 4, words), "*i32"),
         Result("*" + result_kind, "i32", "i32", None, "fp32"),
         *["i32"] * 4,
         Shape(*map(tl.constexpr, shape)),
@@ -50,7 +44,7 @@ def compile_case(rows, tiles, group, kind, result_kind, activation, adds):
     return figures_of(compiled) | {
         "wgmmas": len(chains),
         "chains": sum("gsb0" in line for line in chains),
-        "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        "spills": count_spills(code),
     }
 
 

@@ -4,16 +4,14 @@ A process of its own: where Triton's interpreter is switched on, its compiler is
 """
 
 import json
-import re
 import sys
 
 import triton.language as tl
-from compile_hopper import compiled_kernel, figures_of, inspect_cubin
-from triton.experimental.gluon import language as gl
+from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.layers.linear.float8.many.kernel import many_kernel
-from octavo.layers.linear.float8.many.tiles import HALF_ROWS, STEP, Result, Shape
-from octavo.layers.linear.float8.many.tiling import fill_tiling
+from octavo.layers.linear.float8.many.tiles import Result, Shape
+from octavo.layers.linear.float8.many.tiling import HALF_ROWS, STEP, fill_tiling
 
 # Columns, extra, activation, bias, residual, whether scales are of tiles.
 CASES = {
@@ -27,13 +25,6 @@ CASES = {
 }
 
 
-def describe(box: list[int], kind: str = "fp8e4nv", itemsize: int = 1) -> str:
-    """The type of a tensor descriptor."""
-    swizzle = min(128, itemsize * box[-1])
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * itemsize, rank=len(box))
-    return f"tensordesc<{kind}{box},{layout!r}>"
-
-
 def compile_case(columns, extra, activation, bias, adds, tiled):
     """Facts, and how many instructions read or write what does not fit into registers."""
     halves = 1 if activation is None else 2
@@ -41,16 +32,15 @@ def compile_case(columns, extra, activation, bias, adds, tiled):
     parts = (columns, extra or columns)
     shape = (halves, columns, extra, tiling.stages, tiling.span, tiled, tiling.group, activation, adds)
     arguments = [
-        describe([HALF_ROWS, STEP]),
-        *(describe([halves, part, STEP]) for part in parts),
-        *(describe([HALF_ROWS, part], "bf16", 2) for part in parts),
+        descriptor("fp8e4nv", 1, [HALF_ROWS, STEP]),
+        *(descriptor("fp8e4nv", 1, [halves, part, STEP]) for part in parts),
+        *(descriptor("bf16", 2, [HALF_ROWS, part], min(128, 2 * part)) for part in parts),
         Result("*bf16", "i32", "*fp32", "*fp32", bias),
         *("i32", "i32", "i32"),
         Shape(*map(tl.constexpr, shape)),
     ]
     compiled = compiled_kernel(many_kernel, arguments, num_warps=4, maxnreg=168, launch_pdl=True)
-    spills = re.findall(r"\b(?:LDL|STL)\b", inspect_cubin(compiled, "nvdisasm", "-c"))
-    return figures_of(compiled) | {"spills": len(spills)}
+    return figures_of(compiled) | {"spills": count_spills(inspect_cubin(compiled, "nvdisasm", "-c"))}
 
 
 def main() -> None:

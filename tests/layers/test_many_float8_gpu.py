@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from triton_layer_cases import with_nan_behind
+from triton_layer_cases import plain_linear, with_nan_behind
 
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.float8.many.tiling import ManyTiling, fill_tiling
@@ -34,14 +34,16 @@ def operands(num_rows: int, num_weight_rows: int, size: int) -> tuple[Tensor, Te
     return x, random(num_rows, seed=3).abs() / 10, Float8Weight(values, scales, 1, size)
 
 
-def multiply(x: Tensor, row_scales: Tensor, weight: Float8Weight, **options: object) -> Tensor:
+def multiply(
+    x: Tensor, row_scales: Tensor, weight: Float8Weight, *, dtype: torch.dtype = torch.bfloat16, **options
+) -> Tensor:
     from octavo.layers.linear.float8.many.gemm import many_linear
 
-    return many_linear(x, weight, row_scales=row_scales, dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+    return many_linear(x, weight, row_scales=row_scales, dtype=dtype, **options)
 
 
-def exact_product(x: Tensor, row_scales: Tensor, weight: Float8Weight) -> Tensor:
-    return x.double() * row_scales.double()[:, None] @ weight.dequantise().double().t()
+def exact_product(x: Tensor, row_scales: Tensor, weight: Float8Weight, **options) -> Tensor:
+    return plain_linear(x.double() * row_scales.double()[:, None], weight.dequantise(), **options)
 
 
 def assert_close(got: Tensor, exact: Tensor) -> None:
@@ -56,10 +58,10 @@ def test_products(tiling: ManyTiling, num_rows: int) -> None:
     bias = random(1040, seed=4).bfloat16()
     exact = exact_product(x, row_scales, weight)
     assert_close(multiply(x, row_scales, weight, tiling=tiling), exact)
-    exact += bias.double()
+    exact = exact_product(x, row_scales, weight, bias=bias)
     assert_close(multiply(x, row_scales, weight, bias=bias, tiling=tiling), exact)
     residual = random(num_rows, 1040, seed=5).bfloat16()
-    exact += residual.double()
+    exact = exact_product(x, row_scales, weight, bias=bias, residual=residual)
     assert multiply(x, row_scales, weight, bias=bias, residual=residual, tiling=tiling) is residual
     assert_close(residual, exact)
 
@@ -74,15 +76,9 @@ def test_tiles_with_a_scale(num_rows: int, columns: int, activation: str | None,
     x, row_scales, weight = operands(num_rows, 1280, 128 * num_tiles)
     scales = torch.rand(10, num_tiles, device="cuda") * 0.09 + 0.01
     weight = Float8Weight(weight.values, scales, 128, 128)
-    exact = exact_product(x, row_scales, weight)
-    options: dict[str, object] = {"activation": activation}
-    if activation is None:
-        residual = random(num_rows, 1280, seed=5).bfloat16()
-        exact += residual.double()
-        options["residual"] = residual
-    else:
-        gate, up = exact.chunk(2, 1)
-        exact = torch.nn.functional.silu(gate) * up
+    residual = random(num_rows, 1280, seed=5).bfloat16() if activation is None else None
+    options = {"activation": activation, "residual": residual}
+    exact = exact_product(x, row_scales, weight, **options)
     tiling = fill_tiling(columns, 0, 1 if activation is None else 2, span=1)
     assert_close(multiply(x, row_scales, weight, tiling=tiling, **options), exact)
 
@@ -93,12 +89,9 @@ def test_tiles_with_a_scale(num_rows: int, columns: int, activation: str | None,
 def test_gate_and_up(tiling: ManyTiling, num_rows: int, activation: str) -> None:
     x, row_scales, weight = operands(num_rows, 1072, 704)
     bias = random(1072, seed=4).bfloat16()
-    gate, up = (exact_product(x, row_scales, weight) + bias.double()).chunk(2, 1)
-    if activation == "silu":
-        exact = torch.nn.functional.silu(gate) * up
-    else:
-        exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    assert_close(multiply(x, row_scales, weight, bias=bias, activation=activation, tiling=tiling), exact)
+    options = {"bias": bias, "activation": activation}
+    exact = exact_product(x, row_scales, weight, **options)
+    assert_close(multiply(x, row_scales, weight, tiling=tiling, **options), exact)
 
 
 @pytest.mark.parametrize("shape", [(24576, 4096, "silu"), (6144, 4096, None), (4096, 12288, None)], ids=str)
@@ -106,31 +99,20 @@ def test_prompts_of_a_decoder(shape: tuple[int, int, str | None]) -> None:
     """Several tiles for each program, in groups; results beside one another in strided rows."""
     num_weight_rows, size, activation = shape
     x, row_scales, weight = operands(2100, num_weight_rows, size)
-    exact = exact_product(x, row_scales, weight)
-    options: dict[str, object] = {"activation": activation}
-    if activation is not None:
-        gate, up = exact.chunk(2, 1)
-        exact = torch.nn.functional.silu(gate) * up
-    if size > 4096:
-        options["residual"] = torch.zeros(2100, 2 * num_weight_rows, device="cuda").bfloat16()[:, 64:4160]
+    wide = torch.zeros(2100, 2 * num_weight_rows, device="cuda").bfloat16()
+    options = {"activation": activation, "residual": wide[:, 64:4160] if size > 4096 else None}
+    exact = exact_product(x, row_scales, weight, **options)
     assert_close(multiply(x, row_scales, weight, **options), exact)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_results_in_float16(activation: str | None) -> None:
-    from octavo.layers.linear.float8.many.gemm import many_linear
-
     x, row_scales, weight = operands(200, 1024, 512)
     # No result may be too small for float16.
     row_scales += 0.5
-    options = {"row_scales": row_scales, "dtype": torch.float16, "activation": activation}
-    got = many_linear(x, weight, **options)  # type: ignore[arg-type]
+    got = multiply(x, row_scales, weight, dtype=torch.float16, activation=activation)
     assert got.dtype == torch.float16
-    exact = exact_product(x, row_scales, weight)
-    if activation is not None:
-        gate, up = exact.chunk(2, 1)
-        exact = torch.nn.functional.silu(gate) * up
-    assert_close(got, exact)
+    assert_close(got, exact_product(x, row_scales, weight, activation=activation))
 
 
 def test_extreme_gates() -> None:

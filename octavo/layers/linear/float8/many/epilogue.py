@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.layers.linear.float8.many.tiles import HALF_ROWS
+from octavo.layers.linear.float8.many.tiling import HALF_ROWS
 from octavo.layers.triton.activation import activate
 
 _HALF = gl.constexpr(HALF_ROWS)

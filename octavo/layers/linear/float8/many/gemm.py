@@ -11,8 +11,14 @@ from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.float8.many.kernel import many_kernel
-from octavo.layers.linear.float8.many.tiles import HALF_ROWS, STEP, Result, Shape
-from octavo.layers.linear.float8.many.tiling import ManyTiling, choose_tiling, unsupported_reason
+from octavo.layers.linear.float8.many.tiles import Result, Shape
+from octavo.layers.linear.float8.many.tiling import (
+    HALF_ROWS,
+    STEP,
+    ManyTiling,
+    choose_tiling,
+    unsupported_reason,
+)
 from octavo.layers.linear.float8.operands import check_product
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.hopper.descriptor import describe_matrix, describe_rows

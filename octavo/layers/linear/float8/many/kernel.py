@@ -38,20 +38,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.float8.many.epilogue import finish, prepare, sums_layout
-from octavo.layers.linear.float8.many.tiles import HALF_ROWS, STEP, Work, num_tiles, place
+from octavo.layers.linear.float8.many.tiles import Work, num_tiles, place
+from octavo.layers.linear.float8.many.tiling import HALF_ROWS, STEP
+from octavo.layers.linear.hopper.ring import free_stage, make_ring, wait_for_stage, wait_until_free
 
 _HALF = gl.constexpr(HALF_ROWS)
 _STEP = gl.constexpr(STEP)
 
 
 class _Pipe(NamedTuple):
-    """Buffers in shared memory, one for each stage, and their barriers; extra is None with one part."""
+    """Buffers in shared memory, one for each stage, and their ring; extra is None with one part."""
 
     rows: Any
     weights: Any
     extra: Any
-    filled: Any
-    free: Any
+    ring: Any
 
 
 class _Out(NamedTuple):
@@ -80,7 +81,6 @@ def many_kernel(
     """
     gdc_launch_dependents()
     work = Work(num_rows, num_columns, num_spans)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     DTYPE: gl.constexpr = x_matrix.dtype
     out = _Out((out_matrix,), (_make_staged(out_matrix, shape.columns),))
     extra = None
@@ -95,13 +95,8 @@ def many_kernel(
             DTYPE, [shape.stages, shape.halves, shape.columns, _STEP], weight_matrix.layout
         ),
         extra,
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
-        gl.allocate_shared_memory(gl.int64, [shape.stages, 1], BARRIER),
+        make_ring(shape.stages, 2),
     )
-    for stage in gl.static_range(shape.stages):
-        mbarrier.init(pipe.filled.index(stage), count=1)
-        mbarrier.init(pipe.free.index(stage), count=2)
-    fence_async_shared()
     gl.warp_specialize(
         [
             (_multiply_first_half, (pipe, out, result, work, shape)),
@@ -136,11 +131,11 @@ def _fetch(x_matrix, weight_matrix, extra_matrix, pipe, work, shape):
         for turn in range(num_steps):
             stage = step % shape.stages
             if step >= early:
-                mbarrier.wait(pipe.free.index(stage), (step // shape.stages + 1) & 1)
+                wait_until_free(pipe.ring, step, shape.stages)
                 _fetch_weights(
                     x_matrix, weight_matrix, extra_matrix, pipe, stage, turn, row, column, work, shape
                 )
-            filled = pipe.filled.index(stage)
+            filled = pipe.ring.filled.index(stage)
             k = turn * _STEP
             tma.async_copy_global_to_shared(x_matrix, [row, k], filled, pipe.rows.index(stage * 2))
             # TMA takes long to fill rows that are not there.
@@ -159,7 +154,7 @@ def _fetch_weights(
     EXTRA: gl.constexpr = extra_matrix.block_type.nbytes if shape.extra > 0 else 0
     ROWS: gl.constexpr = x_matrix.block_type.nbytes
     WEIGHTS: gl.constexpr = weight_matrix.block_type.nbytes + EXTRA
-    filled = pipe.filled.index(stage)
+    filled = pipe.ring.filled.index(stage)
     has_both = row + _HALF < work.num_rows
     mbarrier.expect(filled, WEIGHTS + 2 * ROWS, pred=has_both)
     mbarrier.expect(filled, WEIGHTS + ROWS, pred=row + _HALF >= work.num_rows)
@@ -222,8 +217,7 @@ def _sum_steps(pipe, step, work, shape, HALF: gl.constexpr):
     for _ in range(work.num_spans):
         products = zeros
         for turn in gl.static_range(shape.span):
-            stage = step % shape.stages
-            mbarrier.wait(pipe.filled.index(stage), (step // shape.stages) & 1)
+            stage = wait_for_stage(pipe.ring, step, shape.stages)
             x = pipe.rows.index(stage * 2 + HALF)
             first = warpgroup_mma(
                 x, _transposed(pipe.weights, stage, WIDTH), products[0], use_acc=turn > 0, is_async=True
@@ -236,10 +230,10 @@ def _sum_steps(pipe, step, work, shape, HALF: gl.constexpr):
                 products = (first, second)
             if turn > 0:
                 products = _wait(products, 1)
-                mbarrier.arrive(pipe.free.index((step - 1) % shape.stages), count=1)
+                free_stage(pipe.ring, (step - 1) % shape.stages)
             step += 1
         products = _wait(products, 0)
-        mbarrier.arrive(pipe.free.index((step - 1) % shape.stages), count=1)
+        free_stage(pipe.ring, (step - 1) % shape.stages)
         added = (sums[0] + products[0],)
         if shape.extra > 0:
             added = added + (sums[1] + products[1],)  # noqa: RUF005
@@ -261,8 +255,7 @@ def _sum_tiled_steps(pipe, step, result, column, work, shape, HALF: gl.constexpr
     zeros = gl.zeros([_HALF, WIDTH], gl.float32, LAYOUT)
     sums = zeros
     for turn in range(work.num_spans):
-        stage = step % shape.stages
-        mbarrier.wait(pipe.filled.index(stage), (step // shape.stages) & 1)
+        stage = wait_for_stage(pipe.ring, step, shape.stages)
         x = pipe.rows.index(stage * 2 + HALF)
         weights = _transposed(pipe.weights, stage, WIDTH)
         products = warpgroup_mma(x, weights, zeros, use_acc=False, is_async=True)
@@ -271,7 +264,7 @@ def _sum_tiled_steps(pipe, step, result, column, work, shape, HALF: gl.constexpr
         ahead = gl.minimum(turn + 1, work.num_spans - 1)
         gate_scale, up_scale = gl.load(gate_at + ahead), gl.load(up_at + ahead)
         products = warpgroup_mma_wait(0, deps=(products,))
-        mbarrier.arrive(pipe.free.index(stage), count=1)
+        free_stage(pipe.ring, stage)
         sums += products * scale
         step += 1
     return (sums,)

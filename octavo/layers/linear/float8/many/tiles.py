@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Rows of a warpgroup, columns of a step.
-HALF_ROWS = 64
-STEP = 128
-_ROWS = gl.constexpr(2 * HALF_ROWS)
+from octavo.layers.linear.float8.many.tiling import TILE_ROWS
+
+_ROWS = gl.constexpr(TILE_ROWS)
 
 
 class Shape(NamedTuple):

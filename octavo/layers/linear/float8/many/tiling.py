@@ -6,10 +6,12 @@ from functools import cache
 from octavo.gpu.device import nvidia_generation
 from octavo.layers.linear.float8.weight import Float8Weight
 
-# Rows of x of a tile; steps of K whose products tensor cores add up: 512 columns.
+# Rows of x of a tile and of a warpgroup.
 TILE_ROWS = 128
+HALF_ROWS = TILE_ROWS // 2
+# Columns of a step, a byte each; steps whose products tensor cores add up: 512 columns.
+STEP = 128
 _SPAN = 4
-_STEP_BYTES = 128
 # Shared memory of an SM but for barriers, and bytes of a number of the result.
 _SHARED_BYTES = 231_000
 _RESULT_BYTES = 2
@@ -50,8 +52,8 @@ def unsupported_reason(weight: Float8Weight) -> str | None:
         fits = num_rows % 16 == size % 16 == 0
     else:
         # Of gate and up, and so of a program's tile, each lies in one row of tiles.
-        is_square = weight.height == weight.width == _STEP_BYTES
-        fits = is_square and num_rows % (2 * _STEP_BYTES) == size % _STEP_BYTES == 0
+        is_square = weight.height == weight.width == STEP
+        fits = is_square and num_rows % (2 * STEP) == size % STEP == 0
     if fits:
         return None
     return (
@@ -93,4 +95,4 @@ def fill_tiling(columns: int, extra: int, halves: int, group: int = _GROUP, span
     """Return a tiling with as many stages as fit into shared memory; see ManyTiling."""
     width = columns + extra
     room = _SHARED_BYTES - TILE_ROWS * width * _RESULT_BYTES
-    return ManyTiling(columns, extra, room // (_STEP_BYTES * (TILE_ROWS + halves * width)), span, group)
+    return ManyTiling(columns, extra, room // (STEP * (TILE_ROWS + halves * width)), span, group)

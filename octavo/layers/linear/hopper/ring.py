@@ -11,15 +11,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 
 class Ring(NamedTuple):
-    """Barriers in shared memory, [stages, 1] each: a stage holds its step; all have read it."""
+    """Barriers in shared memory, [stages, 1] each: a stage holds its step; all users have read it."""
 
     filled: Any
     free: Any
 
 
 @gluon.jit
-def make_ring(STAGES: gl.constexpr):
-    """Return the barriers of free stages."""
+def make_ring(STAGES: gl.constexpr, USERS: gl.constexpr = 1):
+    """Return the barriers of free stages; each of so many partitions of warps frees a stage."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     ring = Ring(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
@@ -27,7 +27,7 @@ def make_ring(STAGES: gl.constexpr):
     )
     for stage in gl.static_range(STAGES):
         mbarrier.init(ring.filled.index(stage), count=1)
-        mbarrier.init(ring.free.index(stage), count=1)
+        mbarrier.init(ring.free.index(stage), count=USERS)
     fence_async_shared()
     return ring
 
@@ -35,11 +35,18 @@ def make_ring(STAGES: gl.constexpr):
 @gluon.jit
 def claim_stage(ring, step, num_bytes: gl.constexpr, STAGES: gl.constexpr):
     """Wait until a step's stage is free; return it, and the barrier that so many copied bytes complete."""
-    stage = step % STAGES
+    stage = wait_until_free(ring, step, STAGES)
     filled = ring.filled.index(stage)
-    mbarrier.wait(ring.free.index(stage), (step // STAGES + 1) & 1)
     mbarrier.expect(filled, num_bytes)
     return stage, filled
+
+
+@gluon.jit
+def wait_until_free(ring, step, STAGES: gl.constexpr):
+    """Wait until all have read what a step's stage held before; return the stage."""
+    stage = step % STAGES
+    mbarrier.wait(ring.free.index(stage), (step // STAGES + 1) & 1)
+    return stage
 
 
 @gluon.jit
