@@ -105,7 +105,7 @@ def test_inspect_names_the_products_of_a_cpu_with_matrix_units(
     shown = inspected(capsys, *model, "--dtype", "float32")
     assert re.search(r"attention \d+ KiB: float32", shown)
     shown = inspected(capsys, *model, "--quantization", "int8")
-    assert re.search(r"attention \d+ KiB: int8; 8-bit activations, by oneDNN", shown)
+    assert re.search(r"attention \d+ KiB: int8; 8-bit activations, by the C kernel", shown)
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import torch
 
+from octavo.layers.linear import int8
 from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, parameter_shapes
 
@@ -67,7 +68,7 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
     return forms
 
 
-_INT8 = Storage("int8", 1, form="int8")
+_INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
 # Quantization -> each matrix that it rounds.
 _ROUNDED: Mapping[str, Storage] = MappingProxyType(
     {"bf16": Storage("bf16", 2, form="bfloat16"), "int8": _INT8}

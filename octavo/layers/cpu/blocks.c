@@ -9,16 +9,15 @@
 // Some weights have a scale for each half of a block. Integer sums are exact, and floats are added block after
 // block, so no row depends on its neighbours.
 //
-// Eight outputs make a tile, whose weights lie in the order in which they are read:
+// TILE outputs, 8 or 16, make a tile, whose weights lie in the order in which they are read:
 //
-//     one block of a tile    8 groups of 4 inputs x 8 outputs x 4 bytes    (one vector a group)
+//     one block of a tile    8 groups of 4 inputs x TILE outputs x 4 bytes    (one vector a group)
 //     in 4 bits              group g in the low halves, group g + 4 in the high halves of vector g
 //
-// A few rows of x, 6 at most, share the weights that a thread has in its registers. They lie side by side:
+// A few rows of x, ROWS at most, share the weights that a thread has in its registers. They lie side by side:
 //
 //     8 rows in 18 blocks    block 0 of rows 0-5, block 1 of rows 0-5, ... block 17; then the same of rows 6-7
-
-#include "blocks.h"
+//                            (where ROWS is 6)
 
 #include <math.h>
 #include <stdlib.h>
@@ -26,26 +25,45 @@
 #include "dots.c"
 
 #define BLOCK 32
-#define TILE 8
 #define GROUPS 8
 #define HALF (GROUPS / 2)
+#if TILE == 16                                 // 32 registers
+#define ROWS 12
+#else
 #define ROWS 6
+#endif
 #define AHEAD 16                               // blocks of weights
 #define LINE 64                                // bytes of a cache line
 #define PREFETCH_LEVEL 2                       // into the second-level cache
 #define SHARES 16                              // of a thread in a product's tiles: the last ones end together
 
 // Rows that lie side by side, the first of `left`.
-INLINE size_t rows_beside(size_t left) { return left >= ROWS ? ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
-
-size_t octavo_row_bytes(size_t rows, size_t blocks) { return rows * blocks * (BLOCK + 2 * sizeof(float)); }
-
-Rows octavo_place_rows(void *memory, size_t rows, size_t blocks) {
-    float *scales = memory, *sums = scales + rows * blocks;
-    return (Rows){(int8_t *)(sums + rows * blocks), scales, sums, rows, blocks};
+INLINE size_t rows_beside(size_t left) {
+    return left >= ROWS ? ROWS : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *sum) {
+int octavo_tile(void) { return TILE; }
+
+size_t octavo_row_bytes(size_t rows, size_t blocks) {
+    return rows * blocks * (BLOCK + 2 * sizeof(float) + sizeof(Offsets));
+}
+
+Rows octavo_place_rows(void *memory, size_t rows, size_t blocks) {
+    size_t count = rows * blocks;
+    float *scales = memory, *sums = scales + count;
+    Offsets *offsets = (Offsets *)(sums + count);
+    return (Rows){(int8_t *)(offsets + count), scales, sums, offsets, rows, blocks};
+}
+
+// The sum of some numbers in 8 bits, 16 of them.
+INLINE int32_t sum_half(const int8_t *numbers) {
+    int32_t total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int i = 0; i < BLOCK / 2; i++) total += numbers[i];
+    return total;
+}
+
+INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *sum, Offsets *offsets) {
     float most, undefined = 0;
     int32_t most_bits = 0;
     // Without their signs, floats are in the order of their bits; fmaxf would be a call for each.
@@ -61,18 +79,18 @@ INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *s
 #pragma omp simd reduction(+ : undefined)
     for (int i = 0; i < BLOCK; i++) undefined += from[i] - from[i];
     float factor = most > 0 ? 127 / most : 0;
-    int32_t total = 0;
-#pragma omp simd reduction(+ : total)
+#pragma omp simd
     for (int i = 0; i < BLOCK; i++) {
         // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
         float rounded = from[i] * factor + 12582912.0f;
         int32_t bits;
         memcpy(&bits, &rounded, 4);
         to[i] = (int8_t)bits;
-        total += (int8_t)bits;
     }
+    int32_t first = sum_half(to), second = sum_half(to + BLOCK / 2);
+    *offsets = (Offsets){-128 * (first + second), -128 * second};
     *scale = most / 127 + undefined;
-    *sum = *scale * (float)total;
+    *sum = *scale * (float)(first + second);
 }
 
 void octavo_quantise_row(Rows to, size_t row, const float *x) {
@@ -80,7 +98,8 @@ void octavo_quantise_row(Rows to, size_t row, const float *x) {
     for (; first + beside <= row; beside = rows_beside(to.rows - first)) first += beside;
     for (size_t b = 0; b < to.blocks; b++) {
         size_t place = first * to.blocks + b * beside + (row - first);
-        quantise_block(x + b * BLOCK, to.values + place * BLOCK, to.scales + place, to.sums + place);
+        quantise_block(x + b * BLOCK, to.values + place * BLOCK, to.scales + place, to.sums + place,
+                       to.offsets + place);
     }
 }
 
@@ -90,11 +109,11 @@ typedef struct {
 } Form;
 
 // Group g of one block of a tile.
-INLINE u8x32 load_group(const uint8_t *block, int g, int bits) {
-    if (bits == 8) return (u8x32)((const loose_u8x32 *)block)[g];
-    u8x32 both = (u8x32)((const loose_u8x32 *)block)[g % HALF];
-    if (g < HALF) return (u8x32)(both & 15);
-    return (u8x32)(both >> 4);
+INLINE bytes load_group(const uint8_t *block, int g, int bits) {
+    if (bits == 8) return as_unsigned((bytes)((const loose_bytes *)block)[g], bits);
+    bytes both = (bytes)((const loose_bytes *)block)[g % HALF];
+    if (g < HALF) return (bytes)(both & 15);
+    return (bytes)(both >> 4);
 }
 
 // What comes AHEAD blocks later, of this tile or the next: the CPU itself does not look beyond a page of memory.
@@ -106,41 +125,47 @@ INLINE void prefetch(const uint8_t *weights, const void *scales, const void *min
     if (mins) __builtin_prefetch((const char *)mins + (b + AHEAD) * min_bytes, 0, PREFETCH_LEVEL);
 }
 
+// What a row's sums begin with, of a whole block or of a half.
+INLINE ints begin_row(const Offsets *offsets, int g, Form f) {
+    return begin_sums(f.halves == 1 ? offsets->whole : g ? offsets->second : offsets->whole - offsets->second, f.bits);
+}
+
 // One tile of outputs for `count` rows of x that lie side by side; x begins with them.
 INLINE void multiply(const uint8_t *weights, const void *scales, const void *mins, Rows x, const int count,
-                     Form f, f32x8 *out) {
-    for (int r = 0; r < count; r++) out[r] = (f32x8){0};
+                     Form f, floats *out) {
+    for (int r = 0; r < count; r++) out[r] = (floats){0};
     for (size_t b = 0; b < x.blocks; b++) {
         const int8_t *values = x.values + b * count * BLOCK;
         const float *d = x.scales + b * count, *sum = x.sums + b * count;
-        i32x8 sums[ROWS] = {0};
+        const Offsets *offsets = x.offsets + b * count;
+        ints sums[ROWS];
         prefetch(weights, scales, mins, b, f);
 #pragma GCC unroll UNROLLED
         for (int g = 0; g < GROUPS; g++) {
-            u8x32 group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
-#pragma GCC unroll 8
-            for (int r = 0; r < count; r++)
-                sums[r] = add_products(sums[r], group, load4(values + r * BLOCK + 4 * g), f.bits);
-            if ((g + 1) % (GROUPS / f.halves)) continue;
-            f32x8 scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.is_half);
-#pragma GCC unroll 8
+            bytes group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
+#pragma GCC unroll 16
             for (int r = 0; r < count; r++) {
-                out[r] += __builtin_convertvector(finish_sums(sums[r], f.bits), f32x8) * (scale * d[r]);
-                sums[r] = (i32x8){0};
+                if (g % (GROUPS / f.halves) == 0) sums[r] = begin_row(offsets + r, g, f);
+                sums[r] = add_products(sums[r], group, load4(values + r * BLOCK + GROUP * g), f.bits);
             }
+            if ((g + 1) % (GROUPS / f.halves)) continue;
+            floats scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.is_half);
+#pragma GCC unroll 16
+            for (int r = 0; r < count; r++)
+                out[r] += __builtin_convertvector(finish_sums(sums[r], f.bits), floats) * (scale * d[r]);
         }
         if (!mins) continue;
-        f32x8 min = load_scales(mins, b, f.is_half);
-#pragma GCC unroll 8
+        floats min = load_scales(mins, b, f.is_half);
+#pragma GCC unroll 16
         for (int r = 0; r < count; r++) out[r] += min * sum[r];
     }
 }
 
 // The first `width` outputs of a tile, for one row of x.
-INLINE void write_outputs(f32x8 sums, const float *bias, float *out, size_t width, int adds) {
+INLINE void write_outputs(floats sums, const float *bias, float *out, size_t width, int adds) {
     if (width == TILE) {
-        loose_f32x8 *to = (loose_f32x8 *)out;
-        if (bias) sums += *(const loose_f32x8 *)bias;
+        loose_floats *to = (loose_floats *)out;
+        if (bias) sums += *(const loose_floats *)bias;
         if (adds) sums += *to;
         *to = sums;
         return;
@@ -162,14 +187,18 @@ INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const f
         const void *m = w->mins ? (const char *)w->mins + t * min_bytes : NULL;
         size_t column = t * TILE, width = outputs - column < TILE ? outputs - column : TILE;
         for (size_t row = 0, count; row < x.rows; row += count) {
-            f32x8 sums[ROWS];
+            floats sums[ROWS];
             size_t place = row * x.blocks;
-            Rows from = {x.values + place * BLOCK, x.scales + place, x.sums + place, x.rows - row, x.blocks};
+            Rows from = {x.values + place * BLOCK, x.scales + place, x.sums + place, x.offsets + place,
+                         x.rows - row, x.blocks};
             count = rows_beside(from.rows);
             switch (count) {
                 case 1: multiply(q, s, m, from, 1, f, sums); break;
                 case 2: multiply(q, s, m, from, 2, f, sums); break;
                 case 4: multiply(q, s, m, from, 4, f, sums); break;
+#if ROWS > 8
+                case 8: multiply(q, s, m, from, 8, f, sums); break;
+#endif
                 default: multiply(q, s, m, from, ROWS, f, sums);
             }
             for (size_t r = 0; r < count; r++)

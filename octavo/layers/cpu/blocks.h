@@ -7,6 +7,16 @@
 
 #include "../../attention/cpu/team.h"
 
+// Outputs that lie side by side: as many as a vector has sums.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define TILE 16
+#else
+#define TILE 8
+#endif
+
+// TILE, for Python.
+int octavo_tile(void);
+
 // A weight in tiles, see linear/blocks.py. mins: NULL: 0.
 typedef struct {
     const uint8_t *quants;
@@ -24,10 +34,16 @@ typedef struct {
     const float *bias;
 } Linear;
 
+// -128 times the sum of the numbers of a block, and of its second half.
+typedef struct {
+    int32_t whole, second;
+} Offsets;
+
 // `rows` rows of x in blocks of 8 bits. Some rows lie side by side, block after block; see blocks.c.
 typedef struct {
     int8_t *values;                            // [rows][blocks][32]
     float *scales, *sums;                      // [rows][blocks]; sums of the numbers of a block
+    Offsets *offsets;                          // [rows][blocks]
     size_t rows, blocks;
 } Rows;
 

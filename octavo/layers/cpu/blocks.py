@@ -10,8 +10,7 @@ from octavo.errors import OutOfMemoryError
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import layers_library
 
-# Rows of a weight that lie side by side; numbers that share a scale; bytes of a group of inputs.
-TILE = 8
+# Numbers that share a scale; bytes of a group of inputs.
 _BLOCK = 32
 GROUP = 4
 
@@ -28,6 +27,15 @@ class Tiles(ctypes.Structure):
     ]
 
 
+def tile_rows() -> int:
+    """Return R, how many rows of a weight lie side by side for this CPU: 8 or 16.
+
+    Raises:
+        KernelUnavailableError: the kernel cannot be compiled.
+    """
+    return layers_library().octavo_tile()
+
+
 def tile_blocks(
     stored: Tensor, num_tiles: int, bits: int, has_mins: bool, pages: HugePages | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -35,13 +43,13 @@ def tile_blocks(
 
     Args:
         stored: [N, K / 32, bytes of a block] uint8, contiguous; see StoredBlocks.
-        num_tiles: at least N / 8; what lies beyond N is 0.
+        num_tiles: at least N / R; what lies beyond N is 0.
         bits: of a number, 4 or 8.
         has_mins: a block has a minimum.
         pages: memory for the tiles; None: torch's.
 
     Returns:
-        quants [tiles, K / 32, 4 or 8, 8, 4] uint8 (4 bits) or int8; scales and mins [tiles, K / 32, 8]
+        quants [tiles, K / 32, 4 or 8, R, 4] uint8 (4 bits) or int8; scales and mins [tiles, K / 32, R]
         float16.
 
     Raises:
@@ -50,12 +58,13 @@ def tile_blocks(
     num_rows, num_blocks, block_bytes = stored.shape
     groups = bits * _BLOCK // 8 // GROUP
     assert stored.is_contiguous(), "blocks that lie apart"
-    assert num_rows <= num_tiles * TILE, f"{num_rows} rows in {num_tiles} tiles"
+    tile = tile_rows()
+    assert num_rows <= num_tiles * tile, f"{num_rows} rows in {num_tiles} tiles"
     assert block_bytes == groups * GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
     number = torch.uint8 if bits == 4 else torch.int8
     zeros = torch.zeros if pages is None else pages.zeros
-    quants = zeros((num_tiles, num_blocks, groups, TILE, GROUP), dtype=number)
-    scales = zeros((num_tiles, num_blocks, TILE), dtype=torch.float16)
+    quants = zeros((num_tiles, num_blocks, groups, tile, GROUP), dtype=number)
+    scales = zeros((num_tiles, num_blocks, tile), dtype=torch.float16)
     mins = zeros(scales.shape, dtype=torch.float16) if has_mins else None
     tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()
     layers_library().octavo_tile_blocks(stored.data_ptr(), num_rows, num_blocks, groups, *tiles)

@@ -1,10 +1,12 @@
 // Sums of products of small integers, for each kind of CPU. Included by blocks.c, not compiled by itself.
 //
-// A vector of weights is a group: 4 inputs of 8 outputs, a byte each. It meets 4 bytes of a row of x, repeated
-// for all outputs, and adds to the 8 sums of that row.
+// A vector of weights is a group: 4 inputs of TILE outputs, a byte each. It meets 4 bytes of a row of x, repeated
+// for all outputs, and adds to the TILE sums of that row.
 
 #include <stdint.h>
 #include <string.h>
+
+#include "blocks.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -22,23 +24,34 @@ enum { UNROLLED = 1 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float f32x8 __attribute__((vector_size(32), may_alias));
-typedef float loose_f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t i32x8 __attribute__((vector_size(32), may_alias));
-typedef uint32_t u32x8 __attribute__((vector_size(32), may_alias));
-typedef int16_t i16x16 __attribute__((vector_size(32), may_alias));
-typedef uint16_t u16x16 __attribute__((vector_size(32), may_alias));
-typedef uint8_t u8x32 __attribute__((vector_size(32), may_alias));
-typedef uint8_t loose_u8x32 __attribute__((vector_size(32), aligned(1), may_alias));
-typedef _Float16 f16x8 __attribute__((vector_size(16), aligned(2), may_alias));
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+#define HAS_VNNI 1
+#else
+#define HAS_VNNI 0
+#endif
+
+#define GROUP 4                                // inputs
+
+// TILE outputs: a number each, or a group of bytes each.
+typedef float floats __attribute__((vector_size(TILE * 4), may_alias));
+typedef float loose_floats __attribute__((vector_size(TILE * 4), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(TILE * 4), may_alias));
+typedef uint32_t uints __attribute__((vector_size(TILE * 4), may_alias));
+typedef int16_t shorts __attribute__((vector_size(TILE * GROUP), may_alias));
+typedef uint16_t ushorts __attribute__((vector_size(TILE * GROUP), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(TILE * GROUP), may_alias));
+typedef uint8_t loose_bytes __attribute__((vector_size(TILE * GROUP), aligned(1), may_alias));
+typedef _Float16 float16s __attribute__((vector_size(TILE * 2), aligned(2), may_alias));
 
 // Scales are float16 or float32, as the checkpoint has them.
-INLINE f32x8 load_scales(const void *p, size_t place, int is_half) {
-    if (!is_half) return ((const loose_f32x8 *)p)[place];
-#if defined(__F16C__)
-    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + place));
+INLINE floats load_scales(const void *p, size_t place, int is_half) {
+    if (!is_half) return ((const loose_floats *)p)[place];
+#if TILE == 16
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p + place));
+#elif defined(__F16C__)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + place));
 #else
-    return __builtin_convertvector(((const f16x8 *)p)[place], f32x8);
+    return __builtin_convertvector(((const float16s *)p)[place], floats);
 #endif
 }
 
@@ -48,34 +61,43 @@ INLINE int32_t load4(const int8_t *p) {
     return x;
 }
 
-// add_products adds the products of a group of weights of so many bits and 4 bytes of x. The sums of a block
-// are numbers once finish_sums has seen them.
+// Sums of a block, of weights of so many bits, begin with begin_sums; add_products adds the products of a group and
+// of 4 bytes of x; finish_sums returns them as numbers. `offset` is -128 times the sum of the bytes of x.
+#if HAS_VNNI
+// The instruction wants unsigned weights. Signed ones are 128 too large then, which `offset` takes back.
+INLINE ints begin_sums(int32_t offset, int bits) { return (ints){0} + (bits == 4 ? 0 : offset); }
+
+INLINE bytes as_unsigned(bytes group, int bits) { return group ^ (uint8_t)(bits == 4 ? 0 : 128); }
+
+INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
+    (void)bits;
+#if TILE == 16
+    return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)group, _mm512_set1_epi32(x));
+#elif defined(__AVX512VNNI__)
+    return (ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)group, _mm256_set1_epi32(x));
+#else
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)group, _mm256_set1_epi32(x));
+#endif
+}
+#else
+INLINE ints begin_sums(int32_t offset, int bits) {
+    (void)offset, (void)bits;
+    return (ints){0};
+}
+
+INLINE bytes as_unsigned(bytes group, int bits) {
+    (void)bits;
+    return group;
+}
+
 #if defined(__AVX2__)
 // Without this, GCC makes all products of a block before it adds any, and runs out of registers.
-INLINE i32x8 added_now(__m256i sums) {
+INLINE ints added_now(__m256i sums) {
     __asm__("" : "+x"(sums));
-    return (i32x8)sums;
+    return (ints)sums;
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define DPBUSD _mm256_dpbusd_epi32
-#else
-#define DPBUSD _mm256_dpbusd_avx_epi32
-#endif
-INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
-    __m256i q = (__m256i)group, p = _mm256_set1_epi32(x);
-    if (bits == 4) return added_now(DPBUSD((__m256i)sums, q, p));
-    // The instruction wants unsigned weights: q * p = |q| * (p with q's sign).
-    return added_now(DPBUSD((__m256i)sums, _mm256_abs_epi8(q), _mm256_sign_epi8(p, q)));
-}
-
-INLINE i32x8 finish_sums(i32x8 sums, int bits) {
-    (void)bits;
-    return sums;
-}
-#else
-INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
+INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
     __m256i q = (__m256i)group, p = _mm256_set1_epi32(x);
     // 4 bits: sums of inputs 0 and 1, and 2 and 3, in 16 bits each, which hold 16 products of at most 15 * 127.
     if (bits == 4) return added_now(_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16(q, p)));
@@ -83,15 +105,9 @@ INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(p, q));
     return added_now(_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
-
-INLINE i32x8 finish_sums(i32x8 sums, int bits) {
-    return bits == 4 ? (i32x8)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) : sums;
-}
-#endif
-#else
-INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
+#elif defined(__aarch64__)
+INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
     (void)bits;
-#if defined(__aarch64__)
     int8x16_t p = vreinterpretq_s8_s32(vdupq_n_s32(x)), q[2];
     int32x4_t halves[2];
     memcpy(q, &group, sizeof q);
@@ -106,18 +122,24 @@ INLINE i32x8 add_products(i32x8 sums, u8x32 group, int32_t x, int bits) {
 #endif
     }
     memcpy(&sums, halves, sizeof sums);
-#else
-    // Of every 16 bits the lower byte, then the higher one; two products, of at most 128 * 127 each, fit them.
-    u32x8 p = (u32x8){0} + (uint32_t)x;
-    i16x16 pairs = ((i16x16)((u16x16)group << 8) >> 8) * ((i16x16)((u16x16)p << 8) >> 8);
-    pairs += ((i16x16)group >> 8) * ((i16x16)p >> 8);
-    sums += ((i32x8)((u32x8)pairs << 16) >> 16) + ((i32x8)pairs >> 16);
-#endif
     return sums;
 }
+#else
+INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
+    (void)bits;
+    // Of every 16 bits the lower byte, then the higher one; two products, of at most 128 * 127 each, fit them.
+    uints p = (uints){0} + (uint32_t)x;
+    shorts pairs = ((shorts)((ushorts)group << 8) >> 8) * ((shorts)((ushorts)p << 8) >> 8);
+    pairs += ((shorts)group >> 8) * ((shorts)p >> 8);
+    return sums + ((ints)((uints)pairs << 16) >> 16) + ((ints)pairs >> 16);
+}
+#endif
+#endif
 
-INLINE i32x8 finish_sums(i32x8 sums, int bits) {
+INLINE ints finish_sums(ints sums, int bits) {
+#if defined(__AVX2__) && !HAS_VNNI
+    if (bits == 4) return (ints)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+#endif
     (void)bits;
     return sums;
 }
-#endif

@@ -41,6 +41,8 @@ def layers_library() -> ctypes.CDLL:
     library.octavo_bfloat16_linear.restype = None
     library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
     library.octavo_block_linear.restype = ctypes.c_int
+    library.octavo_tile.argtypes = []
+    library.octavo_tile.restype = ctypes.c_int
     library.octavo_tile_blocks.argtypes = [_POINTER, *[_INT] * 3, *[_POINTER] * 3]
     library.octavo_tile_blocks.restype = None
     library.octavo_run_layers.argtypes = [_POINTER, _INT, _POINTER, _POINTER, _INT, ctypes.c_int]

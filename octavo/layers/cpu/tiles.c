@@ -6,7 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define TILE 8
+#include "blocks.h"
+
 #define GROUP 4                                // bytes
 
 // Where one block of a tile goes. mins: NULL: there are none.

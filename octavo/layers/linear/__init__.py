@@ -4,7 +4,7 @@
     plain       torch          plain
     packed      MKL            packed
     bfloat16    C, oneDNN      bfloat16, layers/cpu/bfloat16.c
-    int8        oneDNN         int8
+    int8        C              int8
     blocks      C              blocks/, layers/cpu/{blocks,dots,tiles}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise

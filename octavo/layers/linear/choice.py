@@ -6,7 +6,7 @@
       a weight in MXFP4           dequantised             dequantised; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="bf16"         bfloat16                refused
-      quantization="int8"         int8                    refused
+      quantization="int8"         int8, as blocks         refused
       deterministic=True          refused                 invariant, on a GPU with Triton
 
     each GEMM of a plain layer on a GPU with Triton, by the rows M of x
@@ -35,7 +35,6 @@ from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.linear.hopper import tiling as hopper_tiling
-from octavo.layers.linear.int8 import Int8Linear
 from octavo.layers.linear.packed import PackedLinear
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import LayerWeight
@@ -50,7 +49,7 @@ _QUANTIZED: Mapping[
 _QUANTIZED = MappingProxyType(
     {
         "bf16": (bfloat16.unsupported_reason, Bfloat16Linear, bfloat16.describe),
-        "int8": (int8.unsupported_reason, Int8Linear, int8.describe),
+        "int8": (int8.unsupported_reason, int8.make_layer, int8.describe),
     }
 )
 

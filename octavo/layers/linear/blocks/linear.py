@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import GROUP, TILE, CompiledLinear, Tiles, tile_blocks
+from octavo.layers.cpu.blocks import GROUP, CompiledLinear, Tiles, tile_blocks, tile_rows
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.stored import StoredBlocks
@@ -30,11 +30,11 @@ def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 class TiledBlocks:
-    """A weight in the order in which the kernel reads it: 8 rows side by side.
+    """A weight in the order in which the kernel reads it: R rows side by side, see tile_rows.
 
-        quants  [N / 8, K / 32, 8 groups of 4 columns, 8 rows, 4]     8 bits
-                [N / 8, K / 32, 4, 8, 4]                              4 bits: group g low, g + 4 high
-        scales  [N / 8, scales of a row, 8 rows]                      mins likewise
+        quants  [N / R, K / 32, 8 groups of 4 columns, R rows, 4]     8 bits
+                [N / R, K / 32, 4, R, 4]                              4 bits: group g low, g + 4 high
+        scales  [N / R, scales of a row, R rows]                      mins likewise
 
     Attributes:
         num_rows: N, without the padding to whole tiles.
@@ -59,22 +59,23 @@ class TiledBlocks:
         self.num_rows = num_rows or weight.shape[0]
         self.bits = weight.bits
         self.order: Tensor | None = None
-        num_tiles = -(-self.num_rows // TILE)
+        tile = tile_rows()
+        num_tiles = -(-self.num_rows // tile)
         if isinstance(weight, StoredBlocks):
             tensors = tile_blocks(weight.stored, num_tiles, self.bits, weight.has_mins, pages)
             self.quants, self.scales, self.mins = tensors
         else:
-            self._copy(weight.in_blocks(), num_tiles * TILE - weight.shape[0])
+            self._copy(weight.in_blocks(), tile, num_tiles * tile - weight.shape[0])
             if pages is not None:
                 self.quants, self.scales = pages.copy(self.quants), pages.copy(self.scales)
                 self.mins = None if self.mins is None else pages.copy(self.mins)
         self.tiles = self._describe()
 
-    def _copy(self, weight: BlockWeight, padding: int) -> None:
+    def _copy(self, weight: BlockWeight, tile: int, padding: int) -> None:
         self.order = weight.order
-        self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits)
-        self.scales = _side_by_side(_padded(weight.scales, padding))
-        self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding))
+        self.quants = _tiled_quants(_padded(weight.quants, padding), self.bits, tile)
+        self.scales = _side_by_side(_padded(weight.scales, padding), tile)
+        self.mins = None if weight.mins is None else _side_by_side(_padded(weight.mins, padding), tile)
 
     def _describe(self) -> Tiles:
         scales_of_a_block = self.scales.shape[1] * BLOCK // self.num_columns
@@ -106,7 +107,8 @@ class TiledBlocks:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows [T] of the weight, a new [T, K] float32."""
-        tile, place = ids.long() // TILE, ids.long() % TILE
+        rows_beside = self.scales.shape[2]
+        tile, place = ids.long() // rows_beside, ids.long() % rows_beside
         # [T, K / 32, groups, 4]
         quants = self.quants[tile, :, :, place]
         if self.bits == 4:
@@ -182,7 +184,7 @@ def _padded(tensor: Tensor, num_rows: int) -> Tensor:
     return torch.cat((tensor, tensor.new_zeros(num_rows, tensor.shape[1]))) if num_rows else tensor
 
 
-def _tiled_quants(quants: Tensor, bits: int) -> Tensor:
+def _tiled_quants(quants: Tensor, bits: int, tile: int) -> Tensor:
     """[N, K] to the order of TiledBlocks.quants."""
     columns = quants.shape[1]
     if bits == 4:
@@ -190,11 +192,11 @@ def _tiled_quants(quants: Tensor, bits: int) -> Tensor:
         quants = (high << 4).bitwise_or_(low)
     # The 4 bytes of a group stay together: they are moved as one number.
     groups = (
-        quants.contiguous().view(torch.int32).view(-1, TILE, columns // BLOCK, bits * BLOCK // 8 // GROUP)
+        quants.contiguous().view(torch.int32).view(-1, tile, columns // BLOCK, bits * BLOCK // 8 // GROUP)
     )
-    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (TILE, GROUP))
+    return groups.permute(0, 2, 3, 1).contiguous().view(quants.dtype).unflatten(-1, (tile, GROUP))
 
 
-def _side_by_side(scales: Tensor) -> Tensor:
-    """[N, n] to [N / 8, n, 8]."""
-    return scales.view(-1, TILE, scales.shape[1]).transpose(1, 2).contiguous()
+def _side_by_side(scales: Tensor, tile: int) -> Tensor:
+    """[N, n] to [N / R, n, R]."""
+    return scales.view(-1, tile, scales.shape[1]).transpose(1, 2).contiguous()
