@@ -31,6 +31,15 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 def median_s(function: Callable[[], object], repeat: int = 9) -> float:
     """Median seconds of a call, after two warm-up calls."""
+    return statistics.median(_seconds(function, repeat))
+
+
+def least_s(function: Callable[[], object], repeat: int = 25) -> float:
+    """Least seconds of a call, after two warm-up calls: for what a machine can do at best."""
+    return min(_seconds(function, repeat))
+
+
+def _seconds(function: Callable[[], object], repeat: int) -> list[float]:
     for _ in range(2):
         function()
     times = []
@@ -38,23 +47,23 @@ def median_s(function: Callable[[], object], repeat: int = 9) -> float:
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
 
 
 def read_bandwidth() -> float:
     """Bytes per second that the CPU reads from memory, by a matrix-vector product over 512 MiB."""
     matrix, vector = torch.randn(16384, 8192), torch.randn(8192)
-    return matrix.nbytes / median_s(lambda: matrix @ vector)
+    return matrix.nbytes / least_s(lambda: matrix @ vector)
 
 
 def float32_flops() -> float:
     """Floating-point operations per second of a large float32 matrix product."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    return 2 * 2048**3 / median_s(lambda: a @ b)
+    return 2 * 2048**3 / least_s(lambda: a @ b, repeat=9)
 
 
 def block_flops() -> float:
-    """Operations per second of products with weights in blocks of 4 bits that stay in a core's cache."""
+    """Operations per second of Octavo's products with weights in blocks of 4 bits, all in a core's cache."""
     from octavo.layers.linear.blocks.linear import BlockLinear, tiled
     from octavo.layers.linear.blocks.weight import BlockWeight
 
@@ -62,7 +71,7 @@ def block_flops() -> float:
     scales = torch.ones(rows, columns // 32, dtype=torch.float16)
     quants = torch.zeros(rows, columns, dtype=torch.uint8)
     layer, x = BlockLinear(tiled([BlockWeight(4, quants, scales, None)])), torch.rand(256, columns)
-    return 2 * rows * columns * len(x) / median_s(lambda: layer(x))
+    return 2 * rows * columns * len(x) / least_s(lambda: layer(x))
 
 
 def wait_until_idle(limit_s: float = 60.0) -> float:
