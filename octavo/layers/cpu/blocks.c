@@ -19,89 +19,19 @@
 //     8 rows in 18 blocks    block 0 of rows 0-5, block 1 of rows 0-5, ... block 17; then the same of rows 6-7
 //                            (where ROWS is 6)
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "dots.c"
+#include "rows.c"
 
-#define BLOCK 32
-#define GROUPS 8
+#define GROUPS (BLOCK / GROUP)
 #define HALF (GROUPS / 2)
-#if TILE == 16                                 // 32 registers
-#define ROWS 12
-#else
-#define ROWS 6
-#endif
 #define AHEAD 16                               // blocks of weights
 #define LINE 64                                // bytes of a cache line
 #define PREFETCH_LEVEL 2                       // into the second-level cache
 #define SHARES 16                              // of a thread in a product's tiles: the last ones end together
 
-// Rows that lie side by side, the first of `left`.
-INLINE size_t rows_beside(size_t left) {
-    return left >= ROWS ? ROWS : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-}
-
 int octavo_tile(void) { return TILE; }
-
-size_t octavo_row_bytes(size_t rows, size_t blocks) {
-    return rows * blocks * (BLOCK + 2 * sizeof(float) + sizeof(Offsets));
-}
-
-Rows octavo_place_rows(void *memory, size_t rows, size_t blocks) {
-    size_t count = rows * blocks;
-    float *scales = memory, *sums = scales + count;
-    Offsets *offsets = (Offsets *)(sums + count);
-    return (Rows){(int8_t *)(offsets + count), scales, sums, offsets, rows, blocks};
-}
-
-// The sum of some numbers in 8 bits, 16 of them.
-INLINE int32_t sum_half(const int8_t *numbers) {
-    int32_t total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int i = 0; i < BLOCK / 2; i++) total += numbers[i];
-    return total;
-}
-
-INLINE void quantise_block(const float *from, int8_t *to, float *scale, float *sum, Offsets *offsets) {
-    float most, undefined = 0;
-    int32_t most_bits = 0;
-    // Without their signs, floats are in the order of their bits; fmaxf would be a call for each.
-#pragma omp simd reduction(max : most_bits)
-    for (int i = 0; i < BLOCK; i++) {
-        int32_t bits;
-        memcpy(&bits, from + i, 4);
-        bits &= INT32_MAX;
-        most_bits = bits > most_bits ? bits : most_bits;
-    }
-    memcpy(&most, &most_bits, 4);
-    // x - x is 0, but NaN for a NaN or an infinity, whose answer then is NaN.
-#pragma omp simd reduction(+ : undefined)
-    for (int i = 0; i < BLOCK; i++) undefined += from[i] - from[i];
-    float factor = most > 0 ? 127 / most : 0;
-#pragma omp simd
-    for (int i = 0; i < BLOCK; i++) {
-        // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
-        float rounded = from[i] * factor + 12582912.0f;
-        int32_t bits;
-        memcpy(&bits, &rounded, 4);
-        to[i] = (int8_t)bits;
-    }
-    int32_t first = sum_half(to), second = sum_half(to + BLOCK / 2);
-    *offsets = (Offsets){-128 * (first + second), -128 * second};
-    *scale = most / 127 + undefined;
-    *sum = *scale * (float)(first + second);
-}
-
-void octavo_quantise_row(Rows to, size_t row, const float *x) {
-    size_t first = row / ROWS * ROWS, beside = rows_beside(to.rows - first);
-    for (; first + beside <= row; beside = rows_beside(to.rows - first)) first += beside;
-    for (size_t b = 0; b < to.blocks; b++) {
-        size_t place = first * to.blocks + b * beside + (row - first);
-        quantise_block(x + b * BLOCK, to.values + place * BLOCK, to.scales + place, to.sums + place,
-                       to.offsets + place);
-    }
-}
 
 // What is the same for all products of a weight, known to the compiler.
 typedef struct {
@@ -138,7 +68,7 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
         const int8_t *values = x.values + b * count * BLOCK;
         const float *d = x.scales + b * count, *sum = x.sums + b * count;
         const Offsets *offsets = x.offsets + b * count;
-        ints sums[ROWS];
+        ints sums[ROWS] = {{0}};
         prefetch(weights, scales, mins, b, f);
 #pragma GCC unroll UNROLLED
         for (int g = 0; g < GROUPS; g++) {

@@ -14,7 +14,7 @@ _LIBRARY = Library(
         *(_FOLDER / name for name in ("bfloat16.c", "blocks.c", "layers.c", "stack.c", "tiles.c")),
         *ATTENTION.sources,
     ),
-    (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h")), *ATTENTION.included),
+    (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h", "rows.c")), *ATTENTION.included),
 )
 
 
