@@ -1,6 +1,6 @@
 """Products of linear layers on a CPU, by the kinds of weights that Octavo multiplies.
 
-float32 by MKL, bfloat16 by C and oneDNN, int8 by oneDNN, blocks of 4 and 8 bits by C. A layer has more copies
+float32 by MKL, bfloat16 by C and oneDNN, int8 and blocks of 4 and 8 bits by C. A layer has more copies
 than the caches hold, multiplied in turn as a model's layers are. Prints the best milliseconds of a product
 by the rows of x; the bound of one row, which reads the weight once at the measured bandwidth; and how many
 times as fast as float32 bfloat16 is. The last line is JSON.

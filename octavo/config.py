@@ -56,7 +56,7 @@ class EngineConfig:
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies
             them so: float8, a GGUF file's blocks of 4 to 8 bits on a CPU (float32, with a C compiler), and
-            bfloat16 on a CPU with AMX, unless dtype is float32. "none" makes them
+            bfloat16 on a CPU with AMX, or AMD's with AVX512-BF16, unless dtype is float32. "none" makes them
             numbers of dtype, which is exact. "bf16" keeps the matrices of any model in bfloat16 (CPU only).
             "fp8" rounds the projections of any model to float8 (e4m3) while it is loaded. "int8" rounds
             weights and activations of any model to 8 bits (CPU only). See docs/quantization.md.

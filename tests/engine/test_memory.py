@@ -13,6 +13,7 @@ from octavo.attention.choice import choose_impl
 from octavo.engine.loading import plan_model, read_decoder
 from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.layers.linear import bfloat16
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
@@ -189,7 +190,12 @@ def quantization_of(model_dtype: str = "bfloat16", stored: bool = False, **optio
 def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    assert quantization_of() == "auto", "not measured without AMX"
+    monkeypatch.setattr(bfloat16, "is_amd", lambda: False)
+    assert quantization_of() == "auto", "Intel's are slower in bfloat16 without AMX"
+    monkeypatch.setattr(bfloat16, "is_amd", lambda: True)
+    assert quantization_of() == "bf16"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert quantization_of() == "auto", "AMD's without AVX512-BF16 have no products in bfloat16"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert quantization_of() == "bf16"
     # Exact by option, and what has more digits or is quantised stays as it is.

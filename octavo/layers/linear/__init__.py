@@ -5,7 +5,7 @@
     packed      MKL            packed
     bfloat16    C, oneDNN      bfloat16, layers/cpu/bfloat16.c
     int8        C              int8
-    blocks      C              blocks/, layers/cpu/{blocks,dots,tiles}.c
+    blocks      C              blocks/, layers/cpu/{blocks,dots,rows,tiles}.c
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
     dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them

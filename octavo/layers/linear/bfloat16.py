@@ -7,6 +7,8 @@ more                    oneDNN, on a CPU with units for bfloat16                
                         PyTorch on others: makes some outputs' weights float32   float32
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -18,6 +20,7 @@ from octavo.layers.cpu.library import compile_failure
 _FEW_ROWS = {"AMX": 16, "AVX512-BF16": 16, None: 32}
 # Numbers of a weight that are float32 at a time: 4 MiB.
 _CHUNK = 2**20
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def unsupported_reason(weight: Tensor) -> str | None:
@@ -32,6 +35,23 @@ def matrix_units() -> str | None:
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
+
+
+def outruns_float32() -> bool:
+    """Return whether products in bfloat16 were measured to be faster than in float32 on CPUs like this one.
+
+    They were with AMX, and with AVX512-BF16 on AMD's; Intel's have half of float32's rate without AMX.
+    """
+    units = matrix_units()
+    return units == "AMX" or (units == "AVX512-BF16" and is_amd())
+
+
+def is_amd() -> bool:
+    """Return whether the CPU is AMD's, as far as the system says."""
+    try:
+        return "AuthenticAMD" in _CPUINFO.read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def few_rows() -> int:
