@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 from octavo.layers.linear.blocks import linear as blocks
 from octavo.layers.linear.blocks.linear import BlockLinear
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
-from octavo.layers.linear.plain import Linear
 
 # Of a weight, its share of the block's scale included.
 BYTES_PER_NUMBER = 1 + 4 / BLOCK
@@ -40,7 +39,7 @@ def describe() -> str:
     return blocks.DESCRIPTION
 
 
-def make_layer(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_layer(weight: Tensor, bias: Tensor | None) -> BlockLinear | PaddedLinear:
     """Return the layer of weight [N, K] float32, rounded, and bias [N] float32."""
     padding = -weight.shape[1] % BLOCK
     layer = blocks.make_layer([rounded(pad(weight, (0, padding)))], bias)
