@@ -13,16 +13,17 @@ from octavo.models import Decoder
 class StepBuffers:
     """Inputs and results that graphs share.
 
-        network graph   tokens ----> hidden [T, width]
-        sampling graph  hidden[places], rows, positions ----> outcome [S]
+        decode graph    tokens ----> last [S, width]
+        mixed graph     tokens ----> hidden [T, width], of which `select` takes last
+        sampling graph  last, rows, positions ----> outcome [S]
 
     Attributes:
         rows: [S] int32, device row of each sequence that samples; -1: padding.
-        places: [S] int32, row of `hidden` that its token is sampled from.
-        positions: [S] int32, position of the token that this row of `hidden` was computed from.
+        positions: [S] int32, position of the token that its row of `last` was computed from.
         decode_inputs: [4, S] int32: positions, the same tensor, then input ids, slots and sequence lengths
             of a decode step.
-        hidden: [T, width] last hidden states.
+        hidden: [T, width] hidden states of a mixed step.
+        last: [S, width] hidden states that tokens are sampled from.
         outcome: [S] int32 sampled token ids, -1 where logits were not finite.
     """
 
@@ -36,18 +37,18 @@ class StepBuffers:
         max_num_seqs, device = plan.max_num_seqs, plan.device
         self._data = torch.zeros((6, max_num_seqs), dtype=torch.int32, device=device)
         self._data[0] = -1
-        self.rows, self.places, self.positions = self._data[:3]
+        self.rows, self._places, self.positions = self._data[:3]
         self.decode_inputs = self._data[2:]
         shape = (plan.max_num_tokens, decoder.config.hidden_size)
         self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        self.last = torch.zeros((max_num_seqs, shape[1]), dtype=decoder.dtype, device=device)
         self.outcome = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
     def set_decoding(self, rows: Sequence[int], size: int) -> None:
-        """Set the rows of decode steps, padded to `size`: the sequences' hidden states lie side by side."""
-        host = np.full((2, size), -1, dtype=np.int32)
-        host[0, : len(rows)] = rows
-        host[1] = np.arange(size)
-        self._data[:2, :size].copy_(to_device(host, self._data.device))
+        """Set the rows of decode steps, padded to `size`."""
+        host = np.full(size, -1, dtype=np.int32)
+        host[: len(rows)] = rows
+        self.rows[:size].copy_(to_device(host, self._data.device))
 
     def set_sampling(self, rows: Sequence[int], places: np.ndarray, ends: Sequence[int]) -> None:
         """Set the rows that sample in a mixed step.
@@ -63,3 +64,7 @@ class StepBuffers:
         host[1, : len(rows)] = places
         host[2, : len(rows)] = np.array(ends) - 1
         copy_to(self._data[:3], host)
+
+    def select(self, num_seqs: int) -> None:
+        """Take the hidden states of S sequences, as set_sampling placed them, from those of a mixed step."""
+        torch.index_select(self.hidden, 0, self._places[:num_seqs], out=self.last[:num_seqs])

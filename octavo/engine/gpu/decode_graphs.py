@@ -52,7 +52,7 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
         self.buffers.set_decoding(rows, next_size(self._sizes, len(rows)))
 
     def run(self, num_seqs: int, *, shares: bool) -> None:
-        """Run a step of S sequences; the first S rows of `hidden` are theirs.
+        """Run a step of S sequences; the first S rows of `last` are theirs.
 
         Args:
             num_seqs: S, rows of the batch.
@@ -75,4 +75,4 @@ class DecodeGraphs(StepGraphs[DecodeVariant]):
             max_query_len=1,
             shares=variant.shares,
         )
-        self.buffers.hidden[:size].copy_(hidden)
+        self.buffers.last[:size].copy_(hidden)

@@ -23,28 +23,37 @@ class Outcome:
         tops: Tops | None,
         places: Sequence[int],
         prompt_logprobs: Sequence[PendingLogprobs],
+        stream: torch.cuda.Stream,
     ) -> None:
-        """Start the copy on the current stream.
+        """Start the copy behind what the current stream has to do.
 
         Args:
             requests: S requests.
-            token_ids: [S] int32 on a GPU, -1 where logits were not finite. May be overwritten by the next
-                step: the copy comes first on the stream.
+            token_ids: [S] int32 on a GPU, -1 where logits were not finite. The current stream must not
+                overwrite it before `wait_on_device`.
             tops: log-probabilities of the requests that want them, being copied; None: nobody does.
             places: which of the S requests those are.
             prompt_logprobs: of prompt tokens that the step computed, being copied.
+            stream: for the copy. The next step then begins without waiting for it: 15 us, which a copy
+                between two graphs takes.
         """
         self._requests = requests
         self._tops = tops
         self._places = places
         self._prompt_logprobs = prompt_logprobs
-        self._token_ids = to_host(token_ids)
-        self._copied = torch.cuda.Event()
-        self._copied.record()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._token_ids = to_host(token_ids)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
     def is_copied(self) -> bool:
         """Return whether `wait` would return at once."""
         return self._copied.query()
+
+    def wait_on_device(self) -> None:
+        """Let what is launched on the current stream from now on run after the copy."""
+        self._copied.wait()
 
     def wait(self) -> StepResult:
         """Wait for the copies, and so for the step, and return what it found."""

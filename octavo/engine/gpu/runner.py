@@ -74,6 +74,7 @@ class GpuRunner:
         network = CapturedNetwork(decoder, kv_cache, self._forest, plan.max_model_len)
         with torch.cuda.device(plan.device):
             shared = (GraphPool(), network, self._rows, self._buffers)
+            self._copies = torch.cuda.Stream()
         self.graphs = (MixedGraphs(*shared), DecodeGraphs(*shared), SamplingGraphs(*shared))
         self._mixed_graphs, self._decode_graphs, self._sampling_graphs = self.graphs
         self._sampler = Sampler(decoder.config.vocab_size, plan.device, masks)
@@ -200,11 +201,12 @@ class GpuRunner:
             return lambda: StepResult({})
         requests, ends = [item.request for item in sampling], [item.end for item in sampling]
         if not requests:
-            self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks)
+            self._newest = Outcome([], self._buffers.outcome[:0], None, [], chunks, self._copies)
             return self._newest.wait
         rows = [request.row for request in requests]
         self._rows.write_options(requests)
         self._buffers.set_sampling(rows, step_input.logits_indices, ends)
+        self._buffers.select(len(rows))
         return self._sample(requests, ends, chunks)
 
     def _forward(self, step_input: StepInput, scheduled: list[ScheduledRequest]) -> Tensor:
@@ -240,6 +242,8 @@ class GpuRunner:
         """
         adjusted = [place for place, request in enumerate(requests) if request.adjustments]
         reported = [place for place, request in enumerate(requests) if request.params.logprobs is not None]
+        if self._newest is not None:
+            self._newest.wait_on_device()
         outcome = self._sampling_graphs.sample(
             len(requests),
             filters=any(request.asks_for_filters for request in requests),
@@ -249,7 +253,7 @@ class GpuRunner:
             self._sample_adjusted(part, requests, ends)
         self._rows.set_positions(requests, ends)
         tops = self._find_tops(reported, requests, outcome) if reported else None
-        self._newest = Outcome(requests, outcome, tops, reported, chunks)
+        self._newest = Outcome(requests, outcome, tops, reported, chunks, self._copies)
         return self._newest.wait
 
     def _sample_adjusted(self, places: list[int], requests: list[Request], ends: list[int]) -> None:

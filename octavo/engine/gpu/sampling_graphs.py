@@ -65,7 +65,7 @@ class SamplingGraphs(StepGraphs[SamplingVariant]):
         """See StepGraphs."""
         size, buffers = variant.size, self.buffers
         rows, positions = buffers.rows[:size], buffers.positions[:size]
-        logits = network.decoder.compute_logits(buffers.hidden.index_select(0, buffers.places[:size]))
+        logits = network.decoder.compute_logits(buffers.last[:size])
         if variant.keeps:
             self._kept(logits)[:size].copy_(logits)
         self.state.sample(logits, rows, positions, buffers.outcome, filters=variant.filters)

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.gemv.row import keep_row
+from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
 from octavo.layers.triton.activation import activate
@@ -166,8 +166,12 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
     PLANES: gl.constexpr = row.shape[0] * _X_STEP // (_WARPS * ATOM)
     STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
+    # Of the model, so it need not wait.
+    norms = ()
+    if shape.norm:
+        norms = load_row(operands.norm, row.shape[0], shape)
     gdc_wait()
-    after = keep_row(row, operands, eps, shape)
+    after = keep_row(row, load_row(operands.x, row.shape[0], shape), norms, eps, shape)
     planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
     step = 0
     for tile in range(num_tiles(num_columns, shape)):

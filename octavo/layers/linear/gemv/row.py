@@ -19,27 +19,31 @@ _INVERSE = gl.constexpr(0x7F000000)
 
 
 @gluon.jit
-def keep_row(row, operands, eps, shape):
-    """Write the row, normed, and for float8 weights divided by a power of two; past K zeros.
+def load_row(numbers, STEPS: gl.constexpr, shape):
+    """Load K numbers, past them zeros: a tuple of STEPS times [X_STEP]."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
+    k = gl.arange(0, _X_STEP, LAYOUT)
+    row = ()
+    for step in gl.static_range(STEPS):
+        at = step * _X_STEP + k
+        row = row + (gl.load(numbers + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+    return row
+
+
+@gluon.jit
+def keep_row(row, xs, norms, eps, shape):
+    """Write the row, normed, and for float8 weights divided by a power of two.
 
     Args:
         row: [K / X_STEP, X_STEP] in shared memory.
-        operands, eps, shape: see kernel.
+        xs, norms: x and its norm's weight, from load_row.
+        eps, shape: see kernel.
 
     Returns:
         What the results are to be multiplied by.
     """
     STEPS: gl.constexpr = row.shape[0]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
-    k = gl.arange(0, _X_STEP, LAYOUT)
-    xs = ()
-    norms = ()
-    # All loads are on their way before the first one is used.
-    for step in gl.static_range(STEPS):
-        at = step * _X_STEP + k
-        xs = xs + (gl.load(operands.x + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
-        if shape.norm:
-            norms = norms + (gl.load(operands.norm + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+    LAYOUT: gl.constexpr = xs[0].type.layout
     squares = gl.zeros([_X_STEP], gl.float32, LAYOUT)
     largest = squares
     for step in gl.static_range(STEPS):
@@ -50,10 +54,14 @@ def keep_row(row, operands, eps, shape):
         largest = gl.maximum(largest, gl.abs(x))
     before = 1.0
     after = 1.0
+    if shape.norm and shape.height > 0:
+        total, top = gl.reduce((squares, largest), 0, add_and_max)
+    else:
+        total, top = gl.sum(squares, 0), gl.max(largest, 0)
     if shape.norm:
-        before = gl.rsqrt(gl.sum(squares, 0) / shape.size + eps)
+        before = gl.rsqrt(total / shape.size + eps)
     if shape.height > 0:
-        power = gl.max(largest, 0).to(gl.int32, bitcast=True) & _EXPONENT
+        power = top.to(gl.int32, bitcast=True) & _EXPONENT
         power = gl.minimum(gl.maximum(power, _LEAST), _MOST)
         after = before * power.to(gl.float32, bitcast=True)
         before = (_INVERSE - power).to(gl.float32, bitcast=True)
@@ -63,3 +71,9 @@ def keep_row(row, operands, eps, shape):
             x *= norms[step].to(gl.float32)
         row.index(step).store((x * before).to(row.dtype))
     return after
+
+
+@gluon.jit
+def add_and_max(sum_a, top_a, sum_b, top_b):
+    """Combine sums and largest numbers, which are reduced together: warps meet once."""
+    return sum_a + sum_b, gl.maximum(top_a, top_b)

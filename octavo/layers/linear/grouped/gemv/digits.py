@@ -13,6 +13,7 @@ So a tensor core's operand lies in one piece: 64 bytes of each digit, four by fo
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from octavo.layers.linear.gemv.row import add_and_max
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
 
 _WARPS = gl.constexpr(WARPS)
@@ -52,32 +53,36 @@ _TO_DIGITS = gl.constexpr(
 
 
 @gluon.jit
-def keep_digits(row, totals, operands, eps, shape):
-    """Write the digits of the row, normed, and its sums; past K zeros.
-
-    Args:
-        row: [steps, SPANS_AT_ONCE / W, 4, W, digits, 16] int32 in shared memory.
-        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, sums of groups.
-        operands, eps, shape: see kernel.
-
-    Returns:
-        What sums of digits' products are to be multiplied by.
-    """
-    STEPS: gl.constexpr = row.shape[0]
+def load_row(numbers, STEPS: gl.constexpr, shape):
+    """Load K numbers, past them zeros: a tuple of STEPS times [SPANS_AT_ONCE, bytes of a word, 64]."""
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 4, 4], [2, 1, 16], [_WARPS, 1, 1], [2, 1, 0])
     span = gl.arange(0, _SPANS, gl.SliceLayout(1, gl.SliceLayout(2, BLOCKED)))[:, None, None]
     byte = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, BLOCKED)))[None, :, None]
     column = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, BLOCKED)))[None, None, :]
     k = span * _SPAN + byte * 64 + column
-    xs = ()
-    norms = ()
-    # All loads are on their way before the first one is used.
+    row = ()
     for step in gl.static_range(STEPS):
         at = step * (_SPANS * _SPAN) + k
-        xs = xs + (gl.load(operands.x + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
-        if shape.norm:
-            norms = norms + (gl.load(operands.norm + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
-    squares = gl.zeros([_SPANS, 4, 64], gl.float32, BLOCKED)
+        row = row + (gl.load(numbers + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
+    return row
+
+
+@gluon.jit
+def keep_digits(row, totals, xs, norms, eps, shape):
+    """Write the digits of the row, normed, and its sums.
+
+    Args:
+        row: [steps, SPANS_AT_ONCE / W, 4, W, digits, 16] int32 in shared memory.
+        totals: [steps, SPANS_AT_ONCE, 2] float32 in shared memory, sums of groups.
+        xs, norms: x and its norm's weight, from load_row.
+        eps, shape: see kernel.
+
+    Returns:
+        What sums of digits' products are to be multiplied by.
+    """
+    STEPS: gl.constexpr = row.shape[0]
+    LAYOUT: gl.constexpr = xs[0].type.layout
+    squares = gl.zeros([_SPANS, 4, 64], gl.float32, LAYOUT)
     largest = squares
     numbers = ()
     for step in gl.static_range(STEPS):
@@ -89,9 +94,13 @@ def keep_digits(row, totals, operands, eps, shape):
         largest = gl.maximum(largest, gl.abs(number.to(gl.float32)))
         numbers = numbers + (number,)  # noqa: RUF005
     before = 1.0
+    top = largest.reshape([_SPANS * _SPAN])
     if shape.norm:
-        before = gl.rsqrt(gl.sum(squares.reshape([_SPANS * _SPAN]), 0) / shape.size + eps)
-    power = gl.max(largest.reshape([_SPANS * _SPAN]), 0).to(gl.int32, bitcast=True) & _EXPONENT
+        total, top = gl.reduce((squares.reshape([_SPANS * _SPAN]), top), 0, add_and_max)
+        before = gl.rsqrt(total / shape.size + eps)
+    else:
+        top = gl.max(top, 0)
+    power = top.to(gl.int32, bitcast=True) & _EXPONENT
     power = gl.minimum(gl.maximum(power, _LEAST), _MOST)
     to_integer = (_INVERSE - power + _BITS).to(gl.float32, bitcast=True)
     for step in gl.static_range(STEPS):

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.gemv.kernel import ceil_div, first_column, load_epilogue, num_tiles, store_tile
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
-from octavo.layers.linear.grouped.gemv.digits import keep_digits
+from octavo.layers.linear.grouped.gemv.digits import keep_digits, load_row
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
 from octavo.layers.linear.hopper.ring import claim_stage, make_ring
@@ -52,7 +52,7 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
     """
     OWN: gl.constexpr = _ROWS // shape.halves
     X_STEPS: gl.constexpr = ceil_div(shape.size, _SPANS * _SPAN)
-    gdc_launch_dependents()
+    _let_next_in(False, shape)
     pipe = PackedPipe(
         gl.allocate_shared_memory(
             gl.int32, [shape.stages, 2, shape.blocks * _WARPS, shape.halves, OWN, 16], words.layout
@@ -84,6 +84,14 @@ def packed_gemv_kernel(words, pairs, operands, out, num_columns, eps, factor, sh
 
 
 @gluon.jit
+def _let_next_in(IS_ROW_HERE: gl.constexpr, shape):
+    """Let the next kernel in: at the start, or when the row is here, which is better before attention."""
+    IS_PROJECTION_TO_HEADS: gl.constexpr = shape.norm and shape.activation is None
+    if IS_PROJECTION_TO_HEADS == IS_ROW_HERE:
+        gdc_launch_dependents()
+
+
+@gluon.jit
 def _fetch(words, pairs, pipe, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends reads as zero."""
     SPANS: gl.constexpr = shape.blocks * _WARPS
@@ -109,9 +117,15 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, eps, factor,
     """Multiply all tiles and store the results."""
     OWN: gl.constexpr = _ROWS // shape.halves
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
+    STEPS: gl.constexpr = row.shape[0]
     mask = half_mask()
+    # Of the model, so it need not wait.
+    norms = ()
+    if shape.norm:
+        norms = load_row(operands.norm, STEPS, shape)
     gdc_wait()
-    after = keep_digits(row, totals, operands, eps, shape)
+    after = keep_digits(row, totals, load_row(operands.x, STEPS, shape), norms, eps, shape)
+    _let_next_in(True, shape)
     for tile in range(num_tiles(num_columns, shape)):
         begin = first_column(tile, shape)
         column = begin + gl.arange(0, OWN, OUT)
