@@ -7,6 +7,7 @@ import platform
 import stat
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -157,11 +158,16 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
     """Compile and link in a temporary folder, then rename, so that no process sees an unfinished library."""
     runtime = openmp_library()
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        objects = []
-        for source in library.sources:
-            objects.append(str(Path(work) / f"{source.name}.o"))
-            _run([compiler, *FLAGS, _machine_flag(), "-c", str(source), "-o", objects[-1]])
         linked = Path(work) / "library.so"
+        objects = [str(Path(work) / f"{source.name}.o") for source in library.sources]
+        flags = [*FLAGS, _machine_flag(), "-c"]
+        commands = [
+            [compiler, *flags, str(source), "-o", target]
+            for source, target in zip(library.sources, objects, strict=True)
+        ]
+        # Somebody waits for it.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
         # Linking with -fopenmp would add the system's runtime.
         openmp = "-fopenmp" if runtime is None else str(runtime)
         _run([compiler, "-shared", *objects, openmp, "-lm", "-o", str(linked)])
