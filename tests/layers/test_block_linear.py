@@ -32,6 +32,7 @@ KINDS = {
     "this CPU": ((), None),
     "any CPU": ((), "x86-64" if platform.machine() in ("x86_64", "AMD64") else "armv8-a"),
     "AVX2": (("avx2", "fma", "f16c", "bmi2", "movbe"), "x86-64-v3"),
+    "AVX-512": (("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"), "skylake-avx512"),
     "AVX-VNNI": (("avx_vnni", "gfni", "vaes"), "alderlake"),
 }
 
