@@ -45,7 +45,7 @@ typedef struct {
 
 // Group g of one block of a tile.
 INLINE bytes load_group(const uint8_t *block, int g, int bits) {
-    if (bits == 8) return as_unsigned((bytes)((const loose_bytes *)block)[g], bits);
+    if (bits == 8) return as_unsigned((bytes)((const loose_bytes *)block)[g]);
     bytes both = (bytes)((const loose_bytes *)block)[g % HALF];
     if (g < HALF) return (bytes)(both & 15);
     return (bytes)(both >> 4);

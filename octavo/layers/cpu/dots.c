@@ -67,7 +67,7 @@ INLINE int32_t load4(const int8_t *p) {
 // The instruction wants unsigned weights. Signed ones are 128 too large then, which `offset` takes back.
 INLINE ints begin_sums(int32_t offset, int bits) { return (ints){0} + (bits == 4 ? 0 : offset); }
 
-INLINE bytes as_unsigned(bytes group, int bits) { return group ^ (uint8_t)(bits == 4 ? 0 : 128); }
+INLINE bytes as_unsigned(bytes group) { return group ^ 128; }
 
 INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
     (void)bits;
@@ -85,10 +85,7 @@ INLINE ints begin_sums(int32_t offset, int bits) {
     return (ints){0};
 }
 
-INLINE bytes as_unsigned(bytes group, int bits) {
-    (void)bits;
-    return group;
-}
+INLINE bytes as_unsigned(bytes group) { return group; }
 
 #if defined(__AVX2__)
 // Without this, GCC makes all products of a block before it adds any, and runs out of registers.

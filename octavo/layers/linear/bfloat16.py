@@ -1,10 +1,9 @@
 """Linear layers on CPUs whose weight is bfloat16, as most checkpoints store it; x, sums and y are float32.
 
-rows of x               by                                                       activations
-1 to 16; without units  C (layers/cpu/bfloat16.c)                                float32
-for bfloat16 1 to 32
-more                    oneDNN, on a CPU with units for bfloat16                 bfloat16
-                        PyTorch on others: makes some outputs' weights float32   float32
+rows of x           by                                                       activations
+few, see _FEW_ROWS  C (layers/cpu/bfloat16.c)                                float32
+more                oneDNN, on a CPU with units for bfloat16                 bfloat16
+                    PyTorch on others: makes some outputs' weights float32   float32
 """
 
 from pathlib import Path
@@ -16,8 +15,8 @@ from torch.nn.functional import linear
 from octavo.layers.cpu import bfloat16 as compiled
 from octavo.layers.cpu.library import compile_failure
 
-# From more rows on, what multiplies many of them is faster than the C kernel.
-_FEW_ROWS = {"AMX": 16, "AVX512-BF16": 16, None: 32}
+# By the CPU's units; for more rows, what multiplies many of them is faster than the C kernel.
+_FEW_ROWS = {"AMX": 16, "AVX512-BF16": 12, None: 32}
 # Numbers of a weight that are float32 at a time: 4 MiB.
 _CHUNK = 2**20
 _CPUINFO = Path("/proc/cpuinfo")
