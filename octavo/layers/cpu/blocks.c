@@ -62,7 +62,8 @@ INLINE void prefetch(const uint8_t *weights, const void *scales, const void *min
 
 // What a row's sums begin with, of a whole block or of a half.
 INLINE ints begin_row(const Offsets *offsets, int g, Form f) {
-    return begin_sums(f.halves == 1 ? offsets->whole : g ? offsets->second : offsets->whole - offsets->second, f.bits);
+    int32_t first = f.halves == 1 ? offsets->whole : offsets->whole - offsets->second;
+    return begin_sums(g ? offsets->second : first, f.bits);
 }
 
 // One tile of outputs for `count` rows of x that lie side by side; x begins with them.
