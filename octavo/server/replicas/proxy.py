@@ -132,7 +132,7 @@ class Link:
         )
 
     async def _pump(self, answer: aiohttp.ClientResponse, path: str, flight: Flight, send: Send) -> None:
-        """Forward events. If the replica dies, end with an error event."""
+        """Forward events. If the replica dies, end with an error event, and note that it is down."""
         last = EVENT_END
         try:
             async for piece in answer.content.iter_any():
@@ -141,6 +141,7 @@ class Link:
                 await self._write(send, piece, more=True)
             piece = b""
         except aiohttp.ClientError:
+            flight.replica.hear(None)
             # It may have died in the middle of an event.
             piece = (b"" if last == EVENT_END else EVENT_END) + last_words(path)
         await self._write(send, piece, more=False)
