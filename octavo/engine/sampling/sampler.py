@@ -167,9 +167,9 @@ class Sampler:
             requests: R requests.
             ends: positions of the tokens to be sampled.
         """
-        for row, request, end in zip(logits, requests, ends, strict=True):
+        for row, (request, end) in enumerate(zip(requests, ends, strict=True)):
             if request.adjustments:
-                self._adjust(row, request, end - request.num_prompt_tokens)
+                self._adjust(logits[row], request, end - request.num_prompt_tokens)
         self.masks.forbid_(logits, requests, ends)
 
     def count(self, requests: Sequence[Request], token_ids: Tensor) -> None:
