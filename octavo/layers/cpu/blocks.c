@@ -34,7 +34,9 @@
 #define AHEAD 16                               // blocks of weights
 #define LINE 64                                // bytes of a cache line
 #define PREFETCH_LEVEL 2                       // into the second-level cache
-#define SHARES 16                              // of a thread in a product's tiles: the last ones end together
+#define MOST_SHARES 16                         // of a thread in a product's tiles: the last ones end together
+#define LEAST_SHARES 2
+#define SHARE_BYTES (128 * 1024)               // a share begins with weights that nobody has fetched ahead
 
 int octavo_tile(void) { return TILE; }
 
@@ -160,10 +162,17 @@ INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t tiles_of(const Tiles *w) { return (w->num_rows + TILE - 1) / TILE; }
 
+// How many tiles of rows with so many blocks a thread takes at a time.
+INLINE int64_t share_of(int64_t tiles, size_t blocks, int bits, int threads) {
+    int64_t share = SHARE_BYTES / (int64_t)(blocks * BLOCK * TILE * (size_t)bits / 8) + 1;
+    int64_t least = tiles / (MOST_SHARES * threads) + 1, most = tiles / (LEAST_SHARES * threads) + 1;
+    return share < least ? least : smaller(share, most);
+}
+
 void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds) {
     int64_t tiles = 0;
     for (int64_t i = 0; i < linear->num_parts; i++) tiles += tiles_of(linear->parts[i]);
-    int64_t share = tiles / (SHARES * team->threads) + 1;
+    int64_t share = share_of(tiles, x.blocks, linear->parts[0]->bits, team->threads);
     for (int64_t first; (first = team_take(team, share)) < tiles;) {
         // The part of each weight in tiles first to last - 1, if they lie above one another.
         int64_t last = first + share, begin = 0, row = 0;
