@@ -26,6 +26,8 @@
 
 #include <stdlib.h>
 
+#include "../../attention/cpu/vector.c"
+#include "blocks.h"
 #include "dots.c"
 #include "rows.c"
 

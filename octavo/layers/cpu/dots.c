@@ -3,11 +3,6 @@
 // A vector of weights is a group: 4 inputs of TILE outputs, a byte each. It meets 4 bytes of a row of x, repeated
 // for all outputs, and adds to the TILE sums of that row.
 
-#include <stdint.h>
-#include <string.h>
-
-#include "blocks.h"
-
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -21,8 +16,6 @@ enum { UNROLLED = 8 };
 #else
 enum { UNROLLED = 1 };
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
 #define HAS_VNNI 1

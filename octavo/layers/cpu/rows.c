@@ -1,8 +1,5 @@
 // Rows of x become blocks of 8-bit integers, x = d * p. Included by blocks.c, not compiled by itself.
 
-#include "../../attention/cpu/vector.c"
-#include "blocks.h"
-
 #define BLOCK 32
 #define PARTS (BLOCK / LANES)
 #if TILE == 16                                 // 32 registers
@@ -27,7 +24,7 @@ Rows octavo_place_rows(void *memory, size_t rows, size_t blocks) {
     return (Rows){(int8_t *)(offsets + count), scales, sums, offsets, rows, blocks};
 }
 
-INLINE ivec larger(ivec a, ivec b) { return (a & (a > b)) | (b & (a <= b)); }
+INLINE ivec larger(ivec a, ivec b) { return (ivec)select_vec(a > b, (vec)a, (vec)b); }
 
 INLINE int32_t largest_lane(ivec x) {
     int32_t lanes[LANES], most = 0;

@@ -42,8 +42,9 @@ def describe() -> str:
 def make_layer(weight: Tensor, bias: Tensor | None) -> BlockLinear | PaddedLinear:
     """Return the layer of weight [N, K] float32, rounded, and bias [N] float32."""
     padding = -weight.shape[1] % BLOCK
-    layer = blocks.make_layer([rounded(pad(weight, (0, padding)))], bias)
-    return PaddedLinear(layer, padding) if padding else layer
+    if padding:
+        return PaddedLinear(blocks.make_layer([rounded(pad(weight, (0, padding)))], bias), padding)
+    return blocks.make_layer([rounded(weight)], bias)
 
 
 def rounded(weight: Tensor) -> BlockWeight:
