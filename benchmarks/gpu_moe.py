@@ -25,6 +25,7 @@ from triton.runtime.errors import OutOfResources
 from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
 from octavo.layers.linear.skinny_tiling import Tiling
+from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_exponents
 from octavo.layers.moe.packed_weight import PackedExpertWeight
@@ -97,6 +98,11 @@ class Layers:
         ]
         self.norm = RMSNorm(random(shape.hidden), 1e-6)
 
+    @property
+    def weights(self) -> tuple[AnyExpertWeight, AnyExpertWeight]:
+        """Of one copy."""
+        return self.experts[0].gate_up, self.experts[0].down
+
     def rows(self, num_tokens: int) -> Tensor:
         """Return rows [T, hidden] of length 1 a number, as a norm makes them."""
         return random(num_tokens, self.shape.hidden) * 50
@@ -164,11 +170,13 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
     if num_tokens <= 16 and shape.form != "packed":
         times["few"] = layers.microseconds(lambda i: layers.experts[i].few(x, choices[i]))
+    if choose_product(x, layers.weights, shape.num_chosen, deterministic=False) == "gemv":
+        times["gemv"] = layers.microseconds(lambda i: layers.experts[i].gemv(x, choices[i]))
     if shape.form == "packed":
         times["bfloat16"] = layers.microseconds(lambda i: layers.plain[i](x, choices[i]))
     if shape.form == "bfloat16":
         times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
-    best = min(times["grouped"], times.get("few", times["grouped"]))
+    best = min(times[name] for name in ("gemv", "few", "grouped") if name in times)
     return {
         "tokens": num_tokens,
         "touched": round(touched),

@@ -9,8 +9,10 @@ from octavo.layers.linear.choice import make_linear
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.choice import choose_product
 from octavo.layers.moe.experts import ListedExperts, combine
+from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.tiling import row_slots
+from octavo.layers.moe.weight import ExpertWeight
 
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 6, 3, 48, 20
 
@@ -128,10 +130,15 @@ def test_int8_experts() -> None:
 
 
 def test_products_by_the_number_of_tokens() -> None:
-    assert choose_product(1, is_packed=False, deterministic=False) == "few"
-    for options in ({"is_packed": False, "deterministic": True}, {"is_packed": True, "deterministic": False}):
-        assert {choose_product(number, **options) for number in range(1, 100)} == {"grouped"}
-    assert choose_product(128, is_packed=False, deterministic=False) == "grouped"
+    plain = ExpertWeight(torch.zeros(2, 8, 16))
+    packed = PackedExpertWeight(4, 16, 16, *(torch.zeros(2, 8) for _ in range(3)))
+
+    def products(weight: ExpertWeight | PackedExpertWeight, *, deterministic: bool = False) -> list[str]:
+        rows = (torch.zeros(number, 16) for number in (1, 4, 5, 128))
+        return [choose_product(x, (weight, weight), 2, deterministic=deterministic) for x in rows]
+
+    assert products(plain) == ["few", "few", "grouped", "grouped"]
+    assert set(products(plain, deterministic=True)) == set(products(packed)) == {"grouped"}
 
 
 def test_slots_cover_what_an_expert_can_have() -> None:

@@ -1,24 +1,32 @@
 """gpt-oss on a real GPU: experts of its shapes in MXFP4, attention with sinks by every kernel, an engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpt_oss_checkpoints import TINY, make_tensors, write_folder
+from overlaps import check_overlap
 from torch import Tensor
-from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
+from triton_layer_cases import HAS_GPU, assert_as_good_as_torch, poisoned_memory
 
 from octavo import LLM, SamplingParams
 from octavo.attention import AttentionMetadata, LayerCache, paged_attention
+from octavo.layers import RMSNorm
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts
+from octavo.layers.moe.feed_forward import ExpertFeedForward
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, pack_exponents, pack_words
-from octavo.layers.moe.router import Choice, choose_by_logits
+from octavo.layers.moe.router import Choice, Router, choose_by_logits
 from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.tiling import Mxfp4Tiling
+from octavo.parallel import TensorParallel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+needs_hopper = pytest.mark.skipif(
+    not HAS_GPU or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+)
 # gpt-oss: experts (fewer than it has), chosen experts, hidden size, size of an expert.
 NUMBER, CHOSEN, HIDDEN, INNER = 8, 4, 2880, 2880
 
@@ -45,10 +53,8 @@ def listed(experts: StackedExperts, dtype: torch.dtype) -> ListedExperts:
     """The specification."""
 
     def layers(weight: Any) -> list[PlainLinear]:
-        return [
-            PlainLinear(w.to(dtype), b.to(dtype))
-            for w, b in zip(weight.dequantise(), weight.bias, strict=True)
-        ]
+        biases = [None] * NUMBER if weight.bias is None else weight.bias.to(dtype)
+        return [PlainLinear(w.to(dtype), b) for w, b in zip(weight.dequantise(), biases, strict=True)]
 
     return ListedExperts(layers(experts.gate_up), layers(experts.down), experts.activation)
 
@@ -70,6 +76,94 @@ def test_experts_of_gpt_oss(experts: StackedExperts, num_tokens: int) -> None:
     for run in (experts.few, experts.grouped):
         if num_tokens <= 16 or run == experts.grouped:
             assert_as_good_as_torch(run(x, choice, residual.clone()), expected, exact.double())
+
+
+@needs_hopper
+@pytest.mark.parametrize("chosen", [[3, 0, 7, 5], [7, 7, 0, 0], [1, 2, 6, 4]])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_single_token_by_the_gemv(experts: StackedExperts, chosen: list[int], biased: bool) -> None:
+    if not biased:
+        experts = replace(
+            experts, gate_up=replace(experts.gate_up, bias=None), down=replace(experts.down, bias=None)
+        )
+    weights = torch.tensor([[0.5, 0.3, 0.125, 0.075]], device="cuda")
+    choice, x, residual = Choice(torch.tensor([chosen], device="cuda").int(), weights), rows(1), rows(1)
+    expected = listed(experts, torch.bfloat16)(x, choice, residual.clone())
+    exact = listed(experts, torch.float32)(x.float(), choice, residual.float())
+    with poisoned_memory():
+        got = experts.gemv(x, choice, residual.clone())
+    assert_as_good_as_torch(got, expected, exact.double())
+    apart = listed(experts, torch.float32)(x.float(), choice)
+    assert_as_good_as_torch(
+        experts.gemv(x, choice), listed(experts, torch.bfloat16)(x, choice), apart.double()
+    )
+
+
+@needs_hopper
+def test_the_gemv_skips_experts_of_other_ranks(experts: StackedExperts) -> None:
+    """Such a pair counts nothing, whatever lies behind the last expert."""
+    weights = torch.tensor([[0.5, 0.3, 0.2, 0.1]], device="cuda")
+    some = Choice(torch.tensor([[3, NUMBER, 7, NUMBER]], device="cuda").int(), weights)
+    skips = replace(experts, num_elsewhere=4)
+    torch.testing.assert_close(skips.gemv(rows(1), some), skips.few(rows(1), some), atol=0.2, rtol=2e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize(("hidden", "inner", "num_chosen"), [(512, 96, 2), (2048, 768, 8), (160, 992, 6)])
+def test_the_gemv_of_other_shapes(hidden: int, inner: int, num_chosen: int) -> None:
+    """Of K that ends in the middle of a span, and N that fills no tile."""
+    shapes = ((2 * inner, hidden, 1), (hidden, inner, 2))
+    experts = StackedExperts(*(make_weight(*shape) for shape in shapes), "silu")
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(1, hidden, generator=generator).cuda().bfloat16()
+    chosen = torch.randperm(NUMBER, generator=generator)[:num_chosen].int()[None].cuda()
+    choice = Choice(chosen, torch.full((1, num_chosen), 1 / num_chosen, device="cuda"))
+    exact = listed(experts, torch.float32)(x.float(), choice).double()
+    assert_as_good_as_torch(experts.gemv(x, choice), listed(experts, torch.bfloat16)(x, choice), exact)
+
+
+@needs_hopper
+def test_every_exponent_counts_in_the_gemv() -> None:
+    """Of those that leave results which bfloat16 holds."""
+    exponents = torch.tensor([1, 30, 60, 99, 118, 126, 127, 128], dtype=torch.uint8, device="cuda")
+    weight = make_weight(64, 256, 5)
+    packed = pack_exponents(exponents.expand(64, 8)).unsqueeze(0).expand(NUMBER, -1, -1).contiguous()
+    down = Mxfp4ExpertWeight(256, weight.words, packed)
+    experts = StackedExperts(down, down, "silu")
+    choice = Choice(torch.tensor([[2, 1]], device="cuda").int(), torch.tensor([[1.0, 0.0]], device="cuda"))
+    from octavo.layers.moe.gemv.gemv import gemv_down
+
+    for block in range(8):
+        x = torch.zeros(2, 256, device="cuda")
+        x[:, 32 * block : 32 * block + 32] = torch.randn(32, device="cuda")
+        x = x.bfloat16()
+        got = gemv_down(x, experts.down, choice, None)[0]
+        exact = down.dequantise()[2].double() @ x[0].double()
+        assert (got.double() - exact).abs().max() <= 4e-3 * exact.abs().max(), block
+
+
+@needs_hopper
+def test_overlapping_kernels_of_a_single_token_give_the_same_bits(
+    experts: StackedExperts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Router and experts of several layers, which choose anew each time."""
+    norm = RMSNorm(torch.ones(HIDDEN, device="cuda"), 1e-6)
+    routers = [torch.randn(NUMBER, HIDDEN, device="cuda").bfloat16() * 0.02 for _ in range(6)]
+    blocks = [
+        ExpertFeedForward(norm, Router(weight, CHOSEN, renormalises=True), experts, TensorParallel())
+        for weight in routers
+    ]
+    start = rows(1)
+
+    class Blocks:
+        hidden = start.clone()
+
+        def run(self) -> None:
+            self.hidden.copy_(start)
+            for block in blocks:
+                block(self.hidden, None)
+
+    check_overlap(Blocks(), monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,41 @@ def test_router_logits(device: str, dtype: torch.dtype, num_rows: int, num_exper
 
 
 @everywhere
+@pytest.mark.parametrize(("num_rows", "num_experts", "size"), [(1, 8, 64), (4, 60, 300), (3, 128, 2880)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_norm_and_choice_in_one_kernel(
+    device: str, dtype: torch.dtype, num_rows: int, num_experts: int, size: int, biased: bool
+) -> None:
+    """As by a kernel each."""
+    from octavo.layers.moe.triton.route import norm_and_route
+    from octavo.layers.moe.triton.router import choose_experts
+    from octavo.layers.triton.norm import rms_norm
+
+    hidden = random(num_rows, size + 3, device=device, dtype=dtype)[:, :size]
+    norm = random(size, device=device, seed=2)
+    # A few multiples of a row: many logits are equal, and of these the lower experts are chosen.
+    weight = random(1, size, device=device, dtype=dtype, seed=1).expand(num_experts, -1)
+    factors = torch.arange(num_experts, device=device) * 7 % 5 - 2
+    weight = (weight * factors[:, None]).to(dtype).contiguous()
+    bias = random(num_experts, device=device, dtype=dtype, seed=3) if biased else None
+    arrivals = torch.zeros(4, dtype=torch.int32, device=device)
+    x = rms_norm(hidden, norm, 1e-6)
+    for renormalises, held in ((True, None), (False, range(2, 5))):
+        options = {"renormalises": renormalises, "bias": bias, "held": held}
+        with poisoned_memory():
+            got, experts, weights = norm_and_route(
+                hidden, norm, 1e-6, weight, 3, **options, arrivals=arrivals
+            )
+        torch.testing.assert_close(got, x)
+        logits = got.float() @ weight.float().T
+        expected = choose_experts(logits, 3, **options)
+        torch.testing.assert_close(weights, expected[1], rtol=1e-4, atol=1e-6)
+        if not biased:
+            assert torch.equal(experts, expected[0])
+        assert not arrivals.any()
+
+
+@everywhere
 @pytest.mark.parametrize("num_tokens", [1, 5, 40, 700])
 def test_pairs_are_sorted_by_expert(device: str, dtype: torch.dtype, num_tokens: int) -> None:
     from octavo.layers.moe.triton.sort import sort_pairs

@@ -2,13 +2,14 @@
 
 a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
-each step of a stacked one    1 to 4 tokens           few
+each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
+                              1 to 4 tokens           few
                               others                  grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
                               packed weights          grouped, tiled by rows per expert
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,11 +21,14 @@ from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
+from octavo.layers.moe.gemv import tiling as gemv
+from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.tiling import AnyExpertWeight
 
 # Each pair of a token and an expert reads its expert's weight. More tokens share experts.
 _MAX_FEW = 4
 
-Product = Literal["few", "grouped"]
+Product = Literal["gemv", "few", "grouped"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -61,6 +65,19 @@ def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str
     return describe_layers(kind, device, dtype)
 
 
-def choose_product(num_tokens: int, *, is_packed: bool, deterministic: bool) -> Product:
-    """Return how the experts of a step's tokens are multiplied. Called per layer and step."""
-    return "grouped" if num_tokens > _MAX_FEW or is_packed or deterministic else "few"
+def choose_product(
+    x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int, *, deterministic: bool
+) -> Product:
+    """Return how the experts of a step's tokens are multiplied. Called per layer and step.
+
+    Args:
+        x: [T, hidden].
+        weights: of gate and up, and of down.
+        num_chosen: experts of a token.
+        deterministic: see StackedExperts.
+    """
+    if len(x) > _MAX_FEW or deterministic or isinstance(weights[0], PackedExpertWeight):
+        return "grouped"
+    if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
+        return "gemv"
+    return "few"

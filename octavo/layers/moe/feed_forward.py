@@ -36,8 +36,11 @@ class ExpertFeedForward:
 
     def __call__(self, hidden: Tensor, delta: Tensor | None) -> Tensor | None:
         """Run the block; arguments and result as for DecoderLayer."""
-        x = self.norm(hidden, delta)
-        choice = self.router(x)
+        if delta is None:
+            x, choice = self.router.from_stream(hidden, self.norm)
+        else:
+            x = self.norm(hidden, delta)
+            choice = self.router(x)
         if self.parallel.size > 1:
             return self.experts(x, choice)
         self.experts(x, choice, hidden)

@@ -1,6 +1,6 @@
 """The router: which experts a token goes to, and how much each of them counts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -8,6 +8,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from octavo.gpu.device import has_triton
+from octavo.layers.norm import RMSNorm
+
+# One kernel norms and routes at most so many tokens, of such a size, among so many experts.
+_MAX_ROWS, _MAX_SIZE, _MAX_EXPERTS = 4, 8192, 256
 
 
 class Choice(NamedTuple):
@@ -44,6 +48,39 @@ class Router:
     deterministic: bool = False
     bias: Tensor | None = None
     held: range | None = None
+    # Of norm_and_route: programs that have finished, for each token.
+    _arrivals: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Allocate what a kernel counts with."""
+        arrivals = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self.weight.device)
+        object.__setattr__(self, "_arrivals", arrivals)
+
+    def from_stream(self, hidden: Tensor, norm: RMSNorm) -> tuple[Tensor, Choice]:
+        """Return the norm of hidden [T, hidden], and the choice of its experts."""
+        if not self._fuses(hidden):
+            x = norm(hidden)
+            return x, self(x)
+        from octavo.layers.moe.triton.route import norm_and_route
+
+        x, *choice = norm_and_route(
+            hidden,
+            norm.weight,
+            norm.eps,
+            self.weight,
+            self.num_chosen,
+            renormalises=self.renormalises,
+            bias=self.bias,
+            held=self.held,
+            arrivals=self._arrivals,
+        )
+        return x, Choice(*choice)
+
+    def _fuses(self, hidden: Tensor) -> bool:
+        """Return whether one kernel norms and routes; called per layer and step."""
+        num_experts, size = self.weight.shape
+        is_few = 0 < hidden.shape[0] <= _MAX_ROWS and not self.deterministic
+        return is_few and size <= _MAX_SIZE and num_experts <= _MAX_EXPERTS and has_triton(hidden)
 
     def __call__(self, x: Tensor) -> Choice:
         """Choose the experts of x [T, hidden]."""

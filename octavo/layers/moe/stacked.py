@@ -38,9 +38,20 @@ class StackedExperts:
 
     def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """See Experts; with packed weights x is float16 or bfloat16."""
-        is_packed = isinstance(self.gate_up, PackedExpertWeight)
-        product = choose_product(x.shape[0], is_packed=is_packed, deterministic=self.deterministic)
-        return (self.few if product == "few" else self.grouped)(x, choice, residual)
+        weights = self.gate_up, self.down
+        product = choose_product(x, weights, choice.experts.shape[1], deterministic=self.deterministic)
+        run = {"gemv": self.gemv, "few": self.few, "grouped": self.grouped}[product]
+        return run(x, choice, residual)
+
+    def gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Stream the experts of a single token, in MXFP4."""
+        from octavo.layers.moe.gemv.gemv import gemv_down, gemv_gate_up
+
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, Mxfp4ExpertWeight), "the GEMV is for experts in MXFP4"
+        assert isinstance(down, Mxfp4ExpertWeight), "the GEMV is for experts in MXFP4"
+        inner = gemv_gate_up(x, gate_up, choice, self.activation)
+        return gemv_down(inner, down, choice, residual)
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""

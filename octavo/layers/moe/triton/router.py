@@ -141,13 +141,24 @@ def _few_logits_kernel(
     tl.store(out_at, total, mask=expert < num_experts)
 
 
+@triton.jit
+def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
+    """Return an integer for each logit and its expert, of which a larger one is chosen earlier: NaNs too."""
+    # Both zeros are equal, but their bits are not.
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
+    LOWEST: tl.constexpr = -(2**63)
+    return tl.where(inside, key, LOWEST)
+
+
 @triton.jit(do_not_specialize=["first_held"])
 def _choose_kernel(
     logits_ptr, bias_ptr, experts_ptr, weights_ptr, first_held,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr,
     RENORMALISES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (T,). A logit and its expert make one integer, and the largest is the next choice: NaNs too."""
+    """Grid: (T,). The largest of choice_keys is the next choice."""
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
@@ -156,13 +167,9 @@ def _choose_kernel(
     logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
-    # Both zeros are equal, but their bits are not.
-    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    LOWEST: tl.constexpr = -(2**63)
-    key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
-    key = tl.where(inside, key, LOWEST)
+    key = choice_keys(logits, expert, inside, EXPERTS)
 
+    LOWEST: tl.constexpr = -(2**63)
     slot = tl.arange(0, CHOSEN)
     values = tl.full([CHOSEN], float("-inf"), tl.float32)
     chosen = tl.zeros([CHOSEN], tl.int32)
