@@ -265,8 +265,9 @@ class Builder:
 
     def _quantised_linear(self, weights: Iterable[QuantisedWeight], bias: Tensor | None) -> Linear:
         # Each is finished before the next one is read: what was read of it can go.
-        finished = [tiled_on_cpu(weight, self._pages) for weight in weights]
-        return make_quantised_linear(finished, bias, dtype=self._checkpoint.dtype)
+        dtype = self._checkpoint.dtype
+        finished = [tiled_on_cpu(weight, self._pages, dtype) for weight in weights]
+        return make_quantised_linear(finished, bias, dtype=dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:

@@ -57,8 +57,8 @@ def load_decoder(
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
             multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "bf16":
-            all matrices are, to bfloat16; "int8": all linear layers are, the LM head included (both: CPU,
-            float32).
+            all matrices are, to bfloat16; "mixed": as "auto" those that are stored quantised, as "bf16" the
+            others; "int8": all linear layers are rounded, the LM head included (these three: CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization).
         expert_parallel: this rank gets whole experts, instead of a part of every one.
@@ -71,8 +71,8 @@ def load_decoder(
     """
     if deterministic:
         _check_deterministic(config, quantization, parallel)
-    if quantization == "bf16" and dtype != torch.float32:
-        raise ConfigError(f'quantization="bf16" runs with activations in float32, got {dtype}')
+    if quantization in ("bf16", "mixed") and dtype != torch.float32:
+        raise ConfigError(f'quantization="{quantization}" runs with activations in float32, got {dtype}')
     device = torch.device(device)
     has_biases = config.experts is not None and config.experts.has_bias
     weights = with_own_projections(with_expert_names(weights, is_gpt_oss=has_biases), config)
@@ -83,7 +83,9 @@ def load_decoder(
     num_tensors = len(parameter_shapes(own))
     kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
     checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=num_tensors, progress=progress)
-    builder = Builder(own, checkpoint, parallel, quantization, deterministic)
+    # Which matrices stay quantised is settled.
+    others = "bf16" if quantization == "mixed" else quantization
+    builder = Builder(own, checkpoint, parallel, others, deterministic)
     with _one_thread() if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
         layers = tuple(builder.layer(index) for index in range(config.num_layers))
@@ -108,7 +110,7 @@ def load_decoder(
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
-    if quantization in ("bf16", "fp8", "int8"):
+    if quantization in ("bf16", "mixed", "fp8", "int8"):
         raise ConfigError(
             f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
         )

@@ -40,7 +40,7 @@ def kept_storage(
         made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
         _check_requantised(stored)
         stored = made | {name: storage for name, storage in stored.items() if name in made}
-    elif quantization != "auto" or deterministic:
+    elif quantization not in ("auto", "mixed") or deterministic:
         return {}
     if device.type == "cuda":
         _check_experts(stored, device, dtype)

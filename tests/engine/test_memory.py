@@ -15,6 +15,7 @@ from octavo.engine.memory import ExecutionPlan, plan_execution
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.layers.linear import bfloat16
 from octavo.layers.linear.float8.weight import FLOAT8_ROWS
+from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig
 from octavo.parallel import TensorParallel
 
@@ -180,10 +181,10 @@ def test_an_attention_that_can_run_here_is_not_refused(impl: str) -> None:
     assert make_plan(attention_impl=impl, dtype="float32").dtype == torch.float32
 
 
-def quantization_of(model_dtype: str = "bfloat16", stored: bool = False, **options: object) -> str:
+def quantization_of(model_dtype: str = "bfloat16", stored: Storage | None = None, **options: object) -> str:
     config = EngineConfig.from_dict({"model": "tiny", "device": "cpu"} | options)
     model = ModelConfig.from_hf(TINY_LLAMA | {"torch_dtype": model_dtype})
-    matrices = {"model.layers.0.self_attn.q_proj.weight": FLOAT8_ROWS} if stored else {}
+    matrices = {} if stored is None else {"model.layers.0.self_attn.q_proj.weight": stored}
     return plan_execution(config, model, stored=matrices).quantization
 
 
@@ -198,12 +199,14 @@ def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch:
     assert quantization_of() == "auto", "AMD's without AVX512-BF16 have no products in bfloat16"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert quantization_of() == "bf16"
-    # Exact by option, and what has more digits or is quantised stays as it is.
+    # Exact by option, and what has more digits stays as it is.
     assert quantization_of(quantization="none") == "none"
     assert quantization_of(quantization="int8") == "int8"
     assert quantization_of(dtype="float32") == "auto"
     assert quantization_of("float32") == quantization_of("float16") == "auto"
-    assert quantization_of(stored=True) == "auto"
+    # What is quantised stays so beside it, unless it has to be dequantised, which has more digits.
+    assert quantization_of(stored=FLOAT8_ROWS) == "mixed"
+    assert quantization_of(stored=Storage("odd blocks", 4)) == "auto"
 
 
 def test_what_was_planned_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ from octavo.attention.cpu import compile as compiling
 from octavo.layers.cpu.library import compile_failure, layers_library
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
+from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
 from octavo.layers.linear.quantised import join_rows
 
 pytestmark = pytest.mark.skipif(compile_failure() is not None, reason="needs a C compiler")
 
-# Bits, dtype of scales, scales of a block, minimums.
-FORMS = [
+# Bits, dtype of scales, scales of a block, minimums; or numbers of MXFP4.
+FORMS: list[tuple] = [
     (4, torch.float16, 1, True),
     (4, torch.float32, 1, True),
     (4, torch.float16, 1, False),
@@ -24,6 +25,7 @@ FORMS = [
     (8, torch.float16, 1, True),
     (8, torch.float32, 1, True),
     (8, torch.float32, 2, False),
+    ("mxfp4",),
 ]
 
 
@@ -50,7 +52,20 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     layers_library.cache_clear()
 
 
-def block_weight(form: tuple, rows: int, columns: int, seed: int = 0) -> BlockWeight:
+def mxfp4_weight(rows: int, columns: int, seed: int = 0) -> Mxfp4Weight:
+    """Every number, exponents that float32 holds results of, and the two least ones."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
+    # The largest numbers together.
+    values[0], values[-1] = 0x77, 0xFF
+    exponents = torch.randint(100, 150, (rows, columns // BLOCK), generator=generator, dtype=torch.uint8)
+    exponents[rows // 2] = torch.arange(columns // BLOCK) % 2
+    return Mxfp4Weight(values, exponents)
+
+
+def block_weight(form: tuple, rows: int, columns: int, seed: int = 0) -> BlockWeight | Mxfp4Weight:
+    if form == ("mxfp4",):
+        return mxfp4_weight(rows, columns, seed)
     bits, dtype, num_scales, has_mins = form
     generator = torch.Generator().manual_seed(seed)
     low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
@@ -73,7 +88,7 @@ def eight_bit_rows(num_rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return (blocks * torch.randn(num_rows, columns // BLOCK, 1, generator=generator)).flatten(1)
 
 
-def assert_close(actual: torch.Tensor, x: torch.Tensor, weight: BlockWeight) -> None:
+def assert_close(actual: torch.Tensor, x: torch.Tensor, weight: BlockWeight | Mxfp4Weight) -> None:
     values = weight.dequantise().double()
     expected, size = x.double() @ values.T, x.double().abs() @ values.abs().T
     assert ((actual - expected).abs() <= 1e-6 * size + 1e-6).all()
@@ -84,6 +99,19 @@ def assert_close(actual: torch.Tensor, x: torch.Tensor, weight: BlockWeight) -> 
 def test_product(form: tuple, num_rows: int, rows: int, columns: int) -> None:
     weight, x = block_weight(form, rows, columns), eight_bit_rows(num_rows, columns)
     assert_close(BlockLinear(tiled([weight]))(x), x, weight)
+
+
+def test_exponents_of_mxfp4_from_the_least_to_the_largest() -> None:
+    """Rows of one exponent each, times what keeps the results where float32 has them."""
+    exponents = torch.tensor([0, 1, 2, 3, 64, 127, 200, 253, 254], dtype=torch.uint8)
+    weight = Mxfp4Weight(torch.full((9, 16), 0x21, dtype=torch.uint8), exponents[:, None])
+    for factor in (2.0**100, 2.0**-100):
+        x = eight_bit_rows(1, 32) * factor
+        exact = x.double() @ weight.dequantise().double().T
+        held = (exact.abs() < torch.finfo(torch.float32).max / 4) & (exact.abs() > 2.0**-120)
+        got = BlockLinear(tiled([weight]))(x).double()
+        assert held.sum() >= 4
+        torch.testing.assert_close(got[held], exact[held], rtol=1e-6, atol=0)
 
 
 def test_any_number_is_rounded_to_8_bits() -> None:
@@ -120,9 +148,10 @@ def test_threads_change_no_bit() -> None:
 def test_weights_above_one_another_and_a_bias() -> None:
     """Each writes its columns, whatever its form."""
     weights = [
-        block_weight(form, 13, 64, seed) for seed, form in enumerate((*FORMS[:1] * 2, FORMS[6], FORMS[3]))
+        block_weight(form, 13, 64, seed)
+        for seed, form in enumerate((*FORMS[:1] * 2, FORMS[6], FORMS[3], FORMS[7]))
     ]
-    parts, bias, x = tiled(weights), torch.randn(52), eight_bit_rows(3, 64)
+    parts, bias, x = tiled(weights), torch.randn(65), eight_bit_rows(3, 64)
     out = BlockLinear(parts, bias)(x)
     for index, weight in enumerate(weights):
         columns = slice(13 * index, 13 * index + 13)
@@ -151,7 +180,7 @@ def test_zeros_and_no_rows() -> None:
     assert layer(torch.zeros(0, 64)).shape == (0, 16)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS[:-1], ids=str)
 def test_rows_are_looked_up_exactly(form: tuple) -> None:
     weight = block_weight(form, 19, 96)
     tiles, ids = TiledBlocks(weight), torch.tensor([18, 0, 7, 8, 8, 3], dtype=torch.int32)

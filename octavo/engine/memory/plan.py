@@ -15,6 +15,7 @@ from octavo.engine.memory.weights import dequantised_forms, weight_groups
 from octavo.engine.memory.working import cpu_working_bytes, gpu_working_bytes, rank_share
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.layers.linear.bfloat16 import outruns_float32
+from octavo.layers.linear.choice import multiplies
 from octavo.layers.linear.quantised import Storage
 from octavo.models import ModelConfig, kv_bytes_per_token, parameter_shapes
 from octavo.models.storage import kept_storage
@@ -115,10 +116,16 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 def _quantization(
     config: EngineConfig, model: ModelConfig, device: torch.device, stored: Mapping[str, Storage]
 ) -> str:
-    """Make "bf16" of "auto" where it was measured to be faster and the checkpoint has no more digits."""
+    """Make bfloat16 of "auto" where it was measured to be faster and the checkpoint has no more digits."""
     leaves_it_open = config.quantization == config.dtype == "auto" and not config.deterministic
-    fits = device.type == "cpu" and model.dtype == "bfloat16" and not stored
-    return "bf16" if leaves_it_open and fits and outruns_float32() else config.quantization
+    fits = device.type == "cpu" and model.dtype == "bfloat16"
+    if not (leaves_it_open and fits and outruns_float32()):
+        return config.quantization
+    if not stored:
+        return "bf16"
+    # What would be dequantised has more digits.
+    stays = all(multiplies(storage.kind, device, torch.float32) for storage in stored.values())
+    return "mixed" if stays else config.quantization
 
 
 def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:

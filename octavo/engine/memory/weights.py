@@ -37,14 +37,14 @@ def weight_groups(
         model: the rank's share of a network.
         dtype: of weights that are not quantised.
         kept: matrices that stay quantised; see kept_storage.
-        quantization: as users choose it.
+        quantization: see ExecutionPlan.
     """
     plain = Storage("plain", dtype.itemsize, form=str(dtype).removeprefix("torch."))
     shapes, rounded = parameter_shapes(model), _ROUNDED.get(quantization)
     totals: dict[tuple[str, str, str | None], float] = {}
     for name, shape in shapes.items():
         storage = kept.get(name, plain)
-        if rounded is not None and _is_rounded(quantization, name, shape):
+        if name not in kept and rounded is not None and _is_rounded(quantization, name, shape):
             storage = rounded
         key = _part_of(name), storage.form, None if storage is plain else storage.kind
         totals[key] = totals.get(key, 0.0) + storage.nbytes(shape)
@@ -69,9 +69,10 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
 
 
 _INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
+_BF16 = Storage("bf16", 2, form="bfloat16")
 # Quantization -> each matrix that it rounds.
 _ROUNDED: Mapping[str, Storage] = MappingProxyType(
-    {"bf16": Storage("bf16", 2, form="bfloat16"), "int8": _INT8}
+    {"bf16": _BF16, "mixed": _BF16, "int8": _INT8}
 )
 
 
@@ -79,7 +80,7 @@ def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor is the weight of a GEMM, or an embedding that may be an LM head, too."""
     if len(shape) != 2 or name.endswith("mlp.gate.weight"):
         return False
-    return quantization == "bf16" or name != "model.embed_tokens.weight"
+    return quantization != "int8" or name != "model.embed_tokens.weight"
 
 
 def _part_of(name: str) -> str:

@@ -1,6 +1,6 @@
 // y = x W^T for weights that stay in blocks of 32 small integers with a scale each, and perhaps a minimum:
 //
-//     weight = scale * q + min        q: 4 bits unsigned, or 8 bits signed
+//     weight = scale * q + min        q: 4 bits unsigned, 8 bits signed, or a code of MXFP4
 //
 // Rows of x become blocks of 8-bit integers too, x = d * p; so for every block of 32
 //
@@ -44,20 +44,25 @@ int octavo_tile(void) { return TILE; }
 
 // What is the same for all products of a weight, known to the compiler.
 typedef struct {
-    int bits, is_half, halves;
+    int bits, scale_bytes, halves;
 } Form;
 
+INLINE int has_codes(Form f) { return f.scale_bytes == 1; }
+
+// Bits of the integers that are multiplied: codes stand for signed ones.
+INLINE int product_bits(Form f) { return has_codes(f) ? 8 : f.bits; }
+
 // Group g of one block of a tile.
-INLINE bytes load_group(const uint8_t *block, int g, int bits) {
-    if (bits == 8) return as_unsigned((bytes)((const loose_bytes *)block)[g]);
+INLINE bytes load_group(const uint8_t *block, int g, Form f) {
+    if (f.bits == 8) return as_unsigned((bytes)((const loose_bytes *)block)[g]);
     bytes both = (bytes)((const loose_bytes *)block)[g % HALF];
-    if (g < HALF) return (bytes)(both & 15);
-    return (bytes)(both >> 4);
+    bytes group = g < HALF ? (bytes)(both & 15) : (bytes)(both >> 4);
+    return has_codes(f) ? decode(group) : group;
 }
 
 // What comes AHEAD blocks later, of this tile or the next: the CPU itself does not look beyond a page of memory.
 INLINE void prefetch(const uint8_t *weights, const void *scales, const void *mins, size_t b, Form f) {
-    const size_t weight_bytes = BLOCK * TILE * f.bits / 8, min_bytes = TILE * (f.is_half ? 2 : 4);
+    const size_t weight_bytes = BLOCK * TILE * f.bits / 8, min_bytes = TILE * f.scale_bytes;
     for (size_t i = 0; i < weight_bytes; i += LINE)
         __builtin_prefetch(weights + (b + AHEAD) * weight_bytes + i, 0, PREFETCH_LEVEL);
     __builtin_prefetch((const char *)scales + (b + AHEAD) * min_bytes * f.halves, 0, PREFETCH_LEVEL);
@@ -67,7 +72,7 @@ INLINE void prefetch(const uint8_t *weights, const void *scales, const void *min
 // What a row's sums begin with, of a whole block or of a half.
 INLINE ints begin_row(const Offsets *offsets, int g, Form f) {
     int32_t first = f.halves == 1 ? offsets->whole : offsets->whole - offsets->second;
-    return begin_sums(g ? offsets->second : first, f.bits);
+    return begin_sums(g ? offsets->second : first, product_bits(f));
 }
 
 // One tile of outputs for `count` rows of x that lie side by side; x begins with them.
@@ -82,20 +87,20 @@ INLINE void multiply(const uint8_t *weights, const void *scales, const void *min
         prefetch(weights, scales, mins, b, f);
 #pragma GCC unroll UNROLLED
         for (int g = 0; g < GROUPS; g++) {
-            bytes group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f.bits);
+            bytes group = load_group(weights + b * BLOCK * TILE * f.bits / 8, g, f);
 #pragma GCC unroll 16
             for (int r = 0; r < count; r++) {
                 if (g % (GROUPS / f.halves) == 0) sums[r] = begin_row(offsets + r, g, f);
-                sums[r] = add_products(sums[r], group, load4(values + r * BLOCK + GROUP * g), f.bits);
+                sums[r] = add_products(sums[r], group, load4(values + r * BLOCK + GROUP * g), product_bits(f));
             }
             if ((g + 1) % (GROUPS / f.halves)) continue;
-            floats scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.is_half);
+            floats scale = load_scales(scales, b * f.halves + g / HALF * (f.halves - 1), f.scale_bytes);
 #pragma GCC unroll 16
             for (int r = 0; r < count; r++)
-                out[r] += __builtin_convertvector(finish_sums(sums[r], f.bits), floats) * (scale * d[r]);
+                out[r] += __builtin_convertvector(finish_sums(sums[r], product_bits(f)), floats) * (scale * d[r]);
         }
         if (!mins) continue;
-        floats min = load_scales(mins, b, f.is_half);
+        floats min = load_scales(mins, b, f.scale_bytes);
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++) out[r] += min * sum[r];
     }
@@ -120,7 +125,7 @@ INLINE void write_outputs(floats sums, const float *bias, float *out, size_t wid
 INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
                     size_t stride, int adds, Form f) {
     size_t outputs = (size_t)w->num_rows, weight_bytes = x.blocks * BLOCK * TILE * f.bits / 8;
-    size_t min_bytes = x.blocks * TILE * (f.is_half ? 2 : 4), scale_bytes = min_bytes * f.halves;
+    size_t min_bytes = x.blocks * TILE * (size_t)f.scale_bytes, scale_bytes = min_bytes * f.halves;
     for (size_t t = (size_t)first; t < (size_t)last; t++) {
         const uint8_t *q = w->quants + t * weight_bytes;
         const void *s = (const char *)w->scales + t * scale_bytes;
@@ -150,14 +155,15 @@ INLINE void product(const Tiles *w, int64_t first, int64_t last, Rows x, const f
 
 static void multiply_tiles(const Tiles *w, int64_t first, int64_t last, Rows x, const float *bias, float *out,
                            size_t stride, int adds) {
-#define CASE(BITS, IS_HALF, HALVES)                                                    \
-    if (w->bits == BITS && w->is_half == IS_HALF && w->halves == HALVES)                \
-        product(w, first, last, x, bias, out, stride, adds, (Form){BITS, IS_HALF, HALVES})
+#define CASE(BITS, SCALE_BYTES, HALVES)                                                 \
+    if (w->bits == BITS && w->scale_bytes == SCALE_BYTES && w->halves == HALVES)         \
+        product(w, first, last, x, bias, out, stride, adds, (Form){BITS, SCALE_BYTES, HALVES})
     CASE(4, 1, 1);
-    CASE(4, 0, 1);
-    CASE(8, 1, 1);
-    CASE(8, 0, 1);
-    CASE(8, 0, 2);
+    CASE(4, 2, 1);
+    CASE(4, 4, 1);
+    CASE(8, 2, 1);
+    CASE(8, 4, 1);
+    CASE(8, 4, 2);
 }
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

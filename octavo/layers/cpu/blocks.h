@@ -23,7 +23,8 @@ typedef struct {
     const void *scales, *mins;
     int64_t num_rows;
     int bits;                                  // of a weight: 4 or 8
-    int is_half;                               // scales are float16
+    int scale_bytes;                           // 4: float32; 2: float16; 1: exponents of MXFP4, whose numbers
+                                               // are codes in 4 bits
     int halves;                                // scales of a block: 1 or 2
 } Tiles;
 

@@ -23,7 +23,7 @@ class Tiles(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("quants", "scales", "mins")),
         ("num_rows", _INT),
-        *((name, ctypes.c_int) for name in ("bits", "is_half", "halves")),
+        *((name, ctypes.c_int) for name in ("bits", "scale_bytes", "halves")),
     ]
 
 
@@ -69,6 +69,36 @@ def tile_blocks(
     tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()
     layers_library().octavo_tile_blocks(stored.data_ptr(), num_rows, num_blocks, groups, *tiles)
     return quants, scales, mins
+
+
+def tile_codes(
+    values: Tensor, exponents: Tensor, num_tiles: int, pages: HugePages | None
+) -> tuple[Tensor, Tensor]:
+    """Tile numbers of MXFP4 in one pass; see tiles.c.
+
+    Args:
+        values, exponents: of an Mxfp4Weight [N, K], contiguous.
+        num_tiles: at least N / R; what lies beyond N is 0.
+        pages: memory for the tiles; None: torch's.
+
+    Returns:
+        quants [tiles, K / 32, 4, R, 4] uint8, and scales [tiles, K / 32, R] uint8: the exponents.
+
+    Raises:
+        KernelUnavailableError: the kernel cannot be compiled.
+    """
+    num_rows, num_blocks = exponents.shape
+    tile = tile_rows()
+    assert values.is_contiguous(), "numbers that lie apart"
+    assert exponents.is_contiguous(), "exponents that lie apart"
+    assert num_rows <= num_tiles * tile, f"{num_rows} rows in {num_tiles} tiles"
+    zeros = torch.zeros if pages is None else pages.zeros
+    quants = zeros((num_tiles, num_blocks, _BLOCK // 2 // GROUP, tile, GROUP), dtype=torch.uint8)
+    scales = zeros((num_tiles, num_blocks, tile), dtype=torch.uint8)
+    layers_library().octavo_tile_codes(
+        values.data_ptr(), exponents.data_ptr(), num_rows, num_blocks, quants.data_ptr(), scales.data_ptr()
+    )
+    return quants, scales
 
 
 class _Linear(ctypes.Structure):

@@ -34,11 +34,17 @@ typedef int16_t shorts __attribute__((vector_size(TILE * GROUP), may_alias));
 typedef uint16_t ushorts __attribute__((vector_size(TILE * GROUP), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(TILE * GROUP), may_alias));
 typedef uint8_t loose_bytes __attribute__((vector_size(TILE * GROUP), aligned(1), may_alias));
+typedef uint8_t loose_exponents __attribute__((vector_size(TILE), aligned(1), may_alias));
 typedef _Float16 float16s __attribute__((vector_size(TILE * 2), aligned(2), may_alias));
 
-// Scales are float16 or float32, as the checkpoint has them.
-INLINE floats load_scales(const void *p, size_t place, int is_half) {
-    if (!is_half) return ((const loose_floats *)p)[place];
+// Scales of TILE outputs, as the checkpoint has them; see blocks.h.
+INLINE floats load_scales(const void *p, size_t place, int scale_bytes) {
+    if (scale_bytes == 4) return ((const loose_floats *)p)[place];
+    if (scale_bytes == 1) {
+        // Exponents, 127 too large. The least one is that of a number without an exponent, and codes are doubled.
+        ints e = __builtin_convertvector(((const loose_exponents *)p)[place], ints);
+        return (floats)((e << 23) | ((e == 0) & 1 << 22)) * 0.5f;
+    }
 #if TILE == 16
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p + place));
 #elif defined(__F16C__)
@@ -125,6 +131,35 @@ INLINE ints add_products(ints sums, bytes group, int32_t x, int bits) {
 }
 #endif
 #endif
+
+// Twice the numbers of MXFP4 (e2m1), as weights of 8 bits, for codes of a byte each.
+#define CODES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+
+INLINE bytes decode(bytes codes) {
+#if defined(__AVX2__) || defined(__aarch64__)
+    typedef int8_t numbers __attribute__((vector_size(16)));
+    const numbers table = {CODES};
+    bytes tables;
+    for (size_t i = 0; i < sizeof tables; i += sizeof table) memcpy((char *)&tables + i, &table, sizeof table);
+    tables = as_unsigned(tables);
+#endif
+#if TILE == 16
+    return (bytes)_mm512_shuffle_epi8((__m512i)tables, (__m512i)codes);
+#elif defined(__AVX2__)
+    return (bytes)_mm256_shuffle_epi8((__m256i)tables, (__m256i)codes);
+#elif defined(__aarch64__)
+    uint8x16_t halves[2], from;
+    memcpy(&from, &tables, sizeof from);
+    memcpy(halves, &codes, sizeof halves);
+    for (int h = 0; h < 2; h++) halves[h] = vqtbl1q_u8(from, halves[h]);
+    memcpy(&codes, halves, sizeof codes);
+    return codes;
+#else
+    static const int8_t table[] = {CODES};
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)table[codes[i]];
+    return as_unsigned(codes);
+#endif
+}
 
 INLINE ints finish_sums(ints sums, int bits) {
 #if defined(__AVX2__) && !HAS_VNNI

@@ -40,3 +40,28 @@ void octavo_tile_blocks(const uint8_t *stored, int64_t rows, int64_t blocks, int
                 put_block(stored + ((first + row) * blocks + b) * block_bytes, to, row, groups);
         }
 }
+
+// Numbers of MXFP4 of one block, two neighbours a byte, as tiles have them: number i beside number i + 16.
+static void put_codes(const uint8_t *values, uint8_t *quants, int row) {
+    uint8_t block[16];
+    for (int i = 0; i < 8; i++) {
+        uint8_t first = values[i], second = values[i + 8];
+        block[2 * i] = (uint8_t)((first & 15) | second << 4);
+        block[2 * i + 1] = (uint8_t)(first >> 4 | (second & 0xF0));
+    }
+    for (int g = 0; g < 4; g++) memcpy(quants + (g * TILE + row) * GROUP, block + g * GROUP, GROUP);
+}
+
+// values [rows, blocks][16] and exponents [rows, blocks] to the first rows of tiles, as above.
+void octavo_tile_codes(const uint8_t *values, const uint8_t *exponents, int64_t rows, int64_t blocks,
+                       uint8_t *quants, uint8_t *scales) {
+    for (int64_t first = 0; first < rows; first += TILE)
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t place = first * blocks + b * TILE;
+            for (int row = 0; row < TILE && first + row < rows; row++) {
+                int64_t from = (first + row) * blocks + b;
+                put_codes(values + from * 16, quants + place * 16, row);
+                scales[place + row] = exponents[from];
+            }
+        }
+}

@@ -3,7 +3,7 @@
     a layer, when it is made      float32 on a CPU        elsewhere
       a weight in blocks          blocks                  grouped
       a weight in float8          dequantised             float8, or dequantised
-      a weight in MXFP4           dequantised             dequantised; a GPU's experts: layers.moe
+      a weight in MXFP4           blocks                  dequantised; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="bf16"         bfloat16                refused
       quantization="int8"         int8, as blocks         refused
@@ -72,7 +72,7 @@ _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
         # Groups of columns that are not a multiple of 32: no kernel multiplies them.
         "odd blocks": (),
         "float8": (float8_on_gpu, dequantised),
-        "mxfp4": (dequantised,),
+        "mxfp4": (blocks, dequantised),
     }
 )
 

@@ -52,8 +52,9 @@ class Router:
     _arrivals: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Allocate what a kernel counts with."""
-        arrivals = torch.zeros(_MAX_ROWS, dtype=torch.int32, device=self.weight.device)
+        """Allocate what a kernel counts with, where there are kernels."""
+        num_rows = _MAX_ROWS if has_triton(self.weight) else 0
+        arrivals = torch.zeros(num_rows, dtype=torch.int32, device=self.weight.device)
         object.__setattr__(self, "_arrivals", arrivals)
 
     def from_stream(self, hidden: Tensor, norm: RMSNorm) -> tuple[Tensor, Choice]:

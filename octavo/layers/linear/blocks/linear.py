@@ -1,6 +1,7 @@
 """Linear layers on CPUs whose weight stays in blocks of 4 or 8 bits, as the checkpoint stores it.
 
-The C kernel (layers/cpu/blocks.c) multiplies the integers as they are. Rows of x become 8-bit blocks as well,
+The C kernel (layers/cpu/blocks.c) multiplies the integers as they are, and the numbers of MXFP4 as integers
+twice as large. Rows of x become 8-bit blocks as well,
 each with a scale of its own, so no row's result depends on the rows it is batched with.
 """
 
@@ -10,16 +11,18 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu.blocks import GROUP, CompiledLinear, Tiles, tile_blocks, tile_rows
+from octavo.layers.cpu.blocks import GROUP, CompiledLinear, Tiles, tile_blocks, tile_codes, tile_rows
 from octavo.layers.cpu.huge_pages import HugePages
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.stored import StoredBlocks
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
+from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
 from octavo.layers.linear.quantised import LayerWeight, QuantisedWeight
 
 DESCRIPTION = "8-bit activations, by the C kernel"
 
 AnyBlocks = BlockWeight | StoredBlocks
+_Tileable = AnyBlocks | Mxfp4Weight
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -34,7 +37,7 @@ class TiledBlocks:
 
         quants  [N / R, K / 32, 8 groups of 4 columns, R rows, 4]     8 bits
                 [N / R, K / 32, 4, R, 4]                              4 bits: group g low, g + 4 high
-        scales  [N / R, scales of a row, R rows]                      mins likewise
+        scales  [N / R, scales of a row, R rows]                      mins likewise; of MXFP4 exponents
 
     Attributes:
         num_rows: N, without the padding to whole tiles.
@@ -46,7 +49,7 @@ class TiledBlocks:
     """
 
     def __init__(
-        self, weight: AnyBlocks, pages: HugePages | None = None, *, num_rows: int | None = None
+        self, weight: _Tileable, pages: HugePages | None = None, *, num_rows: int | None = None
     ) -> None:
         """Copy a weight.
 
@@ -57,13 +60,16 @@ class TiledBlocks:
         """
         self.num_columns = weight.shape[1]
         self.num_rows = num_rows or weight.shape[0]
-        self.bits = weight.bits
+        self.bits = 4 if isinstance(weight, Mxfp4Weight) else weight.bits
         self.order: Tensor | None = None
         tile = tile_rows()
         num_tiles = -(-self.num_rows // tile)
         if isinstance(weight, StoredBlocks):
             tensors = tile_blocks(weight.stored, num_tiles, self.bits, weight.has_mins, pages)
             self.quants, self.scales, self.mins = tensors
+        elif isinstance(weight, Mxfp4Weight):
+            self.quants, self.scales = tile_codes(weight.values, weight.exponents, num_tiles, pages)
+            self.mins = None
         else:
             self._copy(weight.in_blocks(), tile, num_tiles * tile - weight.shape[0])
             if pages is not None:
@@ -82,7 +88,7 @@ class TiledBlocks:
         mins = None if self.mins is None else self.mins.data_ptr()
         return Tiles(
             *(self.quants.data_ptr(), self.scales.data_ptr(), mins, self.num_rows, self.bits),
-            *(self.scales.dtype == torch.float16, scales_of_a_block),
+            *(self.scales.itemsize, scales_of_a_block),
         )
 
     @property
@@ -106,7 +112,8 @@ class TiledBlocks:
         return torch.float32
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the rows [T] of the weight, a new [T, K] float32."""
+        """Return the rows [T] of the weight, not of MXFP4, a new [T, K] float32."""
+        assert self.scales.dtype != torch.uint8, "rows of MXFP4 cannot be looked up"
         rows_beside = self.scales.shape[2]
         tile, place = ids.long() // rows_beside, ids.long() % rows_beside
         # [T, K / 32, groups, 4]
@@ -159,19 +166,19 @@ class BlockLinear:
         return out
 
 
-def make_layer(weights: Iterable[AnyBlocks | TiledBlocks], bias: Tensor | None) -> BlockLinear:
+def make_layer(weights: Iterable[_Tileable | TiledBlocks], bias: Tensor | None) -> BlockLinear:
     """Return the layer of weights that lie above one another, [N_i, K] each, and bias [sum of N_i]."""
     return BlockLinear(tiled(weights), bias)
 
 
-def tiled(weights: Iterable[AnyBlocks | TiledBlocks]) -> list[TiledBlocks]:
+def tiled(weights: Iterable[_Tileable | TiledBlocks]) -> list[TiledBlocks]:
     """Tile those weights that are not tiled yet, each into memory of its own."""
     return [weight if isinstance(weight, TiledBlocks) else TiledBlocks(weight) for weight in weights]
 
 
-def tiled_on_cpu(weight: QuantisedWeight, pages: HugePages) -> LayerWeight:
-    """Tile a weight in blocks on a CPU into some memory; others stay as they are."""
-    if isinstance(weight, AnyBlocks) and weight.device.type == "cpu":
+def tiled_on_cpu(weight: QuantisedWeight, pages: HugePages, dtype: torch.dtype) -> LayerWeight:
+    """Tile a weight into some memory if the kernel multiplies it by x of a dtype; others stay as they are."""
+    if isinstance(weight, _Tileable) and unsupported_reason(weight.device, dtype) is None:
         return TiledBlocks(weight, pages)
     return weight
 
