@@ -13,10 +13,19 @@ LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-
+# Words begin where small letters are followed by large ones, and keep their contractions.
+_LARGE, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_LARGE}]*[{_SMALL}]+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_LARGE}]+[{_SMALL}]*{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
-_WORDS = {"qwen2": QWEN2_WORDS} | dict.fromkeys(LLAMA3_NAMES, LLAMA3_WORDS)
+# Vocabularies that hold whole words, which need no merges.
+_WHOLE_WORDS = LLAMA3_NAMES | {"gpt-4o"}
+_WORDS = {"qwen2": QWEN2_WORDS, "gpt-4o": GPT4O_WORDS} | dict.fromkeys(LLAMA3_NAMES, LLAMA3_WORDS)
 PRE_TOKENIZERS = frozenset({"default", "gpt-2", "smollm", *_WORDS})
 
 
@@ -37,7 +46,7 @@ def build_byte_level(fields: GGUFFields) -> Tokenizer:
     merges = _merges(fields)
     try:
         # Llama 3 vocabularies hold whole words that no chain of merges reaches.
-        model = models.BPE(vocabulary, merges, ignore_merges=fields.pre in LLAMA3_NAMES)
+        model = models.BPE(vocabulary, merges, ignore_merges=fields.pre in _WHOLE_WORDS)
     except Exception as error:  # the tokenizers package raises plain Exception
         raise FileFormatError(f"{fields.name}: tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)

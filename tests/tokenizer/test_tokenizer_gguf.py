@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 from octavo.errors import FileFormatError, ModelNotFoundError, UnsupportedModelError
 from octavo.models import resolve_model
 from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.byte_level import _pre_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy_fp32.json"
 TEXTS = sample_texts(400)
@@ -119,6 +120,32 @@ def test_qwen2_ids_equal_transformers():
     ours = Tokenizer.from_gguf(byte_level_metadata("qwen2"), "test")
     for text in TEXTS:
         assert ours.encode(text) == oracle.encode(text)
+
+
+def test_words_of_gpt4o():
+    """Where they begin and end, by tiktoken's rule for o200k_base, and that bytes come back."""
+    text = "HelloWorld don't SHOUTing  x=12345;\n\n /usr/bin ÜberStraße 你好 a\u0301"
+    words = [
+        "Hello",
+        "World",
+        " don't",
+        " SHOUTing",
+        " ",
+        " x",
+        "=",
+        "123",
+        "45",
+        ";\n\n",
+        " /",
+        "usr",
+        "/bin",
+    ]
+    words += [" Über", "Straße", " 你好", " a\u0301"]
+    pieces = _pre_tokenizer("gpt-4o").pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in pieces] == words
+    ours = Tokenizer.from_gguf(byte_level_metadata("gpt-4o"), "test")
+    for each in (*TEXTS, text):
+        assert ours.decode(ours.encode(each)) == each
 
 
 def test_pre_tokenizers_differ_on_digits():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError, WeightsError, refuse_unknown
-from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns
+from octavo.layers.linear.mxfp4.weight import BLOCK, MXFP4, Mxfp4Weight, check_columns, check_exponents
 from octavo.layers.linear.quantised import Storage
 from octavo.models.config_fields import ConfigFields
 from octavo.models.formats.float8_config import check_patterns, refuse_other_values
@@ -27,8 +27,6 @@ _KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 _TYPE = "U8"
 _PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 _BLOCK_BYTES = BLOCK // 2
-# No number: the exponent that stands for NaN.
-_NAN = 255
 _STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -119,8 +117,7 @@ class _Matrix:
         check_columns(self.name, start, stop)
         groups = slice(start // BLOCK, stop // BLOCK)
         values, exponents = (self._read(stack, rows, groups) for stack in self.stacks)
-        if bool((exponents == _NAN).any()):
-            raise WeightsError(f"{self.stacks[1]} has exponents of {_NAN}, which stand for no number")
+        check_exponents(self.stacks[1], exponents)
         return Mxfp4Weight(values.flatten(1), exponents).to(device)
 
     def _read(self, stack: str, rows: Part, groups: slice) -> Tensor:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, WeightsError
 from octavo.layers.linear.quantised import Storage
 
 BLOCK = 32
 """Values that share an exponent; they take 16 bytes."""
 MXFP4 = Storage("mxfp4", 0.5 + 1 / BLOCK, form="MXFP4")
+# No number: the exponent that stands for NaN.
+_NAN = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -92,6 +94,16 @@ def check_columns(name: str, start: int, stop: int) -> None:
             f"{name}: a rank cannot have the columns from {start} to {stop}: {BLOCK} of them share an "
             "exponent; use fewer ranks"
         )
+
+
+def check_exponents(name: str, exponents: Tensor) -> None:
+    """Check exponents as they are stored, uint8.
+
+    Raises:
+        WeightsError: one stands for no number.
+    """
+    if bool((exponents == _NAN).any()):
+        raise WeightsError(f"{name} has exponents of {_NAN}, which stand for no number")
 
 
 @cache

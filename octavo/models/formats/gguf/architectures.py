@@ -34,6 +34,8 @@ _EXPERT_NAMES = {
     "ffn_up_exps": f"mlp{EXPERTS}up_proj",
     "ffn_down_exps": f"mlp{EXPERTS}down_proj",
 }
+# Tensors that have no kind at the end of their name on Hugging Face.
+_BARE_NAMES = {"attn_sinks": "self_attn.sinks"}
 # With norms before and after each block, the norm before the feed-forward has another name.
 _FOUR_NORM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
@@ -72,6 +74,7 @@ class GGUFArchitecture:
         layer_names: name of a layer's tensor -> its name on Hugging Face.
         own_keys: keys under "<name>." beyond those that every architecture may have.
         sliding_window: window in tokens if the file names none; None: no window.
+        yarn: fields of a YaRN scaling that the file does not tell.
         wide_layers: number of layers of the one model in this family that scales attention by hidden size /
             heads instead of the head dimension; None: the family's config has no scale.
         experts: how a file with experts is read; None: it has none.
@@ -85,11 +88,17 @@ class GGUFArchitecture:
     layer_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_LAYER_NAMES))
     own_keys: frozenset[str] = frozenset()
     sliding_window: int | None = None
+    yarn: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     wide_layers: int | None = None
     experts: GGUFExperts | None = None
 
 
 _NAMES_WITH_EXPERTS = MappingProxyType(_LAYER_NAMES | _EXPERT_NAMES)
+_GPT_OSS_NAMES = MappingProxyType(
+    {name: own for name, own in _NAMES_WITH_EXPERTS.items() if name != "ffn_norm"}
+    | {"post_attention_norm": "post_attention_layernorm"}
+    | _BARE_NAMES
+)
 _GEMMA_KEYS = frozenset({"attention.sliding_window", "final_logit_softcapping"})
 _GEMMA_NAMES = MappingProxyType(_LAYER_NAMES | _FOUR_NORM_NAMES)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
@@ -123,6 +132,17 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
                 model_type="olmoe",
                 layer_names=_NAMES_WITH_EXPERTS,
                 experts=GGUFExperts(hf_name="OlmoeForCausalLM", model_type="olmoe"),
+            ),
+            GGUFArchitecture(
+                name="gpt-oss",
+                hf_name="GptOssForCausalLM",
+                model_type="gpt_oss",
+                layer_names=_GPT_OSS_NAMES,
+                own_keys=frozenset({"attention.sliding_window"}),
+                sliding_window=128,
+                # Unlike others' scalings, without which it was trained.
+                yarn=MappingProxyType({"truncate": False}),
+                experts=GGUFExperts(hf_name="GptOssForCausalLM", model_type="gpt_oss"),
             ),
             GGUFArchitecture(name="qwen2", hf_name="Qwen2ForCausalLM", model_type="qwen2"),
             GGUFArchitecture(name="qwen3", hf_name="Qwen3ForCausalLM", model_type="qwen3"),
@@ -178,7 +198,11 @@ def hugging_face_name(name: str, architecture: GGUFArchitecture, where: str) -> 
     if parts is not None:
         layer, stem, kind = parts.groups()
         if layer is not None and stem in architecture.layer_names:
-            return f"model.layers.{layer}.{architecture.layer_names[stem]}.{kind}"
+            own = f"model.layers.{layer}.{architecture.layer_names[stem]}"
+            if stem not in _BARE_NAMES:
+                return f"{own}.{kind}"
+            if kind == "weight":
+                return own
         if layer is None and stem in _OUTER_NAMES:
             return f"model.{_OUTER_NAMES[stem]}.{kind}"
         if layer is None and stem == "output":

@@ -1,4 +1,4 @@
-"""Reads GGUF tensors into BlockWeights: the file's own integers and scales, without rounding anything.
+"""Reads GGUF tensors into quantised weights: the file's own integers and scales, without rounding anything.
 
     type           bits   scale of        min           in the file
     Q4_0           4      32              -8 scale      d  q[16]
@@ -7,6 +7,7 @@
     Q8_0           8      32                            d  q[32]
     Q4_K, Q5_K     4, 8   32: d * sc      -dmin * mn    d  dmin  sc, mn: 6 bits [12]  (h[32])  q[128]
     Q6_K           8      16: d * sc                    q[128]  h[64]  sc[16] int8  d
+    MXFP4          4      32: 2 ** (e - 127)            e uint8  q[16]: codes of floats, see mxfp4.weight
 
 Q*_K have 256 numbers a block, the others 32. Source: ggml's block layouts.
 """
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from octavo.layers.linear.blocks.stored import StoredBlocks
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
+from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight, check_exponents
 from octavo.layers.linear.quantised import Storage
 
+GGUFBlocks = BlockWeight | StoredBlocks | Mxfp4Weight
 # Scales and mins [n, ...] of n blocks of the file.
 Scales = tuple[Tensor, Tensor | None]
 
@@ -31,6 +34,8 @@ _CHUNK = 2**20
 
 def storage_of(type_name: str) -> Storage:
     """Return what a matrix of a type takes in memory; types without such blocks are dequantised."""
+    if type_name == MXFP4.form:
+        return MXFP4
     if type_name not in _TYPES:
         return Storage("odd blocks", 4, form=type_name)
     bits = _TYPES[type_name][0]
@@ -41,7 +46,7 @@ def storage_of(type_name: str) -> Storage:
     return Storage("blocks", bits / 8 + num_scales * scale_bytes / BLOCK, bytes_on_gpu=on_gpu, form=type_name)
 
 
-def read_as_stored(type_name: str, stored: Tensor) -> BlockWeight | StoredBlocks:
+def read_as_stored(type_name: str, stored: Tensor) -> GGUFBlocks:
     """Return the weight that blocks of a file make on a CPU, as they are if kernels take them so.
 
     Args:
@@ -49,14 +54,35 @@ def read_as_stored(type_name: str, stored: Tensor) -> BlockWeight | StoredBlocks
         stored: [rows, blocks of a row, bytes of a block] uint8.
     """
     if type_name not in _AS_STORED:
-        return blocks_of(type_name, stored)
+        return quantised_of(type_name, stored)
     bits, _ = _TYPES[type_name]
     has_mins = type_name == "Q4_1"
     return StoredBlocks(bits, has_mins, stored.contiguous(), partial(blocks_of, type_name))
 
 
+def quantised_of(type_name: str, stored: Tensor) -> BlockWeight | Mxfp4Weight:
+    """Return the weight that blocks of a file make, on their device.
+
+    Args:
+        type_name, stored: see read_as_stored.
+
+    Raises:
+        WeightsError: an exponent stands for no number.
+    """
+    return _mxfp4_of(stored) if type_name == MXFP4.form else blocks_of(type_name, stored)
+
+
+def _mxfp4_of(stored: Tensor) -> Mxfp4Weight:
+    """The file has number i beside number i + 16, an Mxfp4Weight neighbours."""
+    exponents = stored[:, :, 0].contiguous()
+    check_exponents("a tensor of the file", exponents)
+    even, odd = stored[:, :, 1:].unflatten(2, (-1, 2)).unbind(3)
+    first, second = (even & 15) | (odd << 4), (even >> 4) | (odd & 0xF0)
+    return Mxfp4Weight(torch.cat((first, second), 2).flatten(1), exponents)
+
+
 def blocks_of(type_name: str, stored: Tensor) -> BlockWeight:
-    """Return the weight that blocks of a file make, on their device, unpacked some rows at a time.
+    """Return the weight that blocks of integers make, on their device, unpacked some rows at a time.
 
     Args:
         type_name: one of those above.

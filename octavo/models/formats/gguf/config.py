@@ -43,6 +43,8 @@ _NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
     "attention.clamp_kqv": (0,),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
 }
 # May be an array of one value per layer.
 _LISTED_KEYS = frozenset({"attention.sliding_window_pattern"})
@@ -196,7 +198,7 @@ def _rope_scaling(fields: ArchitectureFields, head_dim: int) -> dict[str, object
     if kind == "yarn":
         context = fields.integer("context_length")
         original = fields.integer("rope.scaling.original_context_length", context)
-        scaling["original_max_position_embeddings"] = original
+        scaling |= {"original_max_position_embeddings": original, **fields.architecture.yarn}
     return scaling
 
 

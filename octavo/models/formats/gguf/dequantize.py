@@ -7,6 +7,8 @@ first 16 numbers and the high halves the last 16:
     Q4_1  d  m  q[16]        d q + m             Q5_1  d  m h[4] q[16]   d (q + 16 h) + m
     Q8_0  d  q[32]           d q                 Q8_K  d (float32) q[256] sums[16]   d q
 
+    MXFP4  e  q[16]          2 ** (e - 127) times the float that q is a code of, 4 bits
+
 d and m are float16; h has one bit per number. Source: ggml's block layouts.
 """
 
@@ -137,6 +139,14 @@ def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:
     out *= blocks[:, :4].view("<f4")
 
 
+def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
+    codes = np.empty(out.shape, np.uint8)
+    put_nibbles(blocks[:, 1:], codes)
+    # Twice the numbers, as integers.
+    numbers = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+    np.ldexp(numbers[codes], blocks[:, :1].astype(np.int32) - 128, out=out)
+
+
 _DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {
         "F32": _decode_f32,
@@ -148,5 +158,6 @@ _DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "Q5_1": _decode_q5_1,
         "Q8_0": _decode_q8_0,
         "Q8_K": _decode_q8_k,
+        "MXFP4": _decode_mxfp4,
     }
 )

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, FileFormatError, WeightsError
-from octavo.layers.linear.blocks.stored import StoredBlocks
-from octavo.layers.linear.blocks.weight import BlockWeight
 from octavo.layers.linear.quantised import Storage
 from octavo.models.formats.gguf.architectures import (
     EXPERTS,
@@ -17,7 +15,7 @@ from octavo.models.formats.gguf.architectures import (
     find_architecture,
     hugging_face_name,
 )
-from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored, storage_of
+from octavo.models.formats.gguf.blocks import GGUFBlocks, quantised_of, read_as_stored, storage_of
 from octavo.models.formats.gguf.config import ArchitectureFields
 from octavo.models.formats.gguf.dequantize import decode_blocks, require_decodable
 from octavo.models.formats.gguf.file import GGUFFile, GGUFTensorInfo
@@ -87,7 +85,7 @@ class GGUFWeights:
 
     def read_quantised(
         self, name: str, *, rows: Part = None, columns: Part = None, device: torch.device = CPU
-    ) -> BlockWeight | StoredBlocks:
+    ) -> GGUFBlocks:
         """Read a matrix in its blocks; see QuantisedSource."""
         info = self._info(name)
         first, last = slice_bounds(columns, info.shape[1])
@@ -114,13 +112,15 @@ class GGUFWeights:
     def _check(self, info: GGUFTensorInfo) -> None:
         where = self._file.path.name
         require_decodable(info.type.name, f"{where}: {info.name}")
-        is_stack = EXPERTS in hugging_face_name(info.name, self._architecture, where)
-        if len(info.shape) not in ((3,) if is_stack else (1, 2)):
-            expected = "3 dimensions" if is_stack else "at most 2 dimensions"
+        name = hugging_face_name(info.name, self._architecture, where)
+        is_stack = EXPERTS in name
+        num_dimensions = 2 if name.endswith(".bias") else 3
+        if len(info.shape) not in ((num_dimensions,) if is_stack else (1, 2)):
+            expected = f"{num_dimensions} dimensions" if is_stack else "at most 2 dimensions"
             raise WeightsError(f"{where}: expected {info.name} to have {expected}, got {list(info.shape)}")
 
     def _named(self, info: GGUFTensorInfo) -> dict[str, GGUFTensorInfo]:
-        """Return a tensor by its name, or each of the matrices in a stack of experts by theirs."""
+        """Return a tensor by its name, or each matrix or bias in a stack of experts by theirs."""
         name = hugging_face_name(info.name, self._architecture, self._file.path.name)
         if EXPERTS not in name:
             return {name: info}
@@ -188,7 +188,7 @@ def _halves_apart(rows: Tensor, head_dim: int) -> Tensor:
 
 def _read_blocks(
     file: GGUFFile, info: GGUFTensorInfo, rows: slice, columns: slice, device: torch.device
-) -> BlockWeight | StoredBlocks:
+) -> GGUFBlocks:
     """Read a part of a matrix to a device, rows in the file's order, columns at blocks of the file."""
     kind, (num_rows, num_columns) = info.type, info.shape
     row_bytes = info.nbytes // num_rows
@@ -196,7 +196,7 @@ def _read_blocks(
     file.read_into(info, rows.start * row_bytes, stored.reshape(-1))
     part = slice(columns.start // kind.block_size, columns.stop // kind.block_size)
     blocks = torch.from_numpy(stored)[:, part].to(device)
-    return (read_as_stored if device.type == "cpu" else blocks_of)(kind.name, blocks)
+    return (read_as_stored if device.type == "cpu" else quantised_of)(kind.name, blocks)
 
 
 def _read_part(file: GGUFFile, info: GGUFTensorInfo, rows: Part, columns: Part, dtype: torch.dtype) -> Tensor:
