@@ -116,7 +116,8 @@ def load_tokenizer(source: ModelSource) -> Tokenizer | None:
         FileFormatError, UnsupportedModelError: there is one, but it is damaged or of an unknown kind.
     """
     if source.gguf is not None:
-        has_tokenizer = "tokenizer.ggml.model" in source.gguf.metadata
+        # ggml's name for none.
+        has_tokenizer = source.gguf.metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab"
         return Tokenizer.from_gguf(source.gguf.metadata, source.name) if has_tokenizer else None
     has_tokenizer = is_present(source.path / "tokenizer.json")
     return Tokenizer.from_folder(source.path) if has_tokenizer else None

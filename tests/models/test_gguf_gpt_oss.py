@@ -16,11 +16,12 @@ from octavo import LLM, SamplingParams
 from octavo.cli import main
 from octavo.errors import UnsupportedModelError, WeightsError
 from octavo.layers.linear.blocks import linear as blocks
-from octavo.layers.linear.blocks.linear import BlockLinear
+from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks
+from octavo.layers.linear.blocks.stored import StoredBlocks
 from octavo.layers.linear.mxfp4.weight import MXFP4, Mxfp4Weight
 from octavo.layers.moe.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
-from octavo.models.formats.gguf.blocks import quantised_of
+from octavo.models.formats.gguf.blocks import quantised_of, read_as_stored
 from octavo.models.formats.gguf.config import gguf_to_hf_config
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
@@ -161,7 +162,7 @@ def test_a_part_of_an_expert(path: Path) -> None:
     with closing(GGUFWeights(GGUFFile.open(path))) as weights:
         name = "model.layers.1.mlp.experts.4.down_proj.weight"
         part = weights.read_quantised(name, rows=slice(3, 9), columns=slice(32, 96))
-        assert isinstance(part, Mxfp4Weight)
+        assert part.kind == MXFP4.kind
         whole = weights.read(name, dtype=torch.float32)
         assert torch.equal(part.dequantise(), whole[3:9, 32:96])
         bias = weights.read("model.layers.1.mlp.experts.4.gate_proj.bias", dtype=torch.float32)
@@ -202,5 +203,21 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_an_exponent_that_is_no_number() -> None:
     stored = torch.zeros(2, 3, 17, dtype=torch.uint8)
     stored[1, 2, 0] = 255
-    with pytest.raises(WeightsError, match="exponents of 255, which stand for no number"):
-        quantised_of("MXFP4", stored)
+    for read in (quantised_of, read_as_stored):
+        with pytest.raises(WeightsError, match="exponents of 255, which stand for no number"):
+            read("MXFP4", stored)
+
+
+@needs_compiler
+def test_blocks_as_stored_are_the_same_weight() -> None:
+    """As a GPU gets them, and as a CPU's kernel tiles them: the same numbers in the same places."""
+    stored = torch.randint(250, (37, 3, 17), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    as_stored, unpacked = read_as_stored("MXFP4", stored), quantised_of("MXFP4", stored)
+    assert isinstance(as_stored, StoredBlocks)
+    assert isinstance(unpacked, Mxfp4Weight)
+    assert torch.equal(as_stored.dequantise(), unpacked.dequantise())
+    assert torch.equal(as_stored.part(5, 40).dequantise(), unpacked.dequantise()[5:])
+    ours, theirs = TiledBlocks(as_stored), TiledBlocks(unpacked)
+    assert torch.equal(ours.quants, theirs.quants)
+    assert torch.equal(ours.scales, theirs.scales)
+    assert (ours.mins, ours.bits) == (theirs.mins, theirs.bits) == (None, 4)

@@ -123,7 +123,7 @@ def test_qwen2_ids_equal_transformers():
 
 
 def test_words_of_gpt4o():
-    """Where they begin and end, by tiktoken's rule for o200k_base, and that bytes come back."""
+    """Where they begin and end, by tiktoken's rule for o200k_base, and that the text comes back."""
     text = "HelloWorld don't SHOUTing  x=12345;\n\n /usr/bin ÜberStraße 你好 a\u0301"
     words = [
         "Hello",
@@ -144,8 +144,7 @@ def test_words_of_gpt4o():
     pieces = _pre_tokenizer("gpt-4o").pre_tokenize_str(text)
     assert [text[start:end] for _, (start, end) in pieces] == words
     ours = Tokenizer.from_gguf(byte_level_metadata("gpt-4o"), "test")
-    for each in (*TEXTS, text):
-        assert ours.decode(ours.encode(each)) == each
+    assert ours.decode(ours.encode(text)) == text
 
 
 def test_pre_tokenizers_differ_on_digits():

@@ -49,25 +49,28 @@ def tile_blocks(
         pages: memory for the tiles; None: torch's.
 
     Returns:
-        quants [tiles, K / 32, 4 or 8, R, 4] uint8 (4 bits) or int8; scales and mins [tiles, K / 32, R]
-        float16.
+        quants [tiles, K / 32, 4 or 8, R, 4] uint8 (4 bits) or int8; scales [tiles, K / 32, R] float16, or
+        uint8 if they are exponents; mins likewise, float16.
 
     Raises:
         KernelUnavailableError: the kernel cannot be compiled.
     """
     num_rows, num_blocks, block_bytes = stored.shape
     groups = bits * _BLOCK // 8 // GROUP
+    scale_bytes = block_bytes - groups * GROUP - (2 if has_mins else 0)
     assert stored.is_contiguous(), "blocks that lie apart"
     tile = tile_rows()
     assert num_rows <= num_tiles * tile, f"{num_rows} rows in {num_tiles} tiles"
-    assert block_bytes == groups * GROUP + (4 if has_mins else 2), f"blocks of {block_bytes} bytes"
+    assert scale_bytes in (1, 2), f"blocks of {block_bytes} bytes"
     number = torch.uint8 if bits == 4 else torch.int8
     zeros = torch.zeros if pages is None else pages.zeros
     quants = zeros((num_tiles, num_blocks, groups, tile, GROUP), dtype=number)
-    scales = zeros((num_tiles, num_blocks, tile), dtype=torch.float16)
+    scale = torch.float16 if scale_bytes == 2 else torch.uint8
+    scales = zeros((num_tiles, num_blocks, tile), dtype=scale)
     mins = zeros(scales.shape, dtype=torch.float16) if has_mins else None
     tiles = quants.data_ptr(), scales.data_ptr(), None if mins is None else mins.data_ptr()
-    layers_library().octavo_tile_blocks(stored.data_ptr(), num_rows, num_blocks, groups, *tiles)
+    sizes = num_rows, num_blocks, groups, scale_bytes
+    layers_library().octavo_tile_blocks(stored.data_ptr(), *sizes, *tiles)
     return quants, scales, mins
 
 
@@ -95,9 +98,8 @@ def tile_codes(
     zeros = torch.zeros if pages is None else pages.zeros
     quants = zeros((num_tiles, num_blocks, _BLOCK // 2 // GROUP, tile, GROUP), dtype=torch.uint8)
     scales = zeros((num_tiles, num_blocks, tile), dtype=torch.uint8)
-    layers_library().octavo_tile_codes(
-        values.data_ptr(), exponents.data_ptr(), num_rows, num_blocks, quants.data_ptr(), scales.data_ptr()
-    )
+    stored, tiles = (values.data_ptr(), exponents.data_ptr()), (quants.data_ptr(), scales.data_ptr())
+    layers_library().octavo_tile_codes(*stored, num_rows, num_blocks, *tiles)
     return quants, scales
 
 

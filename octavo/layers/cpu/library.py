@@ -43,9 +43,9 @@ def layers_library() -> ctypes.CDLL:
     library.octavo_block_linear.restype = ctypes.c_int
     library.octavo_tile.argtypes = []
     library.octavo_tile.restype = ctypes.c_int
-    library.octavo_tile_blocks.argtypes = [_POINTER, *[_INT] * 3, *[_POINTER] * 3]
+    library.octavo_tile_blocks.argtypes = [_POINTER, *[_INT] * 4, *[_POINTER] * 3]
     library.octavo_tile_blocks.restype = None
-    library.octavo_tile_codes.argtypes = [_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER]
+    library.octavo_tile_codes.argtypes = [*[_POINTER] * 2, *[_INT] * 2, *[_POINTER] * 2]
     library.octavo_tile_codes.restype = None
     library.octavo_run_layers.argtypes = [_POINTER, _INT, _POINTER, _POINTER, _INT, ctypes.c_int]
     library.octavo_run_layers.restype = ctypes.c_int

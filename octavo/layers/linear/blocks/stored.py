@@ -10,7 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
+from octavo.layers.linear.blocks.weight import BLOCK
+from octavo.layers.linear.mxfp4.weight import MXFP4
+from octavo.layers.linear.quantised import QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +23,20 @@ class StoredBlocks:
         bits: of a number, 4 or 8.
         has_mins: a block has a minimum.
         stored: [N, K / 32, bytes of a block] uint8, contiguous: a scale, perhaps a minimum, both float16, and
-            the numbers: number i in the low and number i + 16 in the high half of byte i, or 32 int8.
-        unpack: makes the same weight of `stored`, its numbers a byte each.
+            the numbers: number i in the low and number i + 16 in the high half of byte i, or 32 int8. Blocks
+            of MXFP4 have an exponent, a byte, and such codes.
+        unpack: makes the same weight of `stored` in another form.
     """
 
     bits: int
     has_mins: bool
     stored: Tensor
-    unpack: Callable[[Tensor], BlockWeight]
+    unpack: Callable[[Tensor], QuantisedWeight]
 
     @property
     def kind(self) -> str:
         """See QuantisedWeight."""
-        return "blocks"
+        return MXFP4.kind if self.stored.shape[2] % 2 else "blocks"
 
     @property
     def device(self) -> torch.device:
@@ -48,7 +51,7 @@ class StoredBlocks:
     @property
     def form(self) -> tuple[str, int, bool]:
         """What joined weights have in common."""
-        return "stored", self.bits, self.has_mins
+        return self.kind, self.bits, self.has_mins
 
     def take(self, rows: Tensor) -> Self:
         """Return rows [n] int64 in a new order."""
@@ -61,6 +64,10 @@ class StoredBlocks:
     def to(self, device: torch.device) -> Self:
         """See QuantisedWeight."""
         return replace(self, stored=self.stored.to(device))
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the rows from start to stop, which may lie beyond the last one."""
+        return replace(self, stored=self.stored[start:stop])
 
     def dequantise(self) -> Tensor:
         """Return the weight [N, K] float32."""

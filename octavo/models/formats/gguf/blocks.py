@@ -52,12 +52,16 @@ def read_as_stored(type_name: str, stored: Tensor) -> GGUFBlocks:
     Args:
         type_name: one of those above.
         stored: [rows, blocks of a row, bytes of a block] uint8.
+
+    Raises:
+        WeightsError: see quantised_of.
     """
     if type_name not in _AS_STORED:
         return quantised_of(type_name, stored)
-    bits, _ = _TYPES[type_name]
-    has_mins = type_name == "Q4_1"
-    return StoredBlocks(bits, has_mins, stored.contiguous(), partial(blocks_of, type_name))
+    if type_name == MXFP4.form:
+        check_exponents("a tensor of the file", stored[:, :, 0])
+    bits, has_mins = _AS_STORED[type_name]
+    return StoredBlocks(bits, has_mins, stored.contiguous(), partial(quantised_of, type_name))
 
 
 def quantised_of(type_name: str, stored: Tensor) -> BlockWeight | Mxfp4Weight:
@@ -215,8 +219,8 @@ def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales * _float16_at(blocks, 0), mins * -_float16_at(blocks, 2)
 
 
-# Those that are laid out as StoredBlocks says.
-_AS_STORED = ("Q4_1", "Q8_0")
+# Bits and whether there are minimums, of those that are laid out as StoredBlocks says.
+_AS_STORED = MappingProxyType({"Q4_1": (4, True), "Q8_0": (8, False), MXFP4.form: (4, False)})
 # Bits of an integer, and what unpacks blocks [n, bytes] into integers [n, 32 or 256], a byte each.
 _TYPES: Mapping[str, tuple[int, Callable[[Tensor, Tensor], Scales]]] = MappingProxyType(
     {
