@@ -177,23 +177,44 @@ INLINE int64_t share_of(int64_t tiles, size_t blocks, int bits, int threads) {
     return share < least ? least : smaller(share, most);
 }
 
-void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds) {
+static int64_t tiles_of_linear(const Linear *linear) {
     int64_t tiles = 0;
     for (int64_t i = 0; i < linear->num_parts; i++) tiles += tiles_of(linear->parts[i]);
-    int64_t share = share_of(tiles, x.blocks, linear->parts[0]->bits, team->threads);
+    return tiles;
+}
+
+// Tiles first to last - 1 of a product, if its weights lie above one another; there may be fewer.
+static void multiply_part(const Product *p, int64_t first, int64_t last) {
+    int64_t begin = 0, row = 0;
+    for (int64_t i = 0; i < p->linear->num_parts && begin < last; i++) {
+        const Tiles *w = p->linear->parts[i];
+        int64_t num = tiles_of(w), from = first > begin ? first - begin : 0;
+        const float *bias = p->linear->bias ? p->linear->bias + row : NULL;
+        multiply_tiles(w, from, smaller(last - begin, num), p->x, bias, p->out + row, p->stride, p->adds);
+        begin += num;
+        row += w->num_rows;
+    }
+}
+
+void octavo_products_in_team(Team *team, const Product *products, int64_t count) {
+    int64_t tiles = 0, share = 1;
+    for (int64_t i = 0; i < count; i++) tiles += tiles_of_linear(products[i].linear);
+    if (count) share = share_of(tiles, products->x.blocks, products->linear->parts[0]->bits, team->threads);
     for (int64_t first; (first = team_take(team, share)) < tiles;) {
-        // The part of each weight in tiles first to last - 1, if they lie above one another.
-        int64_t last = first + share, begin = 0, row = 0;
-        for (int64_t i = 0; i < linear->num_parts && begin < last; i++) {
-            const Tiles *w = linear->parts[i];
-            int64_t num = tiles_of(w), from = first > begin ? first - begin : 0;
-            multiply_tiles(w, from, smaller(last - begin, num), x, linear->bias ? linear->bias + row : NULL,
-                           out + row, stride, adds);
+        int64_t last = smaller(first + share, tiles);
+        for (int64_t i = 0, begin = 0; i < count && begin < last; i++) {
+            int64_t num = tiles_of_linear(products[i].linear);
+            if (begin + num > first)
+                multiply_part(products + i, first > begin ? first - begin : 0, smaller(last - begin, num));
             begin += num;
-            row += w->num_rows;
         }
     }
     team_wait(team);
+}
+
+void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds) {
+    Product product = {linear, x, out, stride, adds};
+    octavo_products_in_team(team, &product, 1);
 }
 
 // x [rows, size] float32, size a multiple of 32, to out [rows, stride], of which the linear layer's columns are

@@ -55,5 +55,15 @@ Rows octavo_place_rows(void *memory, size_t rows, size_t blocks);
 // Row `row` becomes blocks of 8 bits of x [blocks * 32].
 void octavo_quantise_row(Rows to, size_t row, const float *x);
 
-// Every thread of a team calls it, and returns when all is done: out [rows, stride] = x W^T + b, or out += it.
+// out [rows, stride] = x W^T + b, or out += it.
+typedef struct {
+    const Linear *linear;
+    Rows x;
+    float *out;
+    size_t stride;
+    int adds;
+} Product;
+
+// Every thread of a team calls these, and returns when all is done. The rows of products have one size.
+void octavo_products_in_team(Team *team, const Product *products, int64_t count);
 void octavo_linear_in_team(Team *team, const Linear *linear, Rows x, float *out, size_t stride, int adds);

@@ -40,6 +40,23 @@ void octavo_silu_row(const float *gate, const float *up, float *out, int64_t siz
     for (; i < size; i++) out[i] = silu(gate[i]) * up[i];
 }
 
+void octavo_clamped_swiglu_row(const float *gate, const float *up, float *out, int64_t size, float limit,
+                               float slope) {
+    const vec most = splat(limit), least = splat(-limit);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        // NaNs are neither larger nor smaller, and stay.
+        vec g = load(gate + i), u = load(up + i);
+        g = select_vec(g > most, most, g);
+        u = select_vec(u > most, most, select_vec(u < least, least, u));
+        store(out + i, g / (1.0f + exp_vec(-max_vec(g * slope, splat(-87.0f)))) * (u + 1.0f));
+    }
+    for (; i < size; i++) {
+        float g = gate[i] > limit ? limit : gate[i], u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+        out[i] = g / (1 + expf(-slope * g)) * (u + 1);
+    }
+}
+
 // out [rows, inner] = silu(gate) * up for gate_up [rows, 2 inner] = [gate | up].
 void octavo_silu_and_multiply(const float *gate_up, float *out, int64_t rows, int64_t inner, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * inner > PARALLEL_FLOATS)

@@ -9,3 +9,7 @@ void octavo_norm_row(float *hidden, const float *delta, const float *weight, flo
 
 // out = silu(gate) * up; out may be gate.
 void octavo_silu_row(const float *gate, const float *up, float *out, int64_t size);
+
+// out = (up + 1) * gate * sigmoid(slope * gate), with gate <= limit and -limit <= up <= limit; out may be gate.
+void octavo_clamped_swiglu_row(const float *gate, const float *up, float *out, int64_t size, float limit,
+                               float slope);

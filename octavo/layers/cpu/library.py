@@ -8,10 +8,11 @@ from octavo.attention.cpu.compile import ATTENTION, KernelUnavailableError, Libr
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
+_SOURCES = ("bfloat16.c", "blocks.c", "experts.c", "layers.c", "stack.c", "tiles.c")
 _LIBRARY = Library(
     "layers",
     (
-        *(_FOLDER / name for name in ("bfloat16.c", "blocks.c", "layers.c", "stack.c", "tiles.c")),
+        *(_FOLDER / name for name in _SOURCES),
         *ATTENTION.sources,
     ),
     (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h", "rows.c")), *ATTENTION.included),
@@ -49,6 +50,8 @@ def layers_library() -> ctypes.CDLL:
     library.octavo_tile_codes.restype = None
     library.octavo_run_layers.argtypes = [_POINTER, _INT, _POINTER, _POINTER, _INT, ctypes.c_int]
     library.octavo_run_layers.restype = ctypes.c_int
+    library.octavo_run_experts.argtypes = [_POINTER, _POINTER, ctypes.c_int]
+    library.octavo_run_experts.restype = ctypes.c_int
     library.octavo_add_rms_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, ctypes.c_float, ctypes.c_int]
     library.octavo_add_rms_norm.restype = None
     library.octavo_silu_and_multiply.argtypes = [_POINTER, _POINTER, _INT, _INT, ctypes.c_int]

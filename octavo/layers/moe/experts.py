@@ -1,13 +1,15 @@
 """Experts as pairs of linear layers: runs on any device, and specifies the GPU's kernels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.layers.activation import activate_and_multiply
+from octavo.layers.cpu.experts import ACTIVATIONS, CompiledExperts
+from octavo.layers.linear.blocks.linear import BlockLinear
 from octavo.layers.linear.plain import Linear
 from octavo.layers.moe.router import Choice
 
@@ -33,7 +35,8 @@ class Experts(Protocol):
 class ListedExperts:
     """Experts one after the other: each multiplies the rows that chose it, and experts without rows nothing.
 
-    Pairs of other ranks' experts count nothing.
+    Pairs of other ranks' experts count nothing. If all weights are in blocks on a CPU, one call into C does
+    the same.
 
     Attributes:
         gate_up: for each expert, to [rows, 2 n] = [gate | up].
@@ -44,9 +47,21 @@ class ListedExperts:
     gate_up: Sequence[Linear]
     down: Sequence[Linear]
     activation: str
+    _compiled: CompiledExperts | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Describe the experts to C, if they can run there."""
+        object.__setattr__(self, "_compiled", _compile(self.gate_up, self.down, self.activation))
 
     def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """See Experts."""
+        rows = (x,) if residual is None else (x, residual)
+        if self._compiled is not None and all(each.is_contiguous() for each in (*choice, *rows)):
+            return self._compiled(x, *choice, residual)
+        return self.by_expert(x, choice, residual)
+
+    def by_expert(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Run the experts by their linear layers."""
         num_tokens, num_chosen = choice.experts.shape
         chosen = choice.experts.flatten()
         # Pair p is token p // k with its expert number p % k.
@@ -61,6 +76,17 @@ class ListedExperts:
                 gate_up = self.gate_up[expert](x[pairs // num_chosen])
                 rows[pairs] = self.down[expert](activate_and_multiply(gate_up, self.activation))
         return combine(rows.view(num_tokens, num_chosen, x.shape[1]), choice.weights, residual)
+
+
+def _compile(gate_up: Sequence[Linear], down: Sequence[Linear], activation: str) -> CompiledExperts | None:
+    """Return the experts as one call into C, or None if a layer is not one product of blocks."""
+    inputs, outputs = (
+        [linear.compiled for linear in each if isinstance(linear, BlockLinear)] for each in (gate_up, down)
+    )
+    inputs = [linear for linear in inputs if linear is not None]
+    outputs = [linear for linear in outputs if linear is not None]
+    is_whole = len(inputs) == len(outputs) == len(down) > 0
+    return CompiledExperts(inputs, outputs, activation) if is_whole and activation in ACTIVATIONS else None
 
 
 def combine(rows: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
