@@ -132,11 +132,10 @@ def test_gpt_oss_with_stacked_experts_and_sinks(tmp_path: Path, monkeypatch: pyt
     fields |= {"sliding_window": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
     write_folder(tmp_path, fields, make_tensors(fields))
     config = ModelConfig.from_hf(fields)
-    options = {"quantization": "auto"}
     weights = open_weights(resolve_model(str(tmp_path)))
-    plain = make_decoder(config, weights, attention_impl="torch", **options)
+    plain = make_decoder(config, weights, attention_impl="torch", quantization="none")
     monkeypatch.setattr(builder, "stacks_experts", lambda weight: True)
-    made = make_decoder(config, weights, attention_impl="triton", **options)
+    made = make_decoder(config, weights, attention_impl="triton", quantization="auto")
     assert isinstance(made.layers[0].feed_forward.experts, StackedExperts)
     expected, got = logits_of(plain), logits_of(made)
     for name in PROMPTS:
