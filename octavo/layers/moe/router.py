@@ -105,11 +105,9 @@ def choose_by_logits(
     """Choose the experts of logits [T, E] float32: the specification of the GPU's kernel."""
     # A stable sort keeps equal logits in the order of their experts.
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    chosen = values[:, :num_chosen]
-    total = (chosen if renormalises else logits).logsumexp(-1, keepdim=True)
-    weights = (chosen - total).exp()
+    weights = values[:, :num_chosen].softmax(-1) if renormalises else values.softmax(-1)[:, :num_chosen]
     experts = order[:, :num_chosen].to(torch.int32)
     if held is not None:
         is_held = (experts >= held.start) & (experts < held.stop)
         experts = torch.where(is_held, experts - held.start, len(held))
-    return Choice(experts, weights)
+    return Choice(experts, weights.contiguous())
