@@ -8,14 +8,17 @@ from octavo.attention.cpu.compile import ATTENTION, KernelUnavailableError, Libr
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FOLDER = Path(__file__).parent
-_SOURCES = ("bfloat16.c", "blocks.c", "experts.c", "layers.c", "stack.c", "tiles.c")
+_SOURCES = ("bfloat16.c", "blocks.c", "experts.c", "float8.c", "layers.c", "stack.c", "tiles.c")
 _LIBRARY = Library(
     "layers",
     (
         *(_FOLDER / name for name in _SOURCES),
         *ATTENTION.sources,
     ),
-    (*(_FOLDER / name for name in ("blocks.h", "dots.c", "layers.h", "rows.c")), *ATTENTION.included),
+    (
+        *(_FOLDER / name for name in ("blocks.h", "dots.c", "few.c", "layers.h", "rows.c")),
+        *ATTENTION.included,
+    ),
 )
 
 
@@ -40,6 +43,14 @@ def layers_library() -> ctypes.CDLL:
     library = load_library(_LIBRARY)
     library.octavo_bfloat16_linear.argtypes = [*[_POINTER] * 4, *[_INT] * 3, ctypes.c_int]
     library.octavo_bfloat16_linear.restype = None
+    library.octavo_float8_linear.argtypes = [
+        *[_POINTER] * 2,
+        *[_INT] * 2,
+        *[_POINTER] * 3,
+        *[_INT] * 3,
+        ctypes.c_int,
+    ]
+    library.octavo_float8_linear.restype = None
     library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
     library.octavo_block_linear.restype = ctypes.c_int
     library.octavo_tile.argtypes = []

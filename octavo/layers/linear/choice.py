@@ -2,7 +2,7 @@
 
     a layer, when it is made      float32 on a CPU        elsewhere
       a weight in blocks          blocks                  grouped
-      a weight in float8          dequantised             float8, or dequantised
+      a weight in float8          float8                  float8, or dequantised
       a weight in MXFP4           blocks                  dequantised; a GPU's experts: layers.moe
       other weights               packed, or plain        plain
       quantization="bf16"         bfloat16                refused
@@ -31,6 +31,7 @@ from octavo.errors import ConfigError
 from octavo.layers.linear import bfloat16, dequantised, int8, invariant_tiling, packed, skinny_tiling
 from octavo.layers.linear.bfloat16 import Bfloat16Linear
 from octavo.layers.linear.blocks import linear as blocks
+from octavo.layers.linear.float8 import on_cpu as float8_on_cpu
 from octavo.layers.linear.float8 import on_gpu as float8_on_gpu
 from octavo.layers.linear.gemv import tiling as gemv_tiling
 from octavo.layers.linear.grouped import linear as grouped
@@ -71,7 +72,7 @@ _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
         "blocks": (blocks, grouped),
         # Groups of columns that are not a multiple of 32: no kernel multiplies them.
         "odd blocks": (),
-        "float8": (float8_on_gpu, dequantised),
+        "float8": (float8_on_gpu, float8_on_cpu, dequantised),
         "mxfp4": (blocks, dequantised),
     }
 )
