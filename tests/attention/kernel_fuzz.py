@@ -18,7 +18,16 @@ import numpy as np
 import torch
 from attention_cases import make_case
 from fuzz_helpers import BLOCK_SIZES, HEADS, NOWHERE, close, refused, slots_of, strided
-from layer_fuzz import check_bfloat16, check_blocks, check_layers, check_stack, check_tiles
+from layer_fuzz import (
+    check_bfloat16,
+    check_blocks,
+    check_experts,
+    check_float8,
+    check_layers,
+    check_mxfp4,
+    check_stack,
+    check_tiles,
+)
 from plan_damage import edited, edits, mixed_up, with_arrays
 
 from octavo.attention import ForestPlan, KVCache, merge, store_kv
@@ -205,6 +214,9 @@ CHECKS = (
     (check_layers, 2),
     (check_bfloat16, 2),
     (check_blocks, 2),
+    (check_float8, 2),
+    (check_mxfp4, 2),
+    (check_experts, 2),
     (check_tiles, 1),
     (check_stack, 2),
 )

@@ -8,15 +8,19 @@ from fuzz_helpers import close, slots_of
 
 from octavo.attention import KVCache
 from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
-from octavo.layers.cpu.bfloat16 import CompiledBfloat16
+from octavo.layers.cpu.few import CompiledFewRows
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
 from octavo.layers.linear.blocks.weight import BlockWeight
+from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight
+from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
+from octavo.layers.moe.experts import ListedExperts
+from octavo.layers.moe.router import Choice
 from octavo.layers.rotary import Rotary
 from octavo.layers.stack import make_stack
 from octavo.layers.steps.cpu import CpuStep
-from octavo.models.formats.gguf.blocks import blocks_of, read_as_stored
+from octavo.models.formats.gguf.blocks import blocks_of, quantised_of, read_as_stored
 from octavo.parallel import TensorParallel
 
 
@@ -41,11 +45,62 @@ def check_bfloat16(pick):
     rows, outputs, columns = pick.randint(0, 14), pick.randint(4, 30), pick.randint(1, 70)
     weight, x = torch.randn(outputs, columns).bfloat16(), torch.randn(rows, columns)
     bias = torch.randn(outputs) if pick.random() < 0.5 else None
-    layer = CompiledBfloat16(weight, bias)
+    layer = CompiledFewRows.of_bfloat16(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.float(), bias), scale=10.0)
     for row in range(rows):
         assert torch.equal(got[row : row + 1], layer(x[row : row + 1]))
+
+
+def check_float8(pick):
+    """The product with a weight in float8 beside torch's on its numbers, for tiles of any size."""
+    rows, outputs, columns = pick.randint(0, 14), pick.randint(4, 30), pick.randint(1, 200)
+    height, width = pick.choice(((1, columns), (outputs, columns), (128, 128), (3, 64)))
+    scales = torch.rand(-(-outputs // height), -(-columns // width))
+    weight = Float8Weight(torch.randn(outputs, columns).to(FLOAT8), scales, height, width)
+    x, bias = torch.randn(rows, columns), torch.randn(outputs) if pick.random() < 0.5 else None
+    layer = CompiledFewRows.of_float8(weight, bias)
+    got = layer(x)
+    close(got, torch.nn.functional.linear(x, weight.dequantise(), bias), scale=10.0)
+    for row in range(rows):
+        assert torch.equal(got[row : row + 1], layer(x[row : row + 1]))
+
+
+def random_mxfp4(outputs, columns):
+    """A weight of any numbers, of exponents that float32 holds products with."""
+    values = torch.randint(256, (outputs, columns // 2), dtype=torch.uint8)
+    return Mxfp4Weight(values, torch.randint(110, 130, (outputs, columns // 32), dtype=torch.uint8))
+
+
+def check_mxfp4(pick):
+    """The product with an MXFP4 weight beside torch's on its numbers; stored as in a file, the same bits."""
+    rows, outputs, columns = pick.randint(0, 9), pick.randint(1, 40), 32 * pick.randint(1, 6)
+    weight, x = random_mxfp4(outputs, columns), torch.randint(-127, 128, (rows, columns)).float()
+    x[:, ::32] = 127
+    got = BlockLinear(tiled([weight]))(x)
+    expected = torch.nn.functional.linear(x.double(), weight.dequantise().double()).float()
+    close(got, expected, scale=float(expected.abs().max()) if rows else 1.0)
+    stored = torch.randint(250, (outputs, columns // 32, 17), dtype=torch.uint8)
+    as_stored, unpacked = read_as_stored("MXFP4", stored), quantised_of("MXFP4", stored)
+    assert torch.equal(TiledBlocks(as_stored).quants, TiledBlocks(unpacked).quants)
+
+
+def check_experts(pick):
+    """Experts by one call beside their layers one by one, some of them elsewhere."""
+    number, k, tokens = pick.randint(1, 6), pick.randint(1, 4), pick.randint(0, 20)
+    hidden, inner = 32 * pick.randint(1, 3), 32 * pick.randint(1, 3)
+    make = pick.choice((random_linear, lambda _, *sizes: BlockLinear(tiled([random_mxfp4(*sizes)]))))
+    layers = [
+        [make(pick, outputs, columns) for _ in range(number)]
+        for outputs, columns in ((2 * inner, hidden), (hidden, inner))
+    ]
+    experts = ListedExperts(*layers, pick.choice(("silu", "clamped_swiglu")))
+    chosen = torch.randint(0, number + pick.randint(0, 1), (tokens, k), dtype=torch.int32)
+    choice, x = Choice(chosen, torch.rand(tokens, k)), torch.randn(tokens, hidden)
+    expected = experts.by_expert(x, choice)
+    close(experts(x, choice), expected, scale=float(expected.abs().max()) if tokens else 1.0)
+    added = torch.ones_like(x)
+    close(experts(x, choice, added), expected + 1, scale=float(expected.abs().max()) + 1 if tokens else 1.0)
 
 
 def check_blocks(pick):

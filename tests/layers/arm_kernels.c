@@ -3,28 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "blocks.h"
+#include "experts.h"
 
 void octavo_tile_blocks(const uint8_t *stored, int64_t rows, int64_t blocks, int64_t groups, int64_t scale_bytes,
                         uint8_t *quants, uint8_t *scales, uint16_t *mins);
 int octavo_block_linear(const Linear *linear, const float *x, float *out, int64_t rows, int64_t size,
                         int64_t stride, int threads);
-
-// As in experts.c.
-typedef struct {
-    const Linear *const *gate_up, *const *down;
-    int64_t number, hidden, inner;
-    float limit, slope;
-} Experts;
-typedef struct {
-    const float *x;
-    const int32_t *experts;
-    const float *weights;
-    float *out;
-    int64_t tokens, k;
-    int adds;
-} Step;
-int octavo_run_experts(const Experts *experts, const Step *step, int threads);
 
 typedef struct {
     int64_t num_experts;                       // 0: a product

@@ -11,7 +11,7 @@ from octavo.layers import (
     make_linear,
     vocabulary_shard,
 )
-from octavo.layers.cpu import bfloat16 as compiled
+from octavo.layers.cpu import few as compiled
 from octavo.layers.linear import bfloat16
 from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.packed import PackedLinear

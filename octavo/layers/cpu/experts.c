@@ -10,29 +10,12 @@
 #include <string.h>
 
 #include "blocks.h"
+#include "experts.h"
 #include "layers.h"
 
 #define BLOCK 32
 #define COLUMNS 512                            // of a sum that a thread has at a time
 #define PAIRS 512                              // of experts that are multiplied together, if they are several
-
-// Weights of E experts in blocks. limit: of clamped_swiglu, whose slope is the other number; 0: silu.
-typedef struct {
-    const Linear *const *gate_up, *const *down;
-    int64_t number, hidden, inner;
-    float limit, slope;
-} Experts;
-
-// x [tokens, hidden], and each token's experts and their weights [tokens, k]. Experts from `number` on are
-// elsewhere. out [tokens, hidden]: the sums, or they are added to it.
-typedef struct {
-    const float *x;
-    const int32_t *experts;
-    const float *weights;
-    float *out;
-    int64_t tokens, k;
-    int adds;
-} Step;
 
 // Pairs that are here, sorted: of expert e those from starts[e] to starts[e + 1] - 1.
 typedef struct {
@@ -167,7 +150,6 @@ static void run(Team *team, const Experts *e, const Step *step, const Sorted *s)
     add_up(team, e, step, s);
 }
 
-// Returns 0, or 1 if there is no memory.
 int octavo_run_experts(const Experts *e, const Step *step, int threads) {
     Sorted s = sort_pairs(e, step);
     if (!s.memory) {

@@ -18,7 +18,7 @@ ACTIVATIONS = ("silu", CLAMPED)
 
 
 class _Experts(ctypes.Structure):
-    """Experts of experts.c."""
+    """Experts of experts.h."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("gate_up", "down")),
@@ -28,7 +28,7 @@ class _Experts(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    """Step of experts.c."""
+    """Step of experts.h."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("x", "experts", "weights", "out")),

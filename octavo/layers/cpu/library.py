@@ -16,7 +16,7 @@ _LIBRARY = Library(
         *ATTENTION.sources,
     ),
     (
-        *(_FOLDER / name for name in ("blocks.h", "dots.c", "few.c", "layers.h", "rows.c")),
+        *(_FOLDER / name for name in ("blocks.h", "dots.c", "experts.h", "few.c", "layers.h", "rows.c")),
         *ATTENTION.included,
     ),
 )

@@ -3,11 +3,12 @@
     GEMM        runs by        files
     plain       torch          plain
     packed      MKL            packed
-    bfloat16    C, oneDNN      bfloat16, layers/cpu/bfloat16.c
+    bfloat16    C, oneDNN      bfloat16, layers/cpu/{few,bfloat16}.c
     int8        C              int8
-    blocks      C              blocks/, layers/cpu/{blocks,dots,rows,tiles}.c
+    blocks      C              blocks/, layers/cpu/{blocks,dots,rows,tiles}.c: MXFP4, too
     grouped     Gluon, Triton  grouped/: few, medium and many rows
     float8      torch, Triton  float8/, skinny, hopper/, layers/triton/quantise
+                C              float8/on_cpu, layers/cpu/{few,float8}.c
     dequantised torch          dequantised: float8 and MXFP4 where no kernel multiplies them
     skinny      Triton         skinny, skinny_tiling
     hopper      Gluon          hopper/

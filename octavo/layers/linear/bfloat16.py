@@ -1,7 +1,7 @@
 """Linear layers on CPUs whose weight is bfloat16, as most checkpoints store it; x, sums and y are float32.
 
 rows of x           by                                                       activations
-few, see _FEW_ROWS  C (layers/cpu/bfloat16.c)                                float32
+few, see _FEW_ROWS  C (layers/cpu/few.c)                                     float32
 more                oneDNN, on a CPU with units for bfloat16                 bfloat16
                     PyTorch on others: makes some outputs' weights float32   float32
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from octavo.layers.cpu import bfloat16 as compiled
+from octavo.layers.cpu import few
 from octavo.layers.cpu.library import compile_failure
 
 # By the CPU's units; for more rows, what multiplies many of them is faster than the C kernel.
@@ -73,8 +73,8 @@ class Bfloat16Linear:
         self._weight = weight.bfloat16().contiguous()
         self._bias = bias
         self._has_units = matrix_units() is not None
-        runs_in_c = compiled.unsupported_reason(weight) is None
-        self._few = compiled.CompiledBfloat16(self._weight, bias) if runs_in_c else None
+        runs_in_c = few.unsupported_reason(len(weight)) is None
+        self._few = few.CompiledFewRows.of_bfloat16(self._weight, bias) if runs_in_c else None
         self._few_rows = few_rows()
 
     def __call__(self, x: Tensor) -> Tensor:

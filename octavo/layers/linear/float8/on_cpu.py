@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.layers.cpu import float8 as compiled
+from octavo.layers.cpu import few
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.weight import Float8Weight
@@ -41,8 +41,8 @@ class Float8CpuLinear:
         self._many = DequantisedLinear(weight, bias)
         # The kernel makes numbers of what is none.
         is_exact = not bool((values.view(torch.uint8) & _NAN == _NAN).any())
-        runs_in_c = is_exact and compiled.unsupported_reason(values) is None
-        self._few = compiled.CompiledFloat8(weight, bias) if runs_in_c else None
+        runs_in_c = is_exact and few.unsupported_reason(len(values)) is None
+        self._few = few.CompiledFewRows.of_float8(weight, bias) if runs_in_c else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""

@@ -1,0 +1,69 @@
+"""Products of a few rows with weights in bfloat16 or float8, in C, called through ctypes."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from octavo.layers.cpu.library import compile_failure, layers_library
+from octavo.layers.linear.float8.weight import Float8Weight
+
+# Outputs that the kernel sums at a time.
+_OUTPUTS = 4
+
+
+def unsupported_reason(num_outputs: int) -> str | None:
+    """Return why a weight of so many rows cannot be multiplied so, or None if it can."""
+    if num_outputs < _OUTPUTS:
+        return f"it needs at least {_OUTPUTS} outputs, got {num_outputs}"
+    return compile_failure()
+
+
+class CompiledFewRows:
+    """x W^T + b; x, sums and results are float32. No bit of a row depends on the other rows."""
+
+    def __init__(
+        self,
+        multiply: Callable[..., None],
+        weight: tuple[Any, ...],
+        bias: Tensor | None,
+        shape: tuple[int, int],
+    ) -> None:
+        """Keep the function, what describes the weight to it, the bias and the weight's shape."""
+        self._multiply = multiply
+        self._operands = *weight, None if bias is None else bias.data_ptr()
+        self._num_outputs, self._size = shape
+        self._alive: object = bias
+
+    @classmethod
+    def of_bfloat16(cls, weight: Tensor, bias: Tensor | None) -> Self:
+        """Keep weight [N, K] bfloat16 and bias [N] float32, both contiguous.
+
+        Raises:
+            KernelUnavailableError: the kernel cannot be compiled.
+        """
+        rows, columns = weight.shape
+        made = cls(layers_library().octavo_bfloat16_linear, (weight.data_ptr(),), bias, (rows, columns))
+        made._alive = weight, bias
+        return made
+
+    @classmethod
+    def of_float8(cls, weight: Float8Weight, bias: Tensor | None) -> Self:
+        """Keep weight [N, K], none of its numbers NaN, and bias [N] float32, all contiguous.
+
+        Raises:
+            KernelUnavailableError: the kernel cannot be compiled.
+        """
+        described = weight.values.data_ptr(), weight.scales.data_ptr(), weight.height, weight.width
+        made = cls(layers_library().octavo_float8_linear, described, bias, weight.shape)
+        made._alive = weight, bias
+        return made
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] float32 to a new [T, N] float32."""
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=torch.float32)
+        sizes = x.shape[0], self._size, self._num_outputs
+        self._multiply(*self._operands, x.data_ptr(), out.data_ptr(), *sizes, torch.get_num_threads())
+        return out
