@@ -55,11 +55,12 @@ class EngineConfig:
         seed: seeds dummy weights and every request without a seed.
         attention_impl: auto picks the fastest that runs here; "reference" is the plain specification.
         quantization: auto keeps weights quantised as the checkpoint stores them, where the device multiplies
-            them so: float8, a GGUF file's blocks of 4 to 8 bits on a CPU (float32, with a C compiler), and
-            bfloat16 on a CPU with AMX, or AMD's with AVX512-BF16, unless dtype is float32. "none" makes them
-            numbers of dtype, which is exact. "bf16" keeps the matrices of any model in bfloat16 (CPU only).
-            "fp8" rounds the projections of any model to float8 (e4m3) while it is loaded. "int8" rounds
-            weights and activations of any model to 8 bits (CPU only). See docs/quantization.md.
+            them so: float8, integers of 4 or 8 bits, a GGUF file's blocks, MXFP4 (a CPU needs a C compiler
+            and float32), and bfloat16 on a CPU with AMX, or AMD's with AVX512-BF16, unless dtype is float32.
+            "none" makes them numbers of dtype, which is exact. "bf16" keeps the matrices of any model in
+            bfloat16 (CPU only). "fp8" rounds the projections of any model to float8 (e4m3) while it is
+            loaded. "int8" rounds weights and activations of any model to 8 bits (CPU only). See
+            docs/quantization.md.
         kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
             attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
