@@ -23,6 +23,7 @@ from octavo.layers.moe.experts import ListedExperts
 from octavo.models import ModelConfig, parameter_shapes
 from octavo.models.formats.gguf.blocks import quantised_of, read_as_stored
 from octavo.models.formats.gguf.config import gguf_to_hf_config
+from octavo.models.formats.gguf.dequantize import decode_blocks
 from octavo.models.formats.gguf.file import GGUFFile
 from octavo.models.formats.gguf.weights import GGUFWeights
 from octavo.models.source import open_weights, resolve_model
@@ -206,6 +207,8 @@ def test_an_exponent_that_is_no_number() -> None:
     for read in (quantised_of, read_as_stored):
         with pytest.raises(WeightsError, match="exponents of 255, which stand for no number"):
             read("MXFP4", stored)
+    with pytest.raises(WeightsError, match="exponents of 255, which stand for no number"):
+        decode_blocks("MXFP4", stored.view(6, 17).numpy(), np.empty((6, 32), np.float32))
 
 
 @needs_compiler

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.models.formats.gguf.blocks import quantised_of
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 
@@ -35,6 +37,7 @@ def decode_blocks(type_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
 
     Raises:
         UnsupportedModelError: Octavo cannot decode the type.
+        WeightsError: see quantised_of.
     """
     # A damaged or extreme scale may overflow to inf, as in other engines.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -140,11 +143,9 @@ def _decode_q8_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
-    codes = np.empty(out.shape, np.uint8)
-    put_nibbles(blocks[:, 1:], codes)
-    # Twice the numbers, as integers.
-    numbers = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-    np.ldexp(numbers[codes], blocks[:, :1].astype(np.int32) - 128, out=out)
+    numbers = quantised_of("MXFP4", torch.from_numpy(blocks)[:, None]).dequantise().numpy()
+    # The code of -0.0 is 0.0 in ggml's table.
+    np.add(numbers, 0.0, out=out)
 
 
 _DECODERS: Mapping[str, Decoder] = MappingProxyType(
