@@ -17,7 +17,7 @@ from torch import Tensor
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 from octavo.gpu.rows import new_rows
-from octavo.layers.moe.triton.router import choice_keys
+from octavo.layers.moe.triton.router import choice_keys, place_among_held
 from octavo.layers.triton.stream import inverse_rms
 
 
@@ -107,10 +107,7 @@ def _route_kernel(
         is_chosen = rank < NUM_CHOSEN
         likely = tl.exp(logits - tl.max(logits, axis=0))
         total = tl.sum(tl.where(is_chosen, likely, 0.0) if RENORMALISES else likely, axis=0)
-        chosen = expert
-        if NUM_HELD is not None:
-            chosen -= first_held
-            chosen = tl.where((chosen >= 0) & (chosen < NUM_HELD), chosen, NUM_HELD)
+        chosen = place_among_held(expert, first_held, NUM_HELD)
         at = token * NUM_CHOSEN + rank
         tl.store(experts_ptr + at, chosen, mask=is_chosen)
         tl.store(weights_ptr + at, likely / total, mask=is_chosen)

@@ -13,6 +13,8 @@ from octavo.layers.linear.operands import check_operands
 _FEWEST_ROWS, _FEW_ROWS = 4, 256
 # Of the former: experts of a program, and numbers of a row at a time.
 _EXPERTS, _DEPTH = 2, 2048
+# Less than any key of a choice.
+_LOWEST = tl.constexpr(-(2**63))
 
 
 def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> Tensor:
@@ -148,8 +150,16 @@ def choice_keys(logits, expert, inside, EXPERTS: tl.constexpr):
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (rising.to(tl.int64) << 32) | (EXPERTS - 1 - expert).to(tl.int64)
-    LOWEST: tl.constexpr = -(2**63)
-    return tl.where(inside, key, LOWEST)
+    return tl.where(inside, key, _LOWEST)
+
+
+@triton.jit
+def place_among_held(expert, first_held, NUM_HELD: tl.constexpr):
+    """Return which of the experts held here each one is, NUM_HELD for those elsewhere; None: all are here."""
+    if NUM_HELD is not None:
+        expert -= first_held
+        expert = tl.where((expert >= 0) & (expert < NUM_HELD), expert, NUM_HELD)
+    return expert
 
 
 @triton.jit(do_not_specialize=["first_held"])
@@ -169,7 +179,6 @@ def _choose_kernel(
         logits += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
     key = choice_keys(logits, expert, inside, EXPERTS)
 
-    LOWEST: tl.constexpr = -(2**63)
     slot = tl.arange(0, CHOSEN)
     values = tl.full([CHOSEN], float("-inf"), tl.float32)
     chosen = tl.zeros([CHOSEN], tl.int32)
@@ -180,14 +189,12 @@ def _choose_kernel(
         value = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         values = tl.where(slot == number, value, values)
         chosen = tl.where(slot == number, best_expert, chosen)
-        key = tl.where(expert == best_expert, LOWEST, key)
+        key = tl.where(expert == best_expert, _LOWEST, key)
 
     largest = tl.max(logits, axis=0)
     weights = tl.exp(values - largest)
     total = tl.sum(weights if RENORMALISES else tl.exp(logits - largest), axis=0)
-    if NUM_HELD is not None:
-        chosen -= first_held
-        chosen = tl.where((chosen >= 0) & (chosen < NUM_HELD), chosen, NUM_HELD)
+    chosen = place_among_held(chosen, first_held, NUM_HELD)
     at = row * NUM_CHOSEN + slot
     tl.store(experts_ptr + at, chosen, mask=slot < NUM_CHOSEN)
     tl.store(weights_ptr + at, weights / total, mask=slot < NUM_CHOSEN)
