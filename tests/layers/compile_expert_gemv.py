@@ -11,7 +11,7 @@ import triton.language as tl
 from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
 
 from octavo.layers.moe.gemv.kernel import Operands, Shape, expert_gemv_kernel
-from octavo.layers.moe.gemv.tiling import COLUMNS, REGISTERS, WARPS, choose_expert_tiling
+from octavo.layers.moe.gemv.tiling import REGISTERS, WARPS, choose_expert_tiling, copy_boxes
 
 # K, experts of a token, activation, whether there are biases, and a residual.
 CASES = {
@@ -24,11 +24,9 @@ CASES = {
 
 def compile_case(size, chosen, activation, biased, adds):
     """Facts, and numbers of instructions: products, and what does not fit into registers."""
-    tiling = choose_expert_tiling(size, chosen, is_gated=activation is not None)
+    is_gated = activation is not None
+    tiling, boxes = choose_expert_tiling(size, chosen, is_gated=is_gated), copy_boxes(is_gated=is_gated)
     shape = (size, 32, chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
-    boxes = [1, WARPS, COLUMNS, 16], [1, WARPS, COLUMNS]
-    if activation is not None:
-        boxes = [2, 1, WARPS, 2 * COLUMNS, 16], [2, 1, WARPS, 2 * COLUMNS]
     arguments = [
         descriptor("i32", 4, boxes[0], 64),
         descriptor("i32", 4, boxes[1], 4 * boxes[1][-1]),

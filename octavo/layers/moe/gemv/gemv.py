@@ -8,7 +8,13 @@ from octavo.gpu.device import num_multiprocessors
 from octavo.gpu.launch import launch, overlaps
 from octavo.layers.linear.hopper.descriptor import describe_matrix
 from octavo.layers.moe.gemv.kernel import Operands, Shape, expert_gemv_kernel
-from octavo.layers.moe.gemv.tiling import COLUMNS, REGISTERS, WARPS, choose_expert_tiling, unsupported_reason
+from octavo.layers.moe.gemv.tiling import (
+    REGISTERS,
+    WARPS,
+    choose_expert_tiling,
+    copy_boxes,
+    unsupported_reason,
+)
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice
 
@@ -61,15 +67,14 @@ def _launch(
     if reason is not None:
         raise InvalidArgumentError(f"the GEMV of experts cannot run: {reason}")
     num_experts, _, size = weight.shape
-    tiling = choose_expert_tiling(size, num_chosen, is_gated=activation is not None)
+    is_gated = activation is not None
+    tiling = choose_expert_tiling(size, num_chosen, is_gated=is_gated)
     shape = Shape(
         *(size, num_experts, num_chosen, tiling.parts, tiling.units, tiling.stages, activation, adds)
     )
     words, exponents = weight.words, weight.exponents
-    if activation is None:
-        boxes = [1, WARPS, COLUMNS, 16], [1, WARPS, COLUMNS]
-    else:
-        boxes = [2, 1, WARPS, 2 * COLUMNS, 16], [2, 1, WARPS, 2 * COLUMNS]
+    boxes = copy_boxes(is_gated=is_gated)
+    if is_gated:
         words = words.unflatten(2, (2, -1)).permute(2, 0, 1, 3, 4)
         exponents = exponents.unflatten(2, (2, -1)).permute(2, 0, 1, 3)
     launch(

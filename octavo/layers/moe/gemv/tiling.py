@@ -72,6 +72,13 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> s
     )
 
 
+def copy_boxes(*, is_gated: bool) -> tuple[list[int], list[int]]:
+    """Return what a copy by TMA has of words and of exponents: of gate and up, or of an expert of down."""
+    if is_gated:
+        return [2, 1, WARPS, 2 * COLUMNS, 16], [2, 1, WARPS, 2 * COLUMNS]
+    return [1, WARPS, COLUMNS, 16], [1, WARPS, COLUMNS]
+
+
 @cache
 def choose_expert_tiling(size: int, num_chosen: int, *, is_gated: bool) -> ExpertTiling:
     """Return the tiling of gate and up, or of down.
