@@ -12,8 +12,6 @@ medians, and the first run in brackets. The last line is JSON.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.common import make_parser, publish, read_bandwidth, table, wait_until_idle
+from support.common import make_parser, measure_apart, publish, read_bandwidth, table
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, CHOSEN, VOCABULARY = 2880, 64, 8, 64, 32, 4, 201088
 NUM_IN, NUM_OUT = 32, 48
@@ -59,7 +57,8 @@ def compare(arguments: argparse.Namespace) -> None:
             runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
             for _ in range(arguments.repeat):
                 for engine in engines:
-                    runs[engine].append(measure(engine, batch, path))
+                    run = measure_apart(__file__, "--worker", engine, str(batch), str(path))
+                    runs[engine].append(run)
             results[name] = {"bound": bound, **runs}
             for engine, figures in runs.items():
                 rates = [run["tokens_per_s"] for run in figures]
@@ -143,16 +142,6 @@ def write_file(path: Path, layers: int) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def measure(engine: str, batch: int, path: Path) -> dict[str, float]:
-    """Run one engine in a fresh process."""
-    load = wait_until_idle()
-    command = [sys.executable, __file__, "--worker", engine, str(batch), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{engine} failed:\n{done.stderr}")
-    return {**json.loads(done.stdout.splitlines()[-1]), "load_before": load}
 
 
 def run_worker(engine: str, batch: int, path: str) -> dict[str, float]:

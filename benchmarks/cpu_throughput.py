@@ -13,8 +13,6 @@ measured where llama-cpp-python is installed.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from typing import Any
@@ -24,10 +22,10 @@ from support.common import (
     float32_flops,
     left_padded,
     make_parser,
+    measure_apart,
     publish,
     read_bandwidth,
     table,
-    wait_until_idle,
 )
 from support.cpu_workloads import WORKLOADS, Job
 
@@ -73,20 +71,10 @@ def compare(arguments: argparse.Namespace) -> None:
         runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
         for _ in range(arguments.repeat):
             for engine in engines:
-                runs[engine].append(measure(engine, workload))
+                runs[engine].append(measure_apart(__file__, "--worker", engine, workload))
         results[workload] = {engine: median_of(runs[engine]) for engine in engines}
         print_workload(workload, bound, results[workload])
     publish("cpu_throughput", {"bound_s": bounds, "results": results}, arguments)
-
-
-def measure(engine: str, workload: str) -> dict[str, float]:
-    """Run one engine on one workload in a fresh process."""
-    load = wait_until_idle()
-    command = [sys.executable, __file__, "--worker", engine, workload]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{engine} failed on {workload}:\n{done.stderr}")
-    return {**json.loads(done.stdout.splitlines()[-1]), "load_before": load}
 
 
 def median_of(runs: list[dict[str, float]]) -> dict[str, float]:

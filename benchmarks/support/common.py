@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -85,6 +86,19 @@ def wait_until_idle(limit_s: float = 60.0) -> float:
         load = _busy_share(0.5)
         if load < 0.05 or time.monotonic() > deadline:
             return load
+
+
+def measure_apart(script: str, *arguments: str) -> dict[str, float]:
+    """Run a script with arguments in a fresh process on an idle machine; return the JSON of its last line.
+
+    Raises:
+        SystemExit: the process failed.
+    """
+    load = wait_until_idle()
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return {**json.loads(done.stdout.splitlines()[-1]), "load_before": load}
 
 
 def _busy_share(seconds: float) -> float:
