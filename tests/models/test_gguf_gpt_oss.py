@@ -57,9 +57,9 @@ def stack_of(name: str, values: torch.Tensor, exponents: torch.Tensor) -> Tensor
     return Tensor(name, (32 * num_blocks, rows, number), data.numpy().tobytes(), kind=MXFP4_KIND)
 
 
-def gguf_tensors() -> list[Tensor]:
+def gguf_tensors(tensors: dict[str, torch.Tensor] = TENSORS) -> list[Tensor]:
     found = []
-    for name, value in TENSORS.items():
+    for name, value in tensors.items():
         _, _, rest = name.partition("model.layers.")
         layer, _, stem = rest.partition(".")
         prefix = f"blk.{layer}." if rest else ""
@@ -74,7 +74,7 @@ def gguf_tensors() -> list[Tensor]:
             if stem.endswith("_bias"):
                 found.append(Tensor.of(f"{full}.bias", part.numpy()))
             elif stem.endswith("_blocks"):
-                scales = TENSORS[name.replace("_blocks", "_scales")]
+                scales = tensors[name.replace("_blocks", "_scales")]
                 scales = scales[:, first::2] if is_gate_up else scales
                 found.append(stack_of(f"{full}.weight", part, scales))
     return found
@@ -177,6 +177,29 @@ def test_an_engine_and_inspect_read_such_a_file(path: Path, capsys: pytest.Captu
     assert len(output.outputs[0].token_ids) == 6
     main(["inspect", str(path), "--device", "cpu"])
     assert "MXFP4" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_gives_the_folders_tokens(tmp_path: Path) -> None:
+    """With experts in MXFP4 from either, alone and in a batch: the same numbers in the same kernels."""
+    fields = TINY | {"head_dim": 64, "sliding_window": 24}
+    tensors = make_tensors(fields)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_folder(folder, fields, tensors)
+    lengths = {"attention.key_length": 64, "attention.value_length": 64, "attention.sliding_window": 24}
+    file = build.write(tmp_path / "m.gguf", metadata(**lengths), gguf_tensors(tensors))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=1)
+    prompts = [[(7 * i) % 97 for i in range(length)] for length in (1, 5, 77, 300)]
+    found = []
+    for path in (folder, file):
+        llm = LLM(str(path), dtype="bfloat16", num_blocks=64, block_size=64, max_model_len=512)
+        with closing(llm.engine):
+            assert "mxfp4" in llm.engine.plan.quantised_bytes
+            outputs = llm.generate([prompts[2]], params) + llm.generate(prompts, params)
+        found.append([(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs])
+    assert found[0] == found[1]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
