@@ -12,6 +12,7 @@ same layer in bfloat16.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -168,15 +169,21 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
         "router": layers.microseconds(lambda i: layers.routers[i](x)),
         "grouped": layers.microseconds(lambda i: layers.experts[i].grouped(x, choices[i])),
     }
-    if num_tokens <= 16 and shape.form != "packed":
+    if num_tokens <= (4 if shape.form == "packed" else 16):
         times["few"] = layers.microseconds(lambda i: layers.experts[i].few(x, choices[i]))
-    if choose_product(x, layers.weights, shape.num_chosen, deterministic=False) == "gemv":
-        times["gemv"] = layers.microseconds(lambda i: layers.experts[i].gemv(x, choices[i]))
+    product = choose_product(
+        *(x, layers.weights, shape.num_chosen),
+        rows_per_expert=num_tokens * shape.num_chosen / shape.num_experts,
+        deterministic=False,
+    )
+    if product in ("gemv", "persistent"):
+        run = getattr(StackedExperts, product)
+        times[product] = layers.microseconds(lambda i: run(layers.experts[i], x, choices[i]))
     if shape.form == "packed":
         times["bfloat16"] = layers.microseconds(lambda i: layers.plain[i](x, choices[i]))
     if shape.form == "bfloat16":
         times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
-    best = min(times[name] for name in ("gemv", "few", "grouped") if name in times)
+    best = min(times[name] for name in ("gemv", "few", "grouped", "persistent") if name in times)
     return {
         "tokens": num_tokens,
         "touched": round(touched),
@@ -186,9 +193,22 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     }
 
 
-def few_candidates(*, is_gated: bool, is_mxfp4: bool) -> Sequence[Tiling | Mxfp4Tiling]:
+def few_candidates(*, is_gated: bool, form: str) -> Sequence[Tiling | Mxfp4Tiling | PackedTiling]:
     """Tilings for 1 to 4 tokens."""
-    if is_mxfp4:
+    if form == "packed":
+        # Columns, warps, stages and parts.
+        parts = (
+            (32, 2, 2),
+            (32, 4, 4),
+            (16, 2, 2),
+            (16, 4, 4),
+            (64, 4, 2),
+            (64, 4, 1),
+            (32, 2, 1),
+            (16, 1, 1),
+        )
+        return [PackedTiling(8, c, warps, stages, parts) for c, warps, parts in parts for stages in (2, 3, 4)]
+    if form == "mxfp4":
         # Columns, parts, warps and stages.
         sizes = [(32, 4, 4, 3), (32, 4, 4, 2), (64, 4, 4, 2), (32, 8, 8, 2), (64, 2, 2, 4), (64, 1, 2, 6)]
         return [Mxfp4Tiling(8, *size) for size in sizes]
@@ -203,8 +223,9 @@ def grouped_candidates(
 ) -> Sequence[GroupedTiling | Mxfp4Tiling | PackedTiling]:
     """Tilings for about so many rows per expert."""
     if form == "packed":
-        sizes = itertools.product((16, 32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
-        return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 64]
+        rows = (16, 32) if per_expert <= 12 else (32, 64) if per_expert <= 48 else (64, 128, 256)
+        sizes = itertools.product(rows, (64, 128), (4, 8), (2, 3, 4))
+        return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 32 * size[2]]
     if form == "mxfp4":
         rows = (8, 16, 32, 64) if per_expert <= 48 else (64, 128, 256)
         sizes = itertools.product(rows, (128, 256), (1,), (4, 8, 16), (3, 4))
@@ -236,14 +257,14 @@ def candidates(
         by_expert = sorts[i]._replace(num_slots=row_slots(num_tokens, per_expert, tiling.rows))
         return grouped_kernels(weight).grouped_gemm(rows, weight, by_expert, activation, tiling)
 
-    def few(i: int, tiling: Tiling | Mxfp4Tiling) -> Tensor:
+    def few(i: int, tiling: Tiling | Mxfp4Tiling | PackedTiling) -> Tensor:
         choice, experts, kernels = choices[i], layers.experts[i], few_kernels(layers.experts[i].down)
         if is_gated:
             return kernels.few_gate_up(rows, experts.gate_up, choice.experts, experts.activation, tiling)
         return kernels.few_down(rows, experts.down, choice, None, tiling)
 
-    if num_tokens <= 4 and shape.form != "packed":
-        tilings = few_candidates(is_gated=is_gated, is_mxfp4=shape.form == "mxfp4")
+    if num_tokens <= 4:
+        tilings = few_candidates(is_gated=is_gated, form=shape.form)
         return {tiling: partial(few, tiling=tiling) for tiling in tilings}
     sorts = [sort_pairs(choice.experts, shape.num_experts, 1) for choice in choices]
     tilings = grouped_candidates(per_expert, shape.form, is_gated=is_gated)
@@ -251,9 +272,10 @@ def candidates(
 
 
 def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
-    """Call each with the first copy."""
+    """Call each with the first copy, but those that do not fit into an SM."""
     for run in runs:
-        run(0)
+        with suppress(OutOfResources):
+            run(0)
 
 
 def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
@@ -263,8 +285,7 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     best: dict[str, object] = {"tokens": num_tokens}
     for name in ("gate_up", "down"):
         runs = candidates(layers, x, choices, is_gated=name == "gate_up")
-        # Some tilings of packed experts do not fit into an SM.
-        if layers.shape.form != "packed":
+        with suppress(OutOfResources):
             compile_kernels(partial(run_once, runs.values()), lambda done, number: None)
         ranked: list[tuple[float, str]] = []
         for tiling, run in runs.items():

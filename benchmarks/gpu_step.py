@@ -8,8 +8,8 @@ kernel launches; calls that wait for the whole device or stream (there must be n
 weights and KV cache read once at the measured copy bandwidth, or the step's operations at the measured rate
 of large GEMMs if that takes longer. The last line is JSON.
 
-    python benchmarks/gpu_step.py [--model 0.6b] [--batches 1,16,64,256] [--context 512] [--prompts 0,2048]
-                                  [--save MACHINE]
+    python benchmarks/gpu_step.py [--model 0.6b] [--quantization fp8] [--batches 1,16,64,256] [--context 512]
+                                  [--prompts 0,2048] [--kernels 16] [--save MACHINE]
 """
 
 import statistics
@@ -37,19 +37,24 @@ _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
+    parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of weights")
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompts", default="0", help="tokens of the prompt that each step reads")
     parser.add_argument("--kernels", type=int, default=0, help="list the N kernels that take most time")
     arguments = parser.parse_args()
     bandwidth, flops = copy_bandwidth(), matrix_flops()
-    llm = load(arguments.model)
+    llm = load(arguments.model, quantization=arguments.quantization)
+    weight_bytes = 1 if arguments.quantization == "fp8" else 2
     results = []
     for batch, prompt in product(*(map(int, x.split(",")) for x in (arguments.batches, arguments.prompts))):
         result, kernels = measure(llm, batch, arguments.context, prompt)
-        seconds = step_bytes(arguments.model, arguments.context * batch, num_tokens=batch) / bandwidth
+        context = arguments.context
+        read = step_bytes(arguments.model, context * batch, weight_bytes=weight_bytes, num_tokens=batch)
+        seconds = read / bandwidth
         if prompt:
-            seconds = max(seconds, step_operations(arguments.model, batch, arguments.context, prompt) / flops)
+            operations = step_operations(arguments.model, batch, context, prompt)
+            seconds = max(seconds, operations * weight_bytes / 2 / flops)
         results.append({**result, "bound_us": seconds * 1e6})
         for name, (count, us) in kernels.most_common(arguments.kernels):
             print(f"  batch {batch}, prompt {prompt}: {us:8.1f} us in {count:5.1f} launches  {name[:90]}")
@@ -77,6 +82,7 @@ def main() -> None:
     print(table(header, rows))
     report: dict[str, object] = {
         "model": arguments.model,
+        "quantization": arguments.quantization,
         "context": arguments.context,
         "copy_bytes_per_s": bandwidth,
         "results": results,

@@ -79,6 +79,46 @@ def test_experts_of_gpt_oss(experts: StackedExperts, num_tokens: int) -> None:
 
 
 @needs_hopper
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 40, 70, 128, 300, 1500])
+def test_experts_of_gpt_oss_by_programs_that_stay(experts: StackedExperts, num_tokens: int) -> None:
+    choice, x, residual = make_choice(num_tokens), rows(num_tokens), rows(num_tokens).flip(1)
+    expected = listed(experts, torch.bfloat16)(x, choice, residual.clone())
+    exact = listed(experts, torch.float32)(x.float(), choice, residual.float())
+    with poisoned_memory():
+        got = experts.persistent(x, choice, residual.clone())
+    assert_as_good_as_torch(got, expected, exact.double())
+
+
+@needs_hopper
+def test_programs_that_stay_skip_experts_of_other_ranks(experts: StackedExperts) -> None:
+    """And those that nobody chose; one has most rows."""
+    chosen = torch.tensor([[3, NUMBER, 7, 2], [3, NUMBER, NUMBER, NUMBER]]).repeat(100, 1).int().cuda()
+    choice = Choice(chosen, torch.rand(200, 4, generator=torch.Generator().manual_seed(5)).cuda())
+    skips = replace(experts, num_elsewhere=4)
+    with poisoned_memory():
+        got = skips.persistent(rows(200), choice)
+    torch.testing.assert_close(got, skips.grouped(rows(200), choice), atol=0.3, rtol=2e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize(("hidden", "inner", "num_chosen"), [(512, 64, 2), (2048, 768, 8), (192, 1024, 5)])
+@pytest.mark.parametrize("num_tokens", [7, 100, 700])
+def test_programs_that_stay_and_other_shapes(
+    num_tokens: int, hidden: int, inner: int, num_chosen: int
+) -> None:
+    """Of K that ends in the middle of a span, and N that fills no tile; without biases."""
+    shapes = ((2 * inner, hidden, 1), (hidden, inner, 2))
+    experts = StackedExperts(*(replace(make_weight(*shape), bias=None) for shape in shapes), "silu")
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(num_tokens, hidden, generator=generator).cuda().bfloat16()
+    logits = torch.randn(num_tokens, NUMBER, generator=generator).cuda()
+    choice = choose_by_logits(logits, num_chosen, renormalises=True)
+    exact = listed(experts, torch.float32)(x.float(), choice).double()
+    got = experts.persistent(x, choice)
+    assert_as_good_as_torch(got, listed(experts, torch.bfloat16)(x, choice), exact)
+
+
+@needs_hopper
 @pytest.mark.parametrize("chosen", [[3, 0, 7, 5], [7, 7, 0, 0], [1, 2, 6, 4]])
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_single_token_by_the_gemv(experts: StackedExperts, chosen: list[int], biased: bool) -> None:

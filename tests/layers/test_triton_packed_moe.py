@@ -26,7 +26,7 @@ places = pytest.mark.parametrize(
 
 
 @places
-@pytest.mark.parametrize("num_tokens", [1, 9])
+@pytest.mark.parametrize("num_tokens", [1, 3, 9])
 @pytest.mark.parametrize(
     ("bits", "group", "ordered"),
     [(4, 32, False), (4, 128, False), (4, 128, True), (8, 16, False), (8, 64, True)],

@@ -4,9 +4,9 @@ a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
                               1 to 4 tokens           few
+                              many an expert          persistent, on a Hopper GPU, MXFP4
                               others                  grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
-                              packed weights          grouped, tiled by rows per expert
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,15 @@ from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
 from octavo.layers.moe.gemv import tiling as gemv
-from octavo.layers.moe.packed_weight import PackedExpertWeight
-from octavo.layers.moe.tiling import AnyExpertWeight
+from octavo.layers.moe.hopper import tiling as hopper
+from octavo.layers.moe.tiling import AnyExpertWeight, multiplies_few
 
 # Each pair of a token and an expert reads its expert's weight. More tokens share experts.
 _MAX_FEW = 4
+# Rows of an expert: with more, programs that stay are faster, on an H100.
+_MAX_GROUPED = 48
 
-Product = Literal["gemv", "few", "grouped"]
+Product = Literal["gemv", "few", "grouped", "persistent"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -66,7 +68,12 @@ def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str
 
 
 def choose_product(
-    x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int, *, deterministic: bool
+    x: Tensor,
+    weights: Sequence[AnyExpertWeight],
+    num_chosen: int,
+    *,
+    rows_per_expert: float,
+    deterministic: bool,
 ) -> Product:
     """Return how the experts of a step's tokens are multiplied. Called per layer and step.
 
@@ -74,10 +81,17 @@ def choose_product(
         x: [T, hidden].
         weights: of gate and up, and of down.
         num_chosen: experts of a token.
+        rows_per_expert: on average.
         deterministic: see StackedExperts.
     """
-    if len(x) > _MAX_FEW or deterministic or isinstance(weights[0], PackedExpertWeight):
+    if deterministic:
         return "grouped"
     if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
         return "gemv"
-    return "few"
+    if len(x) <= _MAX_FEW:
+        return "few" if all(multiplies_few(weight) for weight in weights) else "grouped"
+    if rows_per_expert > _MAX_GROUPED and all(
+        hopper.unsupported_reason(x, weight) is None for weight in weights
+    ):
+        return "persistent"
+    return "grouped"

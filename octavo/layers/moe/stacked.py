@@ -7,6 +7,7 @@ from types import ModuleType
 from torch import Tensor
 
 from octavo.layers.moe.choice import choose_product
+from octavo.layers.moe.hopper.tiling import choose_expert_tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
@@ -39,9 +40,18 @@ class StackedExperts:
     def __call__(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """See Experts; with packed weights x is float16 or bfloat16."""
         weights = self.gate_up, self.down
-        product = choose_product(x, weights, choice.experts.shape[1], deterministic=self.deterministic)
-        run = {"gemv": self.gemv, "few": self.few, "grouped": self.grouped}[product]
+        product = choose_product(
+            *(x, weights, choice.experts.shape[1]),
+            rows_per_expert=self.rows_per_expert(choice),
+            deterministic=self.deterministic,
+        )
+        runs = {"gemv": self.gemv, "few": self.few, "grouped": self.grouped, "persistent": self.persistent}
+        run = runs[product]
         return run(x, choice, residual)
+
+    def rows_per_expert(self, choice: Choice) -> float:
+        """Return how many of all pairs an expert has on average."""
+        return choice.experts.numel() / (self.down.shape[0] + self.num_elsewhere)
 
     def gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Stream the experts of a single token, in MXFP4."""
@@ -66,8 +76,8 @@ class StackedExperts:
         from octavo.layers.moe.triton.combine import combine_rows
         from octavo.layers.moe.triton.sort import sort_pairs
 
-        (num_tokens, num_chosen), num_experts = choice.experts.shape, self.down.shape[0]
-        per_expert = num_tokens * num_chosen / (num_experts + self.num_elsewhere)
+        num_tokens, num_experts = len(x), self.down.shape[0]
+        per_expert = self.rows_per_expert(choice)
         options = {"deterministic": self.deterministic}
         up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
@@ -78,11 +88,31 @@ class StackedExperts:
         rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
         return combine_rows(rows, choice, residual, num_held=num_experts if self.num_elsewhere else None)
 
+    def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""
+        from octavo.layers.moe.hopper.gemm import expert_gemm
+        from octavo.layers.moe.hopper.sorted_rows import sort_rows
+        from octavo.layers.moe.triton.combine import combine_rows
+        from octavo.layers.moe.triton.sort import sort_pairs
+
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
+        assert isinstance(down, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
+        num_experts = down.shape[0]
+        tiling = choose_expert_tiling(self.rows_per_expert(choice))
+        by_expert = sort_pairs(choice.experts, num_experts, 1)
+        sorted_x, tiles = sort_rows(x, by_expert, tiling.rows)
+        inner = expert_gemm(sorted_x, gate_up, tiles, tiling, activation=self.activation)
+        results = expert_gemm(inner, down, tiles, tiling, pairs=by_expert.pairs)
+        return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
+
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:
     """Return the module with the kernels of 1 to 4 tokens for a form of weights."""
-    from octavo.layers.moe.triton import few, mxfp4_gemm
+    from octavo.layers.moe.triton import few, mxfp4_gemm, packed_few
 
+    if isinstance(weight, PackedExpertWeight):
+        return packed_few
     return mxfp4_gemm if isinstance(weight, Mxfp4ExpertWeight) else few
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.gpu.device import nvidia_generation
+from octavo.layers.linear.grouped.weight import PLANE
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
@@ -50,12 +51,14 @@ class PackedTiling:
         columns: rows of the weight, gate and up counted, 32 or more.
         num_warps: warps per program.
         num_stages: spans that are fetched ahead, and the one that is multiplied.
+        parts: of K that are multiplied at a time; of 1 to 4 tokens only.
     """
 
     rows: int
     columns: int
     num_warps: int
     num_stages: int
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,21 @@ class Mxfp4Tiling:
 
 # For 1 to 4 tokens and MXFP4: two warps of a program share K.
 MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
+# And for 4 or 8 bits in groups.
+PACKED_FEW_TILING = PackedTiling(8, 32, 2, 3, parts=2)
 # For rows in float32, without tensor cores: larger tiles spill kilobytes of registers.
 FLOAT32_MXFP4_TILING = Mxfp4Tiling(16, 64, 1, 4, 2)
 
 
-def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling:
+def multiplies_few(weight: AnyExpertWeight) -> bool:
+    """Return whether a kernel for 1 to 4 tokens multiplies a form of weights."""
+    return not isinstance(weight, PackedExpertWeight) or weight.group >= PLANE
+
+
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling | PackedTiling:
     """Return the tiling for 1 to 4 tokens."""
+    if isinstance(weight, PackedExpertWeight):
+        return PACKED_FEW_TILING
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 

@@ -28,13 +28,20 @@ def dequantise(weight: GroupedWeight, like: Tensor) -> Tensor:
 
 
 @triton.jit
+def halves_of(pair):
+    """Return the scale and the minimum of a word, in float32."""
+    scale = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    low = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale, low
+
+
+@triton.jit
 def read_pair(pair, BITS: tl.constexpr):
     """Return what `scaled` multiplies with and adds, of the words of scales and minimums."""
     STEPS: tl.constexpr = 1 << BITS
     # What `scaled` reads for q = 0.
     ORIGIN: tl.constexpr = STEPS + (128 if BITS == 8 else 0)
-    scale = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    low = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    scale, low = halves_of(pair)
     return scale * STEPS, low - scale * ORIGIN
 
 

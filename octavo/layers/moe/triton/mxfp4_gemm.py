@@ -19,7 +19,7 @@ from octavo.layers.moe.tiling import FLOAT32_MXFP4_TILING, Mxfp4Tiling
 from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.mxfp4 import SPAN, unpacked
 from octavo.layers.moe.triton.sort import SortedPairs
-from octavo.layers.moe.triton.tile import store_tile
+from octavo.layers.moe.triton.tile import store_tile, tile_weight_rows
 
 
 def grouped_gemm(
@@ -98,17 +98,6 @@ def _launch(
 
 
 @triton.jit
-def _weight_rows(index, num_columns, COLUMNS: tl.constexpr, HALVES: tl.constexpr):
-    """Return the rows of a weight that a program has: of gate, then of up; or plain ones.
-
-    Those past the end repeat the last one and are not stored.
-    """
-    OWN: tl.constexpr = COLUMNS // HALVES
-    column = tl.program_id(0) * OWN + index % OWN
-    return tl.minimum(column, num_columns - 1) + index // OWN * num_columns
-
-
-@triton.jit
 def _load_span(at, first, part, SPANS: tl.constexpr, PARTS: tl.constexpr):
     """Load what parts of K have from a span on; beyond the last one it is 0."""
     if SPANS % PARTS == 0:
@@ -165,7 +154,7 @@ def _mxfp4_kernel(
     OWN: tl.constexpr = COLUMNS // HALVES
     start_next(OVERLAP)
     num_weight_rows = num_columns * HALVES
-    weight_row = _weight_rows(tl.arange(0, PARTS * COLUMNS) % COLUMNS, num_columns, COLUMNS, HALVES)
+    weight_row = tile_weight_rows(tl.arange(0, PARTS * COLUMNS) % COLUMNS, num_columns, COLUMNS, HALVES)
     wait_for_previous(OVERLAP)
     if pairs_ptr is None:
         first = tl.program_id(2)

@@ -27,6 +27,17 @@ def rows_of_tile(
 
 
 @triton.jit
+def tile_weight_rows(index, num_columns, COLUMNS: tl.constexpr, HALVES: tl.constexpr):
+    """Return the rows of a weight that a program has: of gate, then of up; or plain ones.
+
+    Those past the end repeat the last one and are not stored.
+    """
+    OWN: tl.constexpr = COLUMNS // HALVES
+    column = tl.program_id(0) * OWN + index % OWN
+    return tl.minimum(column, num_columns - 1) + index // OWN * num_columns
+
+
+@triton.jit
 def store_tile(
     total, up_total, bias_ptr, weight_row, out_ptr, out_row, is_row, column, num_columns,
     ACTIVATION: tl.constexpr,

@@ -53,7 +53,7 @@ def finish(sums, tile, result, work, shape, SUMS: gl.constexpr):
         _store(sums, tile * _TILE, result, work, shape, SUMS)
     else:
         # Gate and up of a column are the same thread's.
-        HALF: gl.constexpr = _half_layout(shape.rows)
+        HALF: gl.constexpr = half_layout(shape.rows)
         gate, up = sums.reshape([_TILE // 16, 2, 8, shape.rows]).permute([0, 2, 3, 1]).split()
         out = (activate(gate, shape.activation) * up).reshape([_TILE // 2, shape.rows])
         out = gl.convert_layout(out, HALF, assert_trivial=True)
@@ -61,7 +61,7 @@ def finish(sums, tile, result, work, shape, SUMS: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _half_layout(rows):
+def half_layout(rows):
     """Return the layout that sums have when gate and up have become one: 8 columns of each warp's 16."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], *([0, 8 << i] for i in range((rows // 8).bit_length() - 1))],

@@ -1,0 +1,1 @@
+"""Grouped GEMMs of MXFP4 experts on Hopper GPUs."""
