@@ -12,7 +12,6 @@ same layer in bfloat16.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -21,7 +20,6 @@ import torch
 from support.common import make_parser, publish, table
 from support.gpu_timing import copy_rate, graph_seconds, matrix_rate
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from octavo.gpu.kernels import compile_kernels
 from octavo.layers import RMSNorm
@@ -42,6 +40,8 @@ from octavo.parallel import TensorParallel
 # PyTorch has no public name for it yet.
 _grouped_mm: Callable[..., Tensor] = vars(torch)["_grouped_mm"]
 _GROUP = 128
+# Shared memory of a program on a Hopper GPU.
+_SHARED_BYTES = 232448
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
 
 
@@ -223,9 +223,11 @@ def grouped_candidates(
 ) -> Sequence[GroupedTiling | Mxfp4Tiling | PackedTiling]:
     """Tilings for about so many rows per expert."""
     if form == "packed":
-        rows = (16, 32) if per_expert <= 12 else (32, 64) if per_expert <= 48 else (64, 128, 256)
+        rows = (16, 32) if per_expert <= 12 else (32, 64) if per_expert <= 48 else (64, 128)
         sizes = itertools.product(rows, (64, 128), (4, 8), (2, 3, 4))
-        return [PackedTiling(*size) for size in sizes if size[0] * size[1] <= 128 * 32 * size[2]]
+        tilings = [PackedTiling(*size) for size in sizes]
+        # Words and rows of a span.
+        return [t for t in tilings if t.num_stages * (t.columns * 128 + t.rows * 512) <= _SHARED_BYTES]
     if form == "mxfp4":
         rows = (8, 16, 32, 64) if per_expert <= 48 else (64, 128, 256)
         sizes = itertools.product(rows, (128, 256), (1,), (4, 8, 16), (3, 4))
@@ -272,10 +274,9 @@ def candidates(
 
 
 def run_once(runs: Iterable[Callable[[int], Tensor]]) -> None:
-    """Call each with the first copy, but those that do not fit into an SM."""
+    """Call each with the first copy."""
     for run in runs:
-        with suppress(OutOfResources):
-            run(0)
+        run(0)
 
 
 def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
@@ -285,14 +286,10 @@ def sweep(layers: Layers, num_tokens: int) -> dict[str, object]:
     best: dict[str, object] = {"tokens": num_tokens}
     for name in ("gate_up", "down"):
         runs = candidates(layers, x, choices, is_gated=name == "gate_up")
-        with suppress(OutOfResources):
-            compile_kernels(partial(run_once, runs.values()), lambda done, number: None)
+        compile_kernels(partial(run_once, runs.values()), lambda done, number: None)
         ranked: list[tuple[float, str]] = []
         for tiling, run in runs.items():
-            try:
-                ranked.append((round(layers.microseconds(run), 1), str(tiling)))
-            except OutOfResources as error:
-                print(f"    {tiling}: {error}", flush=True)
+            ranked.append((round(layers.microseconds(run), 1), str(tiling)))
         ranked.sort()
         print(f"{num_tokens} tokens, {name}:", flush=True)
         for us, tiling in ranked[:7]:

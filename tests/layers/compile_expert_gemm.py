@@ -44,7 +44,7 @@ def compile_case(size, rows, activation, biased):
         "spills": count_spills(code),
         "products": len(re.findall(r"\bHGMMA\b", code)),
         "waits": len(re.findall(r"\bWARPGROUP\.DEPBAR\b", code)),
-        "shared": compiled.metadata.shared,
+        "programs": tiling.programs,
     }
 
 

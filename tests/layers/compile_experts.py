@@ -14,10 +14,19 @@ from compile_hopper import compiled_kernel, figures_of, inspect_cubin
 from triton.compiler import ASTSource
 
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
-from octavo.layers.moe.tiling import FEW_TILING, MXFP4_FEW_TILING, Mxfp4Tiling, choose_grouped_tiling
+from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.tiling import (
+    FEW_TILING,
+    MXFP4_FEW_TILING,
+    Mxfp4Tiling,
+    PackedTiling,
+    choose_few_tiling,
+    choose_grouped_tiling,
+)
 from octavo.layers.moe.triton.combine import _combine_kernel
 from octavo.layers.moe.triton.few import _few_down_kernel, _few_gate_up_kernel
 from octavo.layers.moe.triton.mxfp4_gemm import _mxfp4_kernel
+from octavo.layers.moe.triton.packed_few import _packed_few_kernel
 from octavo.layers.moe.triton.packed_grouped import _packed_kernel
 from octavo.layers.moe.triton.router import _choose_kernel
 
@@ -86,20 +95,41 @@ def compile_packed():
     names = ("x", "words", "pairs", "factors", "order", "out", "rows", "starts")
     tensors = {name + "_ptr": kinds.get(name, "*i32") for name in names}
     sizes = dict.fromkeys(("num_columns", "stride_x", "num_slots"), "i32")
-    tile = {"ROWS": 16, "COLUMNS": 64, "BITS": 4, "GROUP": 128, "ORDERED": False}
+    tile = {"ROWS": 16, "COLUMNS": 128, "BITS": 4, "GROUP": 128, "ORDERED": False}
     form = {"NUM_CHOSEN": 8, "SIZE": 2048, "ACTIVATION": tl.constexpr("silu"), "OVERLAP": True}
     return facts_of(_packed_kernel, {**tensors, **sizes, **tile, **form}, num_warps=4, num_stages=3)
+
+
+def compile_packed_few(num_held: int | None = None):
+    kinds = {"x": "*bf16", "out": "*bf16", "factors": "*fp32"}
+    names = ("x", "words", "pairs", "factors", "order", "out", "experts")
+    tensors = {name + "_ptr": kinds.get(name, "*i32") for name in names}
+    sizes = dict.fromkeys(("num_columns", "stride_x", "num_chosen"), "i32")
+    words = torch.empty(128, 1536, 256, dtype=torch.int32, device="meta")
+    tiling = choose_few_tiling(PackedExpertWeight(4, 2048, 128, words, words, words))
+    assert isinstance(tiling, PackedTiling)
+    tile = {
+        "ROWS": tiling.rows,
+        "COLUMNS": tiling.columns,
+        "PARTS": tiling.parts,
+        "STAGES": tiling.num_stages,
+    }
+    form = {"SIZE": 2048, "BITS": 4, "GROUP": 128, "ORDERED": False, "ACTIVATION": tl.constexpr("silu")}
+    form |= {"NUM_HELD": num_held, "OVERLAP": True}
+    return facts_of(_packed_few_kernel, {**tensors, **sizes, **tile, **form}, num_warps=tiling.num_warps)
 
 
 def main() -> None:
     words = torch.empty(32, 23, 5760, 16, dtype=torch.int32, device="meta")
     weight = Mxfp4ExpertWeight(SIZE, words, words[..., 0])
     found = {"few": compile_mxfp4(MXFP4_FEW_TILING, few=True), "packed": compile_packed()}
+    found["few, packed"] = compile_packed_few()
     for rows in (2, 8, 32):
         tiling = choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
         assert isinstance(tiling, Mxfp4Tiling)
         found[f"{rows} rows"] = compile_mxfp4(tiling)
     held = [compile_mxfp4(MXFP4_FEW_TILING, few=True, num_held=8), *compile_few(8), *compile_around(8)]
+    held.append(compile_packed_few(8))
     json.dump({"4 bits": found, "some experts elsewhere": held}, sys.stdout)
 
 

@@ -69,11 +69,15 @@ def test_what_the_kernel_can_read(on_hopper: None) -> None:
 
 def test_who_multiplies_a_single_token(on_hopper: None) -> None:
     weights = (weight(), weight())
-    assert choose_product(ROW, weights, 4, deterministic=False) == "gemv"
-    assert choose_product(ROW.expand(2, -1), weights, 4, deterministic=False) == "few"
-    assert choose_product(ROW, weights, 3, deterministic=False) == "few"
-    assert choose_product(ROW, (weight(), weight(rows=68)), 4, deterministic=False) == "few"
-    assert choose_product(ROW, weights, 4, deterministic=True) == "grouped"
+
+    def product(x: Tensor, *weights: Mxfp4ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
+        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+
+    assert product(ROW, *weights) == "gemv"
+    assert product(ROW.expand(2, -1), *weights) == "few"
+    assert product(ROW, *weights, chosen=3) == "few"
+    assert product(ROW, weight(), weight(rows=68)) == "few"
+    assert product(ROW, *weights, deterministic=True) == "grouped"
 
 
 def test_other_devices_do_without_it() -> None:

@@ -131,14 +131,17 @@ def test_int8_experts() -> None:
 
 def test_products_by_the_number_of_tokens() -> None:
     plain = ExpertWeight(torch.zeros(2, 8, 16))
-    packed = PackedExpertWeight(4, 16, 16, *(torch.zeros(2, 8) for _ in range(3)))
+    # In groups of half a plane, and of whole ones.
+    small, packed = (PackedExpertWeight(4, 16, group, *(torch.zeros(2, 8),) * 3) for group in (16, 32))
 
     def products(weight: ExpertWeight | PackedExpertWeight, *, deterministic: bool = False) -> list[str]:
-        rows = (torch.zeros(number, 16) for number in (1, 4, 5, 128))
-        return [choose_product(x, (weight, weight), 2, deterministic=deterministic) for x in rows]
+        options = {"rows_per_expert": 1000, "deterministic": deterministic}
+        rows = (torch.zeros(number, 16) for number in (1, 2, 4, 5, 128))
+        return [choose_product(x, (weight, weight), 2, **options) for x in rows]
 
-    assert products(plain) == ["few", "few", "grouped", "grouped"]
-    assert set(products(plain, deterministic=True)) == set(products(packed)) == {"grouped"}
+    assert products(plain) == ["few"] * 3 + ["grouped"] * 2
+    assert products(packed) == ["few"] * 2 + ["grouped"] * 3
+    assert set(products(plain, deterministic=True)) == set(products(small)) == {"grouped"}
 
 
 def test_slots_cover_what_an_expert_can_have() -> None:

@@ -26,7 +26,7 @@ places = pytest.mark.parametrize(
 
 
 @places
-@pytest.mark.parametrize("num_tokens", [1, 3, 9])
+@pytest.mark.parametrize("num_tokens", [1, 2, 9])
 @pytest.mark.parametrize(
     ("bits", "group", "ordered"),
     [(4, 32, False), (4, 128, False), (4, 128, True), (8, 16, False), (8, 64, True)],
@@ -94,4 +94,4 @@ def test_tiles_grow_with_the_rows_of_an_expert() -> None:
         choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
         for rows in (0.1, 12, 13, 48, 49, 10_000)
     ]
-    assert [tiling.rows for tiling in tilings] == [16, 16, 32, 64, 128, 128]
+    assert [tiling.rows for tiling in tilings] == [16, 16, 32, 64, 64, 64]

@@ -3,7 +3,7 @@
 a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
-                              1 to 4 tokens           few
+                              1 to 4 tokens           few; 1 or 2 in packed weights
                               many an expert          persistent, on a Hopper GPU, MXFP4
                               others                  grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
@@ -23,10 +23,8 @@ from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
 from octavo.layers.moe.gemv import tiling as gemv
 from octavo.layers.moe.hopper import tiling as hopper
-from octavo.layers.moe.tiling import AnyExpertWeight, multiplies_few
+from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 
-# Each pair of a token and an expert reads its expert's weight. More tokens share experts.
-_MAX_FEW = 4
 # Rows of an expert: with more, programs that stay are faster, on an H100.
 _MAX_GROUPED = 48
 
@@ -88,8 +86,8 @@ def choose_product(
         return "grouped"
     if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
         return "gemv"
-    if len(x) <= _MAX_FEW:
-        return "few" if all(multiplies_few(weight) for weight in weights) else "grouped"
+    if len(x) <= min(most_few_tokens(weight) for weight in weights):
+        return "few"
     if rows_per_expert > _MAX_GROUPED and all(
         hopper.unsupported_reason(x, weight) is None for weight in weights
     ):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.gpu.device import nvidia_generation
-from octavo.layers.linear.grouped.weight import PLANE
+from octavo.layers.linear.grouped.weight import PLANE, span_of
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
@@ -82,21 +82,23 @@ class Mxfp4Tiling:
 
 # For 1 to 4 tokens and MXFP4: two warps of a program share K.
 MXFP4_FEW_TILING = Mxfp4Tiling(8, 32, 2, 2, 4)
-# And for 4 or 8 bits in groups.
-PACKED_FEW_TILING = PackedTiling(8, 32, 2, 3, parts=2)
 # For rows in float32, without tensor cores: larger tiles spill kilobytes of registers.
 FLOAT32_MXFP4_TILING = Mxfp4Tiling(16, 64, 1, 4, 2)
 
 
-def multiplies_few(weight: AnyExpertWeight) -> bool:
-    """Return whether a kernel for 1 to 4 tokens multiplies a form of weights."""
-    return not isinstance(weight, PackedExpertWeight) or weight.group >= PLANE
+def most_few_tokens(weight: AnyExpertWeight) -> int:
+    """Return up to how many tokens each pair is multiplied by itself; 0: no kernel does."""
+    if isinstance(weight, PackedExpertWeight):
+        return 2 if weight.group >= PLANE else 0
+    return 4
 
 
 def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling | PackedTiling:
     """Return the tiling for 1 to 4 tokens."""
     if isinstance(weight, PackedExpertWeight):
-        return PACKED_FEW_TILING
+        # Warps share K if it is long, else columns.
+        is_long = weight.size >= 8 * span_of(weight.bits)
+        return PackedTiling(8, 32, 4, 3, parts=4) if is_long else PackedTiling(8, 32, 2, 3)
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 
@@ -115,8 +117,8 @@ def choose_grouped_tiling(
     if not deterministic:
         rows = next((rows for rows in (16, 32, 64) if rows_per_expert <= 0.75 * rows), 128)
     if isinstance(weight, PackedExpertWeight):
-        # Not swept. The program unpacks a tile's words once for all of its rows.
-        return PackedTiling(rows, 64, 4, 3 if rows <= 32 else 2)
+        # The program unpacks a tile's words once for all of its rows; two programs with 64 fit on an SM.
+        return PackedTiling(min(rows, 64), 128, 4, 3 if rows <= 32 else 2)
     if isinstance(weight, Mxfp4ExpertWeight):
         return _mxfp4_tiling(8 if rows_per_expert <= 4 and not deterministic else rows, weight)
     values = weight.values
