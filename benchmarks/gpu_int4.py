@@ -2,28 +2,33 @@
 
     python benchmarks/gpu_int4.py [--models 8b] [--rows 1 2 4 ...] [--kinds bf16 int4] [--save MACHINE]
     python benchmarks/gpu_int4.py --sweep [--models ...] [--rows ...]
-    python benchmarks/gpu_int4.py --engine [--models 8b] [--peer vllm]
+    python benchmarks/gpu_int4.py --engine [--models 8b 30b-a3b] [--peer vllm]
 
 A CUDA graph makes one call per copy of the weights, and its time is divided by the number of copies. The
 copies together are several times the L2 cache, so that weights come from memory, as in a decoder. The bound
 is what is read and written once, over 4.8 TB/s, an H200's memory rate. Prints a table, then one line of JSON.
 --sweep times other tilings of int4 products and prints the fastest few. --engine generates by an engine whose
-projections have random int4 weights: one request, and many.
+projections and experts have random int4 weights: one request, and many, beside the bound at the measured
+rates (support/gpu_bound.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from gpu_linear import MODELS, Shape, microseconds, random_numbers
+from gpu_moe import random_packed
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
+from support.gpu_bound import bound_s
 from support.gpu_model import load, run
+from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 from torch import Tensor
 
@@ -35,6 +40,8 @@ from octavo.layers.linear.grouped.tiling import FEW_MAX_ROWS, FewTiling, MediumT
 from octavo.layers.linear.grouped.weight import GroupedWeight
 from octavo.layers.linear.plain import Linear, PlainLinear
 from octavo.layers.linear.quantised import QuantisedWeight
+from octavo.layers.moe.stacked import StackedExperts
+from octavo.models.experts.loading import ExpertShape
 from octavo.parallel import TensorParallel
 
 BYTES_PER_SECOND = 4.8e12
@@ -43,6 +50,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 _ROTATED_BYTES = 400e6
 _MAX_COPIES = 56
 _EPS = 1e-6
+# Of one weight: 4 bits, and a word for each 128.
+_WEIGHT_BYTES = 17 / 32
 # Rows of a weight that is an LM head's.
 _VOCABULARY = 65536
 # What tells vLLM to make weights of the same size.
@@ -249,6 +258,14 @@ def packed_layer(weight: Tensor, bias: Tensor | None = None, *, quantization: st
     return make_quantised_linear(weights, bias, dtype=weight.dtype)
 
 
+def packed_experts(
+    checkpoint: object, names: Sequence[str], part: object, shape: ExpertShape, **options: Any
+) -> StackedExperts:
+    """Return random int4 experts in the place of a layer's."""
+    gate_up = random_packed(len(names), 2 * shape.size, shape.hidden, 2)
+    return StackedExperts(gate_up, random_packed(len(names), shape.hidden, shape.size, 1), **options)
+
+
 def serve(model: str, peer: str) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
     names = ["single", "mid"]
@@ -256,27 +273,37 @@ def serve(model: str, peer: str) -> list[dict[str, object]]:
     if peer == "vllm":
         settings = {"model": model, "fields": {"quantization_config": GPTQ}, "workloads": names, "runs": 2}
         vllm = measure_in_child("offline", settings, limit_s=300)
-    with patch("octavo.models.builder.make_linear", packed_layer):
+    bandwidth, flops = copy_bandwidth(), matrix_flops()
+    with (
+        patch("octavo.models.builder.make_linear", packed_layer),
+        patch("octavo.models.builder.read_stacked", packed_experts),
+    ):
         llm = load(model)
     results: list[dict[str, object]] = []
     for name in names:
         workload = WORKLOADS[name]()
         figures = run_figures(workload, [run(llm, workload) for _ in range(2)])
-        print(f"{model} {name}: {figures['rate']:,.1f} {workload.unit}", flush=True)
+        bound = bound_s(model, workload, bandwidth, flops, 2, _WEIGHT_BYTES)
+        rate, first, share = figures["rate"], figures["first_rate"], bound / min(figures["seconds"])
+        print(
+            f"{model} {name}: best {rate:,.1f} (first {first:,.1f}) {workload.unit}, {share:.0%} of the bound"
+        )
         beside = None if vllm is None else vllm["results"][name]
-        results.append({"model": model, "workload": name, **figures, "vllm": beside})
+        results.append({"model": model, "workload": name, **figures, "bound_s": bound, "vllm": beside})
     return results
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--models", choices=MODELS, nargs="+", default=["8b"])
+    parser.add_argument("--models", choices=[*MODELS, "30b-a3b"], nargs="+", default=["8b"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=["bf16", "int4"])
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--peer", choices=["none", "vllm"], default="none", help="beside --engine")
     arguments = parser.parse_args()
+    if not arguments.engine and not set(arguments.models) <= set(MODELS):
+        parser.error("models with experts are for --engine; gpu_moe.py --packed times their layers")
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
     elif arguments.engine:
