@@ -196,12 +196,18 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
 def few_candidates(*, is_gated: bool, form: str) -> Sequence[Tiling | Mxfp4Tiling | PackedTiling]:
     """Tilings for 1 to 4 tokens."""
     if form == "packed":
-        # Columns, warps and parts.
-        parts = [(32, 4, 4), (32, 4, 2), (32, 2, 2), (16, 4, 4), (16, 8, 8), (32, 8, 8), (32, 8, 4)]
-        stages = (2, 3, 4)
-        return [
-            PackedTiling(8, c, warps, n, parts) for (c, warps, parts), n in itertools.product(parts, stages)
-        ]
+        # Columns, warps, stages and parts.
+        parts = (
+            (32, 2, 2),
+            (32, 4, 4),
+            (16, 2, 2),
+            (16, 4, 4),
+            (64, 4, 2),
+            (64, 4, 1),
+            (32, 2, 1),
+            (16, 1, 1),
+        )
+        return [PackedTiling(8, c, warps, stages, parts) for c, warps, parts in parts for stages in (2, 3, 4)]
     if form == "mxfp4":
         # Columns, parts, warps and stages.
         sizes = [(32, 4, 4, 3), (32, 4, 4, 2), (64, 4, 4, 2), (32, 8, 8, 2), (64, 2, 2, 4), (64, 1, 2, 6)]

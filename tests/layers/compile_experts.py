@@ -23,10 +23,10 @@ from octavo.layers.moe.tiling import (
     choose_few_tiling,
     choose_grouped_tiling,
 )
-from octavo.layers.moe.triton import packed_few
 from octavo.layers.moe.triton.combine import _combine_kernel
 from octavo.layers.moe.triton.few import _few_down_kernel, _few_gate_up_kernel
 from octavo.layers.moe.triton.mxfp4_gemm import _mxfp4_kernel
+from octavo.layers.moe.triton.packed_few import _packed_few_kernel
 from octavo.layers.moe.triton.packed_grouped import _packed_kernel
 from octavo.layers.moe.triton.router import _choose_kernel
 
@@ -101,39 +101,35 @@ def compile_packed():
 
 
 def compile_packed_few(num_held: int | None = None):
-    """Gate and up, and down."""
-    kinds = {"x": "*bf16", "out": "*bf16", "factors": "*fp32", "weights": "*fp32"}
-
-    def compile_one(kernel, num_rows, size, more, *, is_gated):
-        words = torch.empty(128, num_rows, size // 8, dtype=torch.int32, device="meta")
-        tiling = choose_few_tiling(PackedExpertWeight(4, size, 128, words, words, words), is_gated=is_gated)
-        assert isinstance(tiling, PackedTiling)
-        sizes = {"ROWS": tiling.rows, "COLUMNS": tiling.columns, "PARTS": tiling.parts}
-        form = {"SIZE": size, "BITS": 4, "GROUP": 128, "ORDERED": False, "STAGES": tiling.num_stages}
-        tensors = {name: kinds.get(name[:-4], "*i32") for name in kernel.arg_names if name.endswith("_ptr")}
-        arguments = tensors | sizes | form | more | {"NUM_HELD": num_held, "OVERLAP": True}
-        return facts_of(kernel, arguments, num_warps=tiling.num_warps)
-
-    gate_up = {"num_columns": "i32", "stride_x": "i32", "num_chosen": "i32"}
-    gate_up |= {"ACTIVATION": tl.constexpr("silu")}
-    down = {"num_columns": "i32", "stride_out": "i32", "NUM_CHOSEN": 8, "ADD": True, "EXPERTS": 8}
-    return [
-        compile_one(packed_few._gate_up_kernel, 1536, 2048, gate_up, is_gated=True),
-        compile_one(packed_few._down_kernel, 2048, 768, down, is_gated=False),
-    ]
+    kinds = {"x": "*bf16", "out": "*bf16", "factors": "*fp32"}
+    names = ("x", "words", "pairs", "factors", "order", "out", "experts")
+    tensors = {name + "_ptr": kinds.get(name, "*i32") for name in names}
+    sizes = dict.fromkeys(("num_columns", "stride_x", "num_chosen"), "i32")
+    words = torch.empty(128, 1536, 256, dtype=torch.int32, device="meta")
+    tiling = choose_few_tiling(PackedExpertWeight(4, 2048, 128, words, words, words))
+    assert isinstance(tiling, PackedTiling)
+    tile = {
+        "ROWS": tiling.rows,
+        "COLUMNS": tiling.columns,
+        "PARTS": tiling.parts,
+        "STAGES": tiling.num_stages,
+    }
+    form = {"SIZE": 2048, "BITS": 4, "GROUP": 128, "ORDERED": False, "ACTIVATION": tl.constexpr("silu")}
+    form |= {"NUM_HELD": num_held, "OVERLAP": True}
+    return facts_of(_packed_few_kernel, {**tensors, **sizes, **tile, **form}, num_warps=tiling.num_warps)
 
 
 def main() -> None:
     words = torch.empty(32, 23, 5760, 16, dtype=torch.int32, device="meta")
     weight = Mxfp4ExpertWeight(SIZE, words, words[..., 0])
     found = {"few": compile_mxfp4(MXFP4_FEW_TILING, few=True), "packed": compile_packed()}
-    found["few, packed"], found["few, packed, down"] = compile_packed_few()
+    found["few, packed"] = compile_packed_few()
     for rows in (2, 8, 32):
         tiling = choose_grouped_tiling(rows, weight, is_gated=True, deterministic=False)
         assert isinstance(tiling, Mxfp4Tiling)
         found[f"{rows} rows"] = compile_mxfp4(tiling)
     held = [compile_mxfp4(MXFP4_FEW_TILING, few=True, num_held=8), *compile_few(8), *compile_around(8)]
-    held.extend(compile_packed_few(8))
+    held.append(compile_packed_few(8))
     json.dump({"4 bits": found, "some experts elsewhere": held}, sys.stdout)
 
 

@@ -66,8 +66,7 @@ class StackedExperts:
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)
-        up_tiling = choose_few_tiling(self.gate_up, is_gated=True)
-        down_tiling = choose_few_tiling(self.down, is_gated=False)
+        up_tiling, down_tiling = choose_few_tiling(self.gate_up), choose_few_tiling(self.down)
         skips = self.num_elsewhere > 0
         inner = gate_up.few_gate_up(x, self.gate_up, choice.experts, self.activation, up_tiling, skips=skips)
         return down.few_down(inner, self.down, choice, residual, down_tiling, skips=skips)

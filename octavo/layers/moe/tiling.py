@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.gpu.device import nvidia_generation
-from octavo.layers.linear.grouped.weight import PLANE
+from octavo.layers.linear.grouped.weight import PLANE, span_of
 from octavo.layers.linear.skinny_tiling import Tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
@@ -51,7 +51,7 @@ class PackedTiling:
         columns: rows of the weight, gate and up counted, 32 or more.
         num_warps: warps per program.
         num_stages: spans that are fetched ahead, and the one that is multiplied.
-        parts: of K, of down also experts, that are multiplied at a time, a warp each; of 1 or 2 tokens only.
+        parts: of K that are multiplied at a time; of 1 to 4 tokens only.
     """
 
     rows: int
@@ -93,10 +93,12 @@ def most_few_tokens(weight: AnyExpertWeight) -> int:
     return 4
 
 
-def choose_few_tiling(weight: AnyExpertWeight, *, is_gated: bool) -> Tiling | Mxfp4Tiling | PackedTiling:
-    """Return the tiling for 1 to 4 tokens; is_gated: of gate and up."""
+def choose_few_tiling(weight: AnyExpertWeight) -> Tiling | Mxfp4Tiling | PackedTiling:
+    """Return the tiling for 1 to 4 tokens."""
     if isinstance(weight, PackedExpertWeight):
-        return PackedTiling(8, 32, 4, 3, parts=4) if is_gated else PackedTiling(8, 16, 8, 3, parts=8)
+        # Warps share K if it is long, else columns.
+        is_long = weight.size >= 8 * span_of(weight.bits)
+        return PackedTiling(8, 32, 4, 3, parts=4) if is_long else PackedTiling(8, 32, 2, 3)
     return MXFP4_FEW_TILING if isinstance(weight, Mxfp4ExpertWeight) else FEW_TILING
 
 

@@ -1,7 +1,7 @@
 """Packed experts of 1 to 4 tokens: every pair by itself; imported only where Triton runs.
 
-    programs     of gate and up (tile of columns, pair); of down (tile of columns, token)
-    a program    reads its tile of an expert's weight, or of all experts', a few parts side by side
+    programs     (tile of columns, pair)
+    a program    reads its tile of the expert's weight, parts of K side by side, a span of columns each
 
     sum of (scale q + min) x over a group = scale (sum of (q + o) x - o sum of x) + min sum of x
 
@@ -17,6 +17,7 @@ from octavo.layers.linear.grouped.dequantise import halves_of
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
 from octavo.layers.moe.tiling import PackedTiling
+from octavo.layers.moe.triton.combine import combine_rows
 from octavo.layers.moe.triton.tile import store_tile, tile_weight_rows
 
 
@@ -30,20 +31,7 @@ def few_gate_up(
     skips: bool = False,
 ) -> Tensor:
     """Return the activation of every pair's gate and up; see few.few_gate_up."""
-    num_experts, num_weight_rows, _ = weight.shape
-    num_columns = num_weight_rows // 2
-    out = x.new_empty(experts.numel(), num_columns)
-    launch(
-        _gate_up_kernel,
-        (-(-num_columns // (tiling.columns // 2)), experts.numel()),
-        *_tensors(x, weight, experts),
-        *(out, num_columns, x.stride(0), experts.shape[1], activation),
-        *_form(weight, tiling),
-        num_experts if skips else None,
-        num_warps=tiling.num_warps,
-        **overlap_options(x),
-    )
-    return out
+    return _launch(x, weight, experts, experts.shape[1], activation, tiling, skips=skips)
 
 
 def few_down(
@@ -56,31 +44,37 @@ def few_down(
     skips: bool = False,
 ) -> Tensor:
     """Return the sums of each token's products times its weights; see few.few_down."""
-    (num_tokens, num_chosen), (num_experts, num_columns, _) = choice.experts.shape, weight.shape
-    out = x.new_empty(num_tokens, num_columns) if residual is None else residual
+    rows = _launch(x, weight, choice.experts, 1, None, tiling, skips=skips)
+    return combine_rows(rows, choice, residual, num_held=weight.shape[0] if skips else None)
+
+
+def _launch(
+    x: Tensor,
+    weight: PackedExpertWeight,
+    experts: Tensor,
+    num_chosen: int,
+    activation: str | None,
+    tiling: PackedTiling,
+    *,
+    skips: bool,
+) -> Tensor:
+    """Return every pair's row; x has a row for num_chosen pairs."""
+    num_experts, num_weight_rows, size = weight.shape
+    halves = 1 if activation is None else 2
+    num_columns = num_weight_rows // halves
+    out = x.new_empty(experts.numel(), num_columns)
+    order = weight.order
     launch(
-        _down_kernel,
-        (-(-num_columns // tiling.columns), num_tokens),
-        *_tensors(x, weight, choice.experts),
-        *(choice.weights, out, num_columns, out.stride(0), num_chosen, residual is not None),
-        *(min(tiling.parts, triton.next_power_of_2(num_chosen)), *_form(weight, tiling)),
+        _packed_few_kernel,
+        (-(-num_columns // (tiling.columns // halves)), experts.numel()),
+        *(x, weight.words, weight.pairs, weight.factors, experts if order is None else order, out, experts),
+        *(num_columns, x.stride(0), num_chosen, size, weight.bits, weight.group, order is not None),
+        *(activation, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages),
         num_experts if skips else None,
         num_warps=tiling.num_warps,
         **overlap_options(x),
     )
     return out
-
-
-def _tensors(x: Tensor, weight: PackedExpertWeight, experts: Tensor) -> tuple[Tensor, ...]:
-    """Return what both kernels read; without an order its pointer is not read."""
-    order = experts if weight.order is None else weight.order
-    return x, weight.words, weight.pairs, weight.factors, order, experts
-
-
-def _form(weight: PackedExpertWeight, tiling: PackedTiling) -> tuple[int | bool, ...]:
-    """Return what both kernels are compiled for."""
-    form = weight.size, weight.bits, weight.group, weight.order is not None
-    return *form, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages
 
 
 @triton.constexpr_function
@@ -90,11 +84,6 @@ def _bits_asm(shift):
     return (
         f"{{ .reg .b32 bits; shr.u32 bits, $1, {shift}; lop3.b32 $0, bits, 0x000F000F, 0x43004300, 0xEA; }}"
     )
-
-
-@triton.constexpr_function
-def _offset(bits, is_bfloat16):
-    return 128.0 if bits == 4 and is_bfloat16 else 0.0
 
 
 @triton.jit
@@ -111,16 +100,21 @@ def _raised(words, PLANE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr)
         return (words >> 4 * PLANE & 15).to(tl.float32).to(DTYPE)
 
 
+@triton.constexpr_function
+def _offset(bits, is_bfloat16):
+    return 128.0 if bits == 4 and is_bfloat16 else 0.0
+
+
 @triton.jit
 def _sum_group(
-    x_at, order_at, k, words, FIRST: tl.constexpr, PLANES: tl.constexpr, SIZE: tl.constexpr,
+    x_at, order_ptr, k, words, FIRST: tl.constexpr, PLANES: tl.constexpr, SIZE: tl.constexpr,
     BITS: tl.constexpr, ORDERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums over a group of each part: of q x and of x, [P, C, R] float32, x in every row.
+    """Return the sums over a group of parts of K: of q x and of x, [P, C, R] float32, x in every row.
 
     Args:
-        x_at: pointers to a part's row, [P].
-        order_at: pointers to the columns of x for each k, [P], if ORDERED.
+        x_at: pointer to a row.
+        order_ptr: column of x for each k, if ORDERED.
         k: of the group in each part, [P].
         words: of the parts' spans, [P C, 32].
         FIRST: plane of the group.
@@ -135,8 +129,8 @@ def _sum_group(
         column = k[:, None] + (plane * 32 + tl.arange(0, 32))[None, :]
         inside = column < SIZE
         if ORDERED:
-            column = tl.load(order_at[:, None] + column, mask=inside, other=0)
-        x = tl.load(x_at[:, None] + column, mask=inside, other=0.0)
+            column = tl.load(order_ptr + column, mask=inside, other=0)
+        x = tl.load(x_at + column, mask=inside, other=0.0)
         x = tl.broadcast_to(x[:, :, None], [PARTS, 32, ROWS])
         values = tl.reshape(_raised(words, FIRST + plane, BITS, DTYPE), [PARTS, COLUMNS, 32])
         products = tl.dot(values, x, products)
@@ -144,54 +138,26 @@ def _sum_group(
     return products - OFFSET * sums, sums
 
 
-@triton.jit
-def _sum_parts(
-    x_at, order_at, words_ptr, pairs_ptr, expert, weight_row, num_weight_rows, SPLITS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_chosen"])
+def _packed_few_kernel(
+    x_ptr, words_ptr, pairs_ptr, factors_ptr, order_ptr, out_ptr, experts_ptr,
+    num_columns, stride_x, num_chosen,
     SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ORDERED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    STAGES: tl.constexpr, NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Return the products of each part, [P, C, R] float32; SPLITS neighbouring parts share the spans of K.
-
-    Args:
-        x_at, order_at: see _sum_group.
-        expert: int64, [P C] or a scalar.
-        weight_row: [P C].
-    """
+    """Grid: (tiles of columns, pairs). With an activation a program's rows of the weight are gate and up."""
     SPAN: tl.constexpr = 32 * 32 // BITS
     SPANS: tl.constexpr = (SIZE + SPAN - 1) // SPAN
+    PLANES: tl.constexpr = GROUP // 32
     GROUPS: tl.constexpr = SPAN // GROUP
-    split = tl.arange(0, PARTS * COLUMNS) // COLUMNS % SPLITS
-    words_at = words_ptr + ((expert * num_weight_rows + weight_row) * (SPANS * 32))[:, None]
-    words_at += tl.arange(0, 32)[None, :]
-    pairs_at = pairs_ptr + expert * (SPANS * GROUPS) * num_weight_rows + weight_row
-    total = tl.zeros([PARTS, COLUMNS, ROWS], tl.float32)
-    for span in tl.range(0, SPANS, SPLITS, num_stages=STAGES):
-        # Past the end the last span is read again, and meets zeros.
-        own = tl.minimum(span + split, SPANS - 1)
-        words = tl.load(words_at + (own * 32)[:, None])
-        for group in tl.static_range(GROUPS):
-            both = tl.load(pairs_at + (own * GROUPS + group) * num_weight_rows)
-            scale, low = halves_of(tl.reshape(both, [PARTS, COLUMNS, 1]))
-            products, sums = _sum_group(
-                x_at, order_at, (span + tl.arange(0, PARTS) % SPLITS) * SPAN + group * GROUP, words,
-                group * (GROUP // 32), GROUP // 32, SIZE, BITS, ORDERED, ROWS, COLUMNS,
-            )  # fmt: skip
-            total += scale * products + low * sums
-    return total
-
-
-@triton.jit(do_not_specialize=["num_chosen"])
-def _gate_up_kernel(
-    x_ptr, words_ptr, pairs_ptr, factors_ptr, order_ptr, experts_ptr, out_ptr,
-    num_columns, stride_x, num_chosen, ACTIVATION: tl.constexpr,
-    SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ORDERED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
-    NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (tiles of columns, pairs). Parts of a program share K; its rows of the weight are gate and up."""
-    OWN: tl.constexpr = COLUMNS // 2
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    OWN: tl.constexpr = COLUMNS // HALVES
     start_next(OVERLAP)
-    weight_row = tile_weight_rows(tl.arange(0, PARTS * COLUMNS) % COLUMNS, num_columns, COLUMNS, 2)
+    num_weight_rows = num_columns * HALVES
+    index = tl.arange(0, PARTS * COLUMNS)
+    part = tl.arange(0, PARTS)
+    weight_row = tile_weight_rows(index % COLUMNS, num_columns, COLUMNS, HALVES)
     wait_for_previous(OVERLAP)
     pair = tl.program_id(1)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
@@ -199,59 +165,31 @@ def _gate_up_kernel(
     if NUM_HELD is not None:
         is_held = expert < NUM_HELD
     if is_held:
-        part = tl.zeros([PARTS], tl.int64)
-        total = _sum_parts(
-            x_ptr + part + (pair // num_chosen).to(tl.int64) * stride_x, order_ptr + part + expert * SIZE,
-            words_ptr, pairs_ptr, expert, weight_row, 2 * num_columns, PARTS,
-            SIZE, BITS, GROUP, ORDERED, ROWS, COLUMNS, PARTS, STAGES,
-        )  # fmt: skip
-        factor = tl.load(factors_ptr + expert * 2 + tl.arange(0, COLUMNS) // OWN)
-        sums = tl.reshape(tl.sum(total, axis=0) * factor[:, None], [2, OWN, ROWS])
-        gate, up = tl.split(tl.permute(sums, (1, 2, 0)))
+        words_at = (
+            words_ptr + ((expert * num_weight_rows + weight_row) * SPANS + index // COLUMNS)[:, None] * 32
+        )
+        words_at += tl.arange(0, 32)[None, :]
+        pairs_at = pairs_ptr + expert * SPANS * GROUPS * num_weight_rows + weight_row
+        x_at = x_ptr + (pair // num_chosen).to(tl.int64) * stride_x
+        total = tl.zeros([PARTS, COLUMNS, ROWS], tl.float32)
+        for span in tl.range(0, SPANS, PARTS, num_stages=STAGES):
+            # Past the end the last span is read again, and meets zeros.
+            past = tl.maximum(span + index // COLUMNS - (SPANS - 1), 0)
+            words = tl.load(words_at + (span - past)[:, None] * 32)
+            for group in tl.static_range(GROUPS):
+                of_group = (span + index // COLUMNS - past) * GROUPS + group
+                both = tl.load(pairs_at + of_group * num_weight_rows)
+                scale, low = halves_of(tl.reshape(both, [PARTS, COLUMNS, 1]))
+                products, sums = _sum_group(
+                    x_at, order_ptr + expert * SIZE, (span + part) * SPAN + group * GROUP, words,
+                    group * PLANES, PLANES, SIZE, BITS, ORDERED, ROWS, COLUMNS,
+                )  # fmt: skip
+                total += scale * products + low * sums
+        factor = tl.load(factors_ptr + expert * HALVES + tl.arange(0, COLUMNS) // OWN)
+        result = tl.sum(total, axis=0) * factor[:, None]
+        up = result
+        if HALVES == 2:
+            result, up = tl.split(tl.permute(tl.reshape(result, [2, OWN, ROWS]), (1, 2, 0)))
         column = tl.program_id(0) * OWN + tl.arange(0, OWN)
         row = tl.arange(0, ROWS)
-        store_tile(gate, up, None, column, out_ptr, pair + row, row < 1, column, num_columns, ACTIVATION)
-
-
-@triton.jit
-def _down_kernel(
-    x_ptr, words_ptr, pairs_ptr, factors_ptr, order_ptr, experts_ptr, weights_ptr, out_ptr,
-    num_columns, stride_out, NUM_CHOSEN: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr,
-    SIZE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ORDERED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
-    NUM_HELD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Grid: (tiles of columns, tokens). Parts of a program are EXPERTS experts, times parts of K."""
-    SPLITS: tl.constexpr = PARTS // EXPERTS
-    start_next(OVERLAP)
-    part = tl.arange(0, PARTS) // SPLITS
-    part_of_row = tl.arange(0, PARTS * COLUMNS) // COLUMNS // SPLITS
-    weight_row = tile_weight_rows(tl.arange(0, PARTS * COLUMNS) % COLUMNS, num_columns, COLUMNS, 1)
-    wait_for_previous(OVERLAP)
-    first_pair = tl.program_id(1) * NUM_CHOSEN
-    result = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for first in tl.static_range(0, NUM_CHOSEN, EXPERTS):
-        pair = first_pair + tl.minimum(first + part, NUM_CHOSEN - 1)
-        expert = tl.load(experts_ptr + pair).to(tl.int64)
-        expert_of_row = tl.load(experts_ptr + first_pair + tl.minimum(first + part_of_row, NUM_CHOSEN - 1))
-        factor = tl.load(weights_ptr + pair)
-        is_added = first + part < NUM_CHOSEN
-        if NUM_HELD is not None:
-            # What is elsewhere is read as the last expert here, and not added.
-            is_added &= expert < NUM_HELD
-            expert = tl.minimum(expert, NUM_HELD - 1)
-            expert_of_row = tl.minimum(expert_of_row, NUM_HELD - 1)
-        factor *= tl.load(factors_ptr + expert)
-        total = _sum_parts(
-            x_ptr + pair.to(tl.int64) * SIZE, order_ptr + expert * SIZE,
-            words_ptr, pairs_ptr, expert_of_row.to(tl.int64), weight_row, num_columns, SPLITS,
-            SIZE, BITS, GROUP, ORDERED, ROWS, COLUMNS, PARTS, STAGES,
-        )  # fmt: skip
-        result += tl.sum(tl.where(is_added[:, None, None], total * factor[:, None, None], 0.0), axis=0)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, ROWS)
-    at = out_ptr + tl.program_id(1).to(tl.int64) * stride_out + column[:, None] + 0 * row[None, :]
-    inside = (column < num_columns)[:, None] & (row < 1)[None, :]
-    if ADD:
-        result += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(result, up, None, column, out_ptr, pair + row, row < 1, column, num_columns, ACTIVATION)
