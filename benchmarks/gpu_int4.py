@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=["none", "vllm"], default="none", help="beside --engine")
     arguments = parser.parse_args()
     if not arguments.engine and not set(arguments.models) <= set(MODELS):
-        parser.error("models with experts are for --engine; gpu_moe.py --packed times their layers")
+        parser.error("models with experts are for --engine; gpu_moe.py --form packed times their layers")
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
     elif arguments.engine:

@@ -1,19 +1,20 @@
 """A layer of experts on one GPU, by parts, beside its bound and beside torch._grouped_mm.
 
-    python benchmarks/gpu_moe.py [--packed] [--sweep] [--models mixtral ...] [--tokens 1 ...] [--save MACHINE]
+    python benchmarks/gpu_moe.py [--form packed] [--sweep] [--models mixtral ...] [--tokens 1 ...]
+                                 [--save MACHINE]
 
 Random weights and rows, so tokens spread over experts nearly evenly. A CUDA graph calls several copies of
 the layer in turn, more than the L2 cache holds. The bound is that of the experts which the tokens touch: the
 bytes of their weights at the measured copy rate, or their operations at the measured matrix rate. Prints a
 table, then one line of JSON. --sweep times tilings of both GEMMs. gpt-oss's experts are MXFP4 with biases,
-which torch._grouped_mm has not. --packed packs the others in 4 bits, in groups of 128; beside them runs the
-same layer in bfloat16.
+which torch._grouped_mm has not. --form packed packs the others in 4 bits, in groups of 128; float8 has a
+scale for each row, float8_tiles for each 128 x 128 weights. Beside these runs the same layer in bfloat16.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, product
 from typing import Literal
 
 import torch
@@ -45,6 +46,13 @@ _SHARED_BYTES = 232448
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
 
 
+Form = Literal["bfloat16", "float8", "float8_tiles", "mxfp4", "packed"]
+# What gpt-oss has not.
+FORMS = ("bfloat16", "float8", "float8_tiles", "packed")
+# Of a weight. 4 bits, and a byte for each 32 or a word for each 128.
+BYTES = {"bfloat16": 2, "float8": 1, "float8_tiles": 1, "mxfp4": 17 / 32, "packed": 17 / 32}
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Experts, chosen experts, hidden size, size of an expert."""
@@ -53,12 +61,16 @@ class Shape:
     num_chosen: int
     hidden: int
     inner: int
-    form: Literal["bfloat16", "mxfp4", "packed"] = "bfloat16"
+    form: Form = "bfloat16"
 
     @property
     def expert_bytes(self) -> float:
-        # 4 bits, and a byte for each 32 or a word for each 128.
-        return (2 if self.form == "bfloat16" else 17 / 32) * 3 * self.hidden * self.inner
+        return BYTES[self.form] * 3 * self.hidden * self.inner
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether the same layer in bfloat16 runs beside."""
+        return self.form not in ("bfloat16", "mxfp4")
 
     @property
     def activation(self) -> str:
@@ -68,6 +80,11 @@ class Shape:
         """Return a random projection of all experts, of so many parts of rows."""
         if self.form == "bfloat16":
             return ExpertWeight(random(self.num_experts, rows, size))
+        if self.form in ("float8", "float8_tiles"):
+            width = size if self.form == "float8" else _GROUP
+            values = (random(self.num_experts, rows, size) * 50).to(torch.float8_e4m3fn)
+            scales = torch.full((self.num_experts, -(-size // width), rows), 0.02, device="cuda")
+            return ExpertWeight(values, scales, width)
         if self.form == "packed":
             return random_packed(self.num_experts, rows, size, num_parts)
         sizes = self.num_experts, num_spans(size), rows
@@ -92,7 +109,7 @@ class Layers:
         self.shape = shape
         self.experts = [random_experts(shape) for _ in range(num_copies)]
         plain = replace(shape, form="bfloat16")
-        self.plain = [random_experts(plain) for _ in range(num_copies if shape.form == "packed" else 0)]
+        self.plain = [random_experts(plain) for _ in range(num_copies if shape.has_plain else 0)]
         self.routers = [
             Router(random(shape.num_experts, shape.hidden), shape.num_chosen, renormalises=True)
             for _ in range(num_copies)
@@ -110,7 +127,7 @@ class Layers:
 
     def microseconds(self, call: Callable[[int], object]) -> float:
         """Time a call of one copy, given its index."""
-        turn = itertools.cycle(range(len(self.experts)))
+        turn = cycle(range(len(self.experts)))
         return graph_seconds(lambda: call(next(turn)), 2 * len(self.experts), 7) * 1e6
 
 
@@ -179,7 +196,7 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
     if product in ("gemv", "persistent"):
         run = getattr(StackedExperts, product)
         times[product] = layers.microseconds(lambda i: run(layers.experts[i], x, choices[i]))
-    if shape.form == "packed":
+    if shape.has_plain:
         times["bfloat16"] = layers.microseconds(lambda i: layers.plain[i](x, choices[i]))
     if shape.form == "bfloat16":
         times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
@@ -224,13 +241,13 @@ def grouped_candidates(
     """Tilings for about so many rows per expert."""
     if form == "packed":
         rows = (16, 32) if per_expert <= 12 else (32, 64) if per_expert <= 48 else (64, 128)
-        sizes = itertools.product(rows, (64, 128), (4, 8), (2, 3, 4))
+        sizes = product(rows, (64, 128), (4, 8), (2, 3, 4))
         tilings = [PackedTiling(*size) for size in sizes]
         # Words and rows of a span.
         return [t for t in tilings if t.num_stages * (t.columns * 128 + t.rows * 512) <= _SHARED_BYTES]
     if form == "mxfp4":
         rows = (8, 16, 32, 64) if per_expert <= 48 else (64, 128, 256)
-        sizes = itertools.product(rows, (128, 256), (1,), (4, 8, 16), (3, 4))
+        sizes = product(rows, (128, 256), (1,), (4, 8, 16), (3, 4))
         # At most half of a thread's registers are sums.
         return [Mxfp4Tiling(*size) for size in sizes if size[0] * size[1] <= 128 * 32 * size[3]]
     # Rows, columns, warps and stages.
@@ -238,11 +255,19 @@ def grouped_candidates(
         sizes = [(rows, columns, 4, 6) for rows in (16, 32, 64) for columns in (64, 128)]
     elif is_gated:
         sizes = [(64, 64, 4, 4), (64, 128, 8, 4), (64, 128, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3)]
-        sizes += [(128, 128, 8, 4), (256, 64, 8, 3), (128, 64, 4, 3)]
+        sizes += [(128, 128, 8, 4), (256, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3)]
     else:
         sizes = [(64, 128, 4, 4), (64, 256, 8, 4), (128, 128, 8, 4), (128, 128, 4, 3), (128, 128, 8, 3)]
         sizes += [(128, 256, 8, 3), (256, 128, 8, 3), (256, 64, 4, 3)]
-    return [GroupedTiling(r, c, 64, warps, stages, tma=True) for r, c, warps, stages in sizes]
+    depths = (64,) if form == "bfloat16" else (64, 128)
+    tilings = [GroupedTiling(r, c, depth, w, n, tma=True) for (r, c, w, n), depth in product(sizes, depths)]
+    # Rows, and weights of gate and up.
+    halves = 2 if is_gated else 1
+    return [
+        t
+        for t in tilings
+        if t.num_stages * t.depth * (2 * t.rows + halves * BYTES[form] * t.columns) <= _SHARED_BYTES
+    ]
 
 
 def candidates(
@@ -302,7 +327,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["30b-a3b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=_TOKENS)
-    parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--form", choices=FORMS, default="bfloat16", help="of models that have no form")
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     bandwidth, flops = copy_rate(), matrix_rate()
@@ -310,7 +335,7 @@ def main() -> None:
     for model in arguments.models:
         torch.manual_seed(0)
         shape = MODELS[model]
-        layers = Layers(replace(shape, form="packed") if arguments.packed else shape)
+        layers = Layers(shape if shape.form == "mxfp4" else replace(shape, form=arguments.form))
         if arguments.sweep:
             results[model] = [sweep(layers, num_tokens) for num_tokens in arguments.tokens]
             continue
@@ -319,7 +344,8 @@ def main() -> None:
         print(model)
         print(table(header, [[row.get(name, "") for name in header] for row in rows]))
         results[model] = rows
-    publish("gpu_moe_packed" if arguments.packed else "gpu_moe", {"results": results}, arguments)
+    suffix = "" if arguments.form == "bfloat16" else f"_{arguments.form}"
+    publish(f"gpu_moe{suffix}", {"results": results}, arguments)
 
 
 if __name__ == "__main__":
