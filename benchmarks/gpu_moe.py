@@ -193,14 +193,14 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
         rows_per_expert=num_tokens * shape.num_chosen / shape.num_experts,
         deterministic=False,
     )
-    if product in ("gemv", "persistent"):
+    if product in ("gemv", "rounded", "persistent"):
         run = getattr(StackedExperts, product)
         times[product] = layers.microseconds(lambda i: run(layers.experts[i], x, choices[i]))
     if shape.has_plain:
         times["bfloat16"] = layers.microseconds(lambda i: layers.plain[i](x, choices[i]))
     if shape.form == "bfloat16":
         times["torch"] = layers.microseconds(lambda i: by_grouped_mm(layers.experts[i], x, choices[i]))
-    best = min(times[name] for name in ("gemv", "few", "grouped", "persistent") if name in times)
+    best = times[product]
     return {
         "tokens": num_tokens,
         "touched": round(touched),

@@ -6,6 +6,7 @@ from fewer import fewer
 from torch import Tensor
 from triton_layer_cases import assert_as_good_as_torch, everywhere, ignores_overflow, poisoned_memory, random
 
+from octavo.layers.linear.float8.weight import quantise_rows
 from octavo.layers.linear.plain import PlainLinear
 from octavo.layers.moe.experts import ListedExperts, combine
 from octavo.layers.moe.router import Choice, choose_by_logits
@@ -236,3 +237,37 @@ def test_float8_experts(device: str, dtype: torch.dtype, product: str, num_token
     exact = listed(gate_up.dequantise().double(), down.dequantise().double())(x.double(), choice)
     in_dtype = listed(gate_up.dequantise().to(dtype), down.dequantise().to(dtype))(x, choice)
     assert_as_good_as_torch(got, in_dtype, exact)
+
+
+@everywhere
+@fewer("width", [128, 256])
+@pytest.mark.parametrize("num_tokens", [9, 150])
+def test_float8_experts_with_rounded_rows(
+    device: str, dtype: torch.dtype, num_tokens: int, width: int
+) -> None:
+    """Like the same rows, rounded, in float64; near those that are not rounded."""
+    if dtype == torch.float32:
+        pytest.skip("float8 weights are for half precision")
+    hidden, inner = 256, 160
+    gate_up, down = (rounded(weight, width) for weight in make_weights(3, inner, hidden, device, dtype))
+    choice = make_choice(num_tokens, 3, 2, device)
+    x = random(num_tokens, hidden, device=device, dtype=dtype, seed=3)
+    residual = random(num_tokens, hidden, device=device, dtype=dtype, seed=4)
+    with poisoned_memory():
+        got = StackedExperts(gate_up, down, "silu").rounded(x, choice, residual.clone())
+    weights = [weight.dequantise().double() for weight in (gate_up, down)]
+    exact = listed(*weights)(x.double(), choice, residual.double())
+
+    def round_rows(rows: Tensor) -> Tensor:
+        values, scales = quantise_rows(rows.to(dtype))
+        return values.double() * scales.double().view(-1, 1)
+
+    expected = residual.double()
+    for token, row in enumerate(round_rows(x)):
+        for expert, factor in zip(choice.experts[token], choice.weights[token], strict=True):
+            gate, up = (weights[0][expert] @ row).chunk(2)
+            products = round_rows((torch.nn.functional.silu(gate) * up)[None]) @ weights[1][expert].T
+            expected[token] += factor * products[0]
+    scale = (expected - residual).abs().max()
+    assert (got.double() - expected).abs().max() < 0.02 * scale
+    assert (got.double() - exact).abs().max() < 0.1 * scale

@@ -4,7 +4,8 @@ a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
                               1 to 4 tokens           few; 1 or 2 in packed weights
-                              many an expert          persistent, on a Hopper GPU, MXFP4
+                              many an expert          rounded, float8
+                                                      persistent, on a Hopper GPU, MXFP4
                               others                  grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
 """
@@ -27,8 +28,11 @@ from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 
 # Rows of an expert: with more, programs that stay are faster, on an H100.
 _MAX_GROUPED = 48
+# Rows of an expert: with more, it takes longer to make bfloat16 of float8 weights than to round rows.
+_MAX_WIDENED = 12
 
-Product = Literal["gemv", "few", "grouped", "persistent"]
+# Methods of StackedExperts.
+Product = Literal["gemv", "few", "grouped", "rounded", "persistent"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -88,6 +92,10 @@ def choose_product(
         return "gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
+    if rows_per_expert > _MAX_WIDENED and all(
+        isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights
+    ):
+        return "rounded"
     if rows_per_expert > _MAX_GROUPED and all(
         hopper.unsupported_reason(x, weight) is None for weight in weights
     ):

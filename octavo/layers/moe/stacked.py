@@ -1,6 +1,6 @@
 """Experts on a GPU with Triton: one tensor for all of a layer's, and no GEMM waits for the host."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -11,7 +11,14 @@ from octavo.layers.moe.hopper.tiling import choose_expert_tiling
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
-from octavo.layers.moe.tiling import AnyExpertWeight, choose_few_tiling, choose_grouped_tiling, row_slots
+from octavo.layers.moe.tiling import (
+    AnyExpertWeight,
+    choose_few_tiling,
+    choose_grouped_tiling,
+    choose_rounded_tiling,
+    row_slots,
+)
+from octavo.layers.moe.weight import ExpertWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,7 @@ class StackedExperts:
             rows_per_expert=self.rows_per_expert(choice),
             deterministic=self.deterministic,
         )
-        runs = {"gemv": self.gemv, "few": self.few, "grouped": self.grouped, "persistent": self.persistent}
-        run = runs[product]
+        run: Callable[[Tensor, Choice, Tensor | None], Tensor] = getattr(self, product)
         return run(x, choice, residual)
 
     def rows_per_expert(self, choice: Choice) -> float:
@@ -87,6 +93,26 @@ class StackedExperts:
         inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
         rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
         return combine_rows(rows, choice, residual, num_held=num_experts if self.num_elsewhere else None)
+
+    def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Round rows to float8, as weights are, and run each expert's rows together."""
+        from octavo.layers.moe.triton.combine import combine_rows
+        from octavo.layers.moe.triton.grouped import grouped_gemm
+        from octavo.layers.moe.triton.sort import sort_pairs
+        from octavo.layers.triton.quantise import quantise_rows
+
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"
+        assert isinstance(down, ExpertWeight), "rows are rounded for experts in float8"
+        num_experts, per_expert = down.shape[0], self.rows_per_expert(choice)
+        tiling = choose_rounded_tiling(is_gated=True)
+        by_expert = sort_pairs(choice.experts, num_experts, row_slots(len(x), per_expert, tiling.rows))
+        rows, scales = quantise_rows(x)
+        inner = grouped_gemm(rows, gate_up, by_expert, self.activation, tiling, scales, x.dtype)
+        rows, scales = quantise_rows(inner)
+        tiling = choose_rounded_tiling(is_gated=False)
+        results = grouped_gemm(rows, down, by_expert, None, tiling, scales, x.dtype)
+        return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
 
     def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""

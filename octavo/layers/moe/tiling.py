@@ -137,6 +137,11 @@ def choose_grouped_tiling(
     return GroupedTiling(rows, columns, depth, 8, 3, tma)
 
 
+def choose_rounded_tiling(*, is_gated: bool) -> GroupedTiling:
+    """Return the tiling of a grouped GEMM of float8 rows, of which an expert has many."""
+    return GroupedTiling(128, 64 if is_gated else 128, 128, 8, 3, tma=True)
+
+
 def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
     """Return the tiling for tiles of so many rows."""
     if rows < 128 or nvidia_generation(weight.words.device) < 9:

@@ -8,6 +8,7 @@ others not at all. The number of programs does not depend on which experts those
 host. Tensor cores take the weight as their left operand, whose tiles are tall: 16 rows of x waste no lane.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,31 +22,47 @@ from octavo.layers.moe.weight import ExpertWeight
 
 
 def grouped_gemm(
-    x: Tensor, weight: ExpertWeight, by_expert: SortedPairs, activation: str | None, tiling: GroupedTiling
+    x: Tensor,
+    weight: ExpertWeight,
+    by_expert: SortedPairs,
+    activation: str | None,
+    tiling: GroupedTiling,
+    row_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Multiply each pair's row with the weight of its expert; sums are float32.
 
     Args:
         x: [T, K], a row for each token, or [T k, K], a row for each pair as by_expert sorts them; bfloat16,
-            float16 or float32; rows any stride apart, last dimension contiguous.
+            float16 or float32, or float8 like the weight; rows any stride apart, last dimension contiguous.
         weight: [E, 2 n, K] = [gate | up] for rows of tokens, [E, H, K] for rows of pairs.
         by_expert: the pairs.
         activation: name of the gated activation for rows of tokens, see layers.triton.activation; None for
             rows of pairs.
         tiling: of a program.
+        row_scales: of float8 rows, contiguous float32: by which they are to be multiplied.
+        dtype: of the result; None: that of x.
 
     Returns:
         For rows of tokens, a new [T k, n]: activation(gate) * up of each pair as by_expert sorts them. For
-        rows of pairs, a new [T k, H]: row p is that of pair p. The dtype is that of x.
+        rows of pairs, a new [T k, H]: row p is that of pair p.
     """
     num_experts, num_weight_rows, size = weight.shape
     num_columns = num_weight_rows // (1 if activation is None else 2)
-    out = x.new_empty(len(by_expert.pairs), num_columns)
+    out = x.new_empty(len(by_expert.pairs), num_columns, dtype=dtype)
     values, scales = weight.values, weight.scales
     launch(
         _grouped_kernel,
         (-(-num_columns // tiling.columns), by_expert.num_slots, num_experts),
-        *(x, values, _tiles_of(values, tiling), values if scales is None else scales, weight.bias, out),
+        *(
+            x,
+            values,
+            _tiles_of(values, tiling),
+            values if scales is None else scales,
+            weight.bias,
+            row_scales,
+            out,
+        ),
         *(by_expert.pairs, by_expert.starts, num_columns, x.stride(0), by_expert.num_slots),
         *(by_expert.num_chosen, size, activation, tiling.rows, tiling.columns, tiling.depth),
         *(tiling.num_stages, tiling.tma, weight.width),
@@ -89,8 +106,13 @@ def _load_weight(
 
 @triton.jit
 def _add_product(total, weight, x, scales_at, PARTS: tl.constexpr):
-    """Return total [COLUMNS, ROWS] + weight x. A row's only scale is applied to its sum, later."""
-    if PARTS == 1:
+    """Return total [COLUMNS, ROWS] + weight x. A row's only scale is applied to its sum, later.
+
+    Tensor cores do not add products of float8 in full float32: they only add up those of one step.
+    """
+    if PARTS == 1 and x.dtype == tl.float8e4nv:
+        return total + tl.dot(weight, x)
+    elif PARTS == 1:
         return tl.dot(weight.to(x.dtype), x, total, input_precision="ieee")
     else:
         scales = tl.load(scales_at)
@@ -99,7 +121,7 @@ def _add_product(total, weight, x, scales_at, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _grouped_kernel(
-    x_ptr, weight_ptr, weight_tiles, scales_ptr, bias_ptr, out_ptr,
+    x_ptr, weight_ptr, weight_tiles, scales_ptr, bias_ptr, row_scales_ptr, out_ptr,
     pairs_ptr, starts_ptr, num_columns, stride_x, num_slots,
     NUM_CHOSEN: tl.constexpr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -142,6 +164,11 @@ def _grouped_kernel(
             total *= tl.load(scales_at)[:, None]
             if HALVES == 2:
                 up_total *= tl.load(scales_at + num_columns)[:, None]
+        if row_scales_ptr is not None:
+            row_scale = tl.load(row_scales_ptr + x_row, mask=is_row, other=0.0)[None, :]
+            total *= row_scale
+            if HALVES == 2:
+                up_total *= row_scale
         store_tile(
             total, up_total, bias_ptr, weight_row, out_ptr, out_row, is_row, column, num_columns, ACTIVATION
         )
