@@ -4,9 +4,9 @@ a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
                               1 to 4 tokens           few; 1 or 2 in packed weights
-                              many an expert          rounded, float8
-                                                      persistent, on a Hopper GPU, MXFP4
-                              others                  grouped, tiled by rows per expert
+                              others                  rounded, float8
+                                                      persistent, on a Hopper GPU, MXFP4, many an expert
+                                                      grouped, tiled by rows per expert
                               deterministic=True      grouped, one tiling
 """
 
@@ -28,8 +28,6 @@ from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 
 # Rows of an expert: with more, programs that stay are faster, on an H100.
 _MAX_GROUPED = 48
-# Rows of an expert: with more, it takes longer to make bfloat16 of float8 weights than to round rows.
-_MAX_WIDENED = 12
 
 # Methods of StackedExperts.
 Product = Literal["gemv", "few", "grouped", "rounded", "persistent"]
@@ -92,9 +90,7 @@ def choose_product(
         return "gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
-    if rows_per_expert > _MAX_WIDENED and all(
-        isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights
-    ):
+    if all(isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights):
         return "rounded"
     if rows_per_expert > _MAX_GROUPED and all(
         hopper.unsupported_reason(x, weight) is None for weight in weights

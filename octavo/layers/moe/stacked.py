@@ -105,12 +105,13 @@ class StackedExperts:
         assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"
         assert isinstance(down, ExpertWeight), "rows are rounded for experts in float8"
         num_experts, per_expert = down.shape[0], self.rows_per_expert(choice)
-        tiling = choose_rounded_tiling(is_gated=True)
+        tiling = choose_rounded_tiling(per_expert, is_gated=True)
         by_expert = sort_pairs(choice.experts, num_experts, row_slots(len(x), per_expert, tiling.rows))
         rows, scales = quantise_rows(x)
         inner = grouped_gemm(rows, gate_up, by_expert, self.activation, tiling, scales, x.dtype)
         rows, scales = quantise_rows(inner)
-        tiling = choose_rounded_tiling(is_gated=False)
+        tiling = choose_rounded_tiling(per_expert, is_gated=False)
+        by_expert = by_expert._replace(num_slots=row_slots(len(x), per_expert, tiling.rows))
         results = grouped_gemm(rows, down, by_expert, None, tiling, scales, x.dtype)
         return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
 
