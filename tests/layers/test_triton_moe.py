@@ -269,5 +269,5 @@ def test_float8_experts_with_rounded_rows(
             products = round_rows((torch.nn.functional.silu(gate) * up)[None]) @ weights[1][expert].T
             expected[token] += factor * products[0]
     scale, last_bit = (expected - residual).abs().max(), torch.finfo(dtype).eps * expected.abs().max()
-    assert (got.double() - expected).abs().max() < 0.02 * scale + last_bit
+    assert (got.double() - expected).abs().max() < 0.04 * scale + last_bit
     assert (got.double() - exact).abs().max() < 0.1 * scale + last_bit
