@@ -63,7 +63,8 @@ def unstackable_reason(kind: str, device: torch.device, dtype: torch.dtype) -> s
 def describe_experts(kind: str, device: torch.device, dtype: torch.dtype) -> str:
     """Say how experts of a kind that stays quantised are multiplied; see linear.choice.describe_layers."""
     if device.type == "cuda":
-        return "by GPU kernels that read each touched expert once"
+        rows = "rows of more than four tokens in float8, " if kind == "float8" else ""
+        return f"{rows}by GPU kernels that read each touched expert once"
     return describe_layers(kind, device, dtype)
 
 

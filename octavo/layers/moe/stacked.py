@@ -130,6 +130,8 @@ class StackedExperts:
         by_expert = sort_pairs(choice.experts, num_experts, 1)
         sorted_x, tiles = sort_rows(x, by_expert, tiling.rows)
         inner = expert_gemm(sorted_x, gate_up, tiles, tiling, activation=self.activation)
+        # What follows takes as much memory.
+        del sorted_x
         results = expert_gemm(inner, down, tiles, tiling, pairs=by_expert.pairs)
         return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
 
