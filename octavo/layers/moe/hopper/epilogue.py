@@ -7,21 +7,11 @@ the same 8 of up, so that both of a column are one thread's.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from octavo.layers.linear.grouped.hopper.results import half_layout
+from octavo.layers.linear.grouped.hopper.results import half_layout, weight_rows
 from octavo.layers.moe.hopper.tiling import TILE
 from octavo.layers.triton.activation import gate_and_up
 
 _TILE = gl.constexpr(TILE)
-
-
-@gluon.jit
-def weight_rows(tile, index, num_columns, shape):
-    """Return the weight's rows of a tile: with an activation 8 of gate, then 8 of up, by turns."""
-    if shape.activation is None:
-        return gl.minimum(tile * _TILE + index, num_columns - 1)
-    else:
-        column = tile * (_TILE // 2) + index // 16 * 8 + index % 8
-        return gl.minimum(column, num_columns - 1) + index // 8 % 2 * num_columns
 
 
 @gluon.jit

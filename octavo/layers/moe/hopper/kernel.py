@@ -40,8 +40,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.gemv.kernel import ceil_div
+from octavo.layers.linear.grouped.hopper.results import weight_rows
 from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
-from octavo.layers.moe.hopper.epilogue import finish, weight_rows
+from octavo.layers.moe.hopper.epilogue import finish
 from octavo.layers.moe.hopper.tiling import ATOM, SPAN, TILE
 from octavo.layers.moe.hopper.unpack import unpacked
 
@@ -129,6 +130,13 @@ def _num_tiles(operands, num_columns, shape):
 
 
 @gluon.jit
+def _rows_of(operands, tile):
+    """Return a tile's expert, its first row of x and the end of the expert's rows."""
+    at = operands.tiles + 4 + tile * 4
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2)
+
+
+@gluon.jit
 def _fetch(x_matrix, words_matrix, pipe, operands, num_columns, shape):
     """Fetch all spans of all tiles; what lies past the end of K reads as zero."""
     SPANS: gl.constexpr = ceil_div(shape.size, _SPAN)
@@ -137,19 +145,15 @@ def _fetch(x_matrix, words_matrix, pipe, operands, num_columns, shape):
     across, last = _num_tiles(operands, num_columns, shape)
     step = 0
     for tile in range(gl.program_id(0), last, gl.num_programs(0)):
-        at = operands.tiles + 4 + tile // across * 4
-        expert = gl.load(at)
-        first = gl.load(at + 1)
+        expert, first, _ = _rows_of(operands, tile // across)
         for span in range(SPANS):
             stage, filled = claim_stage(pipe.ring, step, NUM_BYTES, shape.stages)
             words = pipe.words.index(stage)
-            matrix = expert * SPANS + span
+            words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
             if shape.activation is None:
-                words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
-                place = [matrix, tile % across * _TILE, 0]
+                place = [expert * SPANS + span, tile % across * _TILE, 0]
             else:
-                words = words._reinterpret(gl.int32, words_matrix.block_shape, words_matrix.layout)
-                place = [matrix, tile % across * (_TILE // 16), 0, 0, 0]
+                place = [expert * SPANS + span, tile % across * (_TILE // 16), 0, 0, 0]
             tma.async_copy_global_to_shared(words_matrix, place, filled, words)
             tma.async_copy_global_to_shared(x_matrix, [2 * span, first, 0], filled, pipe.rows.index(stage))
             step += 1
@@ -159,18 +163,15 @@ def _fetch(x_matrix, words_matrix, pipe, operands, num_columns, shape):
 def _multiply(pipe, operands, out, num_columns, shape):
     """Multiply all tiles, apply the epilogue, store the results."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, shape.rows, 16])
-    SPANS: gl.constexpr = ceil_div(shape.size, _SPAN)
     gdc_wait()
     across, last = _num_tiles(operands, num_columns, shape)
     step = 0
     for tile in range(gl.program_id(0), last, gl.num_programs(0)):
-        at = operands.tiles + 4 + tile // across * 4
-        expert = gl.load(at)
-        first = gl.load(at + 1)
-        end = gl.load(at + 2)
-        sums = _sum_spans(pipe, step, operands, expert, tile % across, num_columns, shape, SUMS)
-        finish(sums, operands, out, expert, first, end, tile % across, num_columns, shape, SUMS)
-        step += SPANS
+        expert, first, end = _rows_of(operands, tile // across)
+        column = tile % across
+        sums = _sum_spans(pipe, step, operands, expert, column, num_columns, shape, SUMS)
+        finish(sums, operands, out, expert, first, end, column, num_columns, shape, SUMS)
+        step += ceil_div(shape.size, _SPAN)
 
 
 @gluon.jit
