@@ -1,10 +1,10 @@
-"""A model of random weights on a CPU, with its matrices in float32, bfloat16 and int8.
+"""A model of random weights on a CPU, with its matrices in float32, bfloat16, float8 and int8.
 
 Prints tokens per second of a prompt of 512 tokens, and of decoding some sequences of short prompts at once,
 from the difference of two runs; the best of some. In brackets: the fraction of the bound, at which a step
 reads all matrices once at the measured bandwidth. The last line is JSON.
 
-    python benchmarks/cpu_model.py [--size 0.6b] [--layers 28] [--forms none,bf16,int8] [--save MACHINE]
+    python benchmarks/cpu_model.py [--size 0.6b] [--layers 28] [--forms none,bf16,fp8,int8] [--save MACHINE]
 """
 
 import argparse
@@ -17,10 +17,9 @@ from support.model_folder import model_folder
 
 from octavo import LLM, SamplingParams
 from octavo.layers.linear.bfloat16 import matrix_units
-from octavo.models import ModelConfig, num_parameters, read_config, resolve_model
+from octavo.models import ModelConfig, read_config, resolve_model
 
-# Quantization -> bytes of a number.
-FORMS = {"none": 4, "bf16": 2, "int8": 1}
+FORMS = ("none", "bf16", "fp8", "int8")
 SEQUENCES = (1, 4, 16, 64)
 PROMPT, SHORT, NEW, REPEATS = 512, 16, 16, 2
 
@@ -45,7 +44,8 @@ def measure(folder: str, form: str) -> dict[str, float]:
     options: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "enable_prefix_caching": False}
     start = time.perf_counter()
     llm = LLM(folder, quantization=form, max_model_len=1024, **options)
-    figures = {"load s": time.perf_counter() - start}
+    figures: dict[str, float] = {"load s": time.perf_counter() - start}
+    figures["bytes"] = llm.engine.plan.weight_bytes
     seconds(llm, 1, SHORT, 2)
     figures["prompt"] = PROMPT / min(seconds(llm, 1, PROMPT, 1) for _ in range(REPEATS + 1))
     return figures | {f"decode {num}": decode_rate(llm, num) for num in SEQUENCES}
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     results, rows = {}, []
     for form in arguments.forms.split(","):
         results[form] = figures = measure(folder, form)
-        steps = bandwidth / (num_parameters(model) * FORMS[form])
+        steps = bandwidth / figures["bytes"]
         shown = [f"{figures['load s']:.1f}", f"{figures['prompt']:.0f}"]
         for num in SEQUENCES:
             rate = figures[f"decode {num}"]

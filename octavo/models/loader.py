@@ -29,6 +29,8 @@ from octavo.models.storage import kept_storage
 from octavo.models.weights import QuantisedSource, WeightSource
 from octavo.parallel import TensorParallel
 
+_MIXED = ("mixed", "mixed fp8")
+
 
 def load_decoder(
     config: ModelConfig,
@@ -57,8 +59,9 @@ def load_decoder(
         attention_impl: see octavo.attention.available_impls.
         quantization: "auto": matrices stay quantised where the checkpoint has them so and the device
             multiplies them; "none": they do not; "fp8": all projections are rounded to float8; "bf16":
-            all matrices are, to bfloat16; "mixed": as "auto" those that are stored quantised, as "bf16" the
-            others; "int8": all linear layers are rounded, the LM head included (these three: CPU, float32).
+            all matrices are, to bfloat16; "mixed" and "mixed fp8": as "auto" and "fp8" those that are or
+            become quantised, as "bf16" the others; "int8": all linear layers are rounded, the LM head
+            included (all but "auto", "none" and "fp8": CPU, float32).
         deterministic: no bit of a token's results depends on the rest of the batch (GPU with Triton, no
             quantization).
         expert_parallel: this rank gets whole experts, instead of a part of every one.
@@ -71,7 +74,7 @@ def load_decoder(
     """
     if deterministic:
         _check_deterministic(config, quantization, parallel)
-    if quantization in ("bf16", "mixed") and dtype != torch.float32:
+    if quantization in ("bf16", *_MIXED) and dtype != torch.float32:
         raise ConfigError(f'quantization="{quantization}" runs with activations in float32, got {dtype}')
     device = torch.device(device)
     has_biases = config.experts is not None and config.experts.has_bias
@@ -84,7 +87,7 @@ def load_decoder(
     kept = kept_storage(shapes, stored, quantization, device=device, dtype=dtype, deterministic=deterministic)
     checkpoint = Checkpoint(weights, kept, dtype, device, num_tensors=num_tensors, progress=progress)
     # Which matrices stay quantised is settled.
-    others = "bf16" if quantization == "mixed" else quantization
+    others = "bf16" if quantization in _MIXED else quantization
     builder = Builder(own, checkpoint, parallel, others, deterministic)
     with _one_thread() if kept and device.type == "cpu" else nullcontext():
         embedding, embedding_weight = builder.embedding()
@@ -110,7 +113,7 @@ def load_decoder(
 
 
 def _check_deterministic(config: ModelConfig, quantization: str, parallel: TensorParallel) -> None:
-    if quantization in ("bf16", "mixed", "fp8", "int8"):
+    if quantization in ("bf16", *_MIXED, "fp8", "int8"):
         raise ConfigError(
             f'deterministic=True runs with quantization="none", got {quantization!r}; use deterministic=False'
         )

@@ -36,7 +36,7 @@ def kept_storage(
         ConfigError: the checkpoint is quantised otherwise than quantization says, or has experts that
             kernels of the device cannot multiply as they are.
     """
-    if quantization == "fp8":
+    if quantization in ("fp8", "mixed fp8"):
         made = {name: FLOAT8_ROWS for name in names if name.endswith("_proj.weight")}
         _check_requantised(stored)
         stored = made | {name: storage for name, storage in stored.items() if name in made}

@@ -207,6 +207,12 @@ def test_a_cpu_with_matrix_units_multiplies_bfloat16_checkpoints_so(monkeypatch:
     # What is quantised stays so beside it, unless it has to be dequantised, which has more digits.
     assert quantization_of(stored=FLOAT8_ROWS) == "mixed"
     assert quantization_of(stored=Storage("odd blocks", 4)) == "auto"
+    assert (
+        quantization_of(quantization="fp8")
+        == quantization_of(quantization="fp8", stored=FLOAT8_ROWS)
+        == "mixed fp8"
+    )
+    assert quantization_of(quantization="fp8", dtype="float32") == "fp8"
 
 
 def test_what_was_planned_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

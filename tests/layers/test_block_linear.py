@@ -1,14 +1,12 @@
 """Products with weights in blocks: the specification's numbers, for every form, any batch and other CPUs."""
 
 import math
-import platform
-from collections.abc import Iterator
 
 import pytest
 import torch
+from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 
-from octavo.attention.cpu import compile as compiling
-from octavo.layers.cpu.library import compile_failure, layers_library
+from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
 from octavo.layers.linear.blocks.weight import BLOCK, BlockWeight
 from octavo.layers.linear.mxfp4.weight import Mxfp4Weight
@@ -27,29 +25,6 @@ FORMS: list[tuple] = [
     (8, torch.float32, 2, False),
     ("mxfp4",),
 ]
-
-
-# Kinds of CPUs, what this one needs to run their code, and how GCC calls one that has no more.
-KINDS = {
-    "this CPU": ((), None),
-    "any CPU": ((), "x86-64" if platform.machine() in ("x86_64", "AMD64") else "armv8-a"),
-    "AVX2": (("avx2", "fma", "f16c", "bmi2", "movbe"), "x86-64-v3"),
-    "AVX-512": (("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"), "skylake-avx512"),
-    "AVX-VNNI": (("avx_vnni", "gfni", "vaes"), "alderlake"),
-}
-
-
-@pytest.fixture(params=KINDS, autouse=True)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels for this machine's CPU, and those for others: without AVX2, without dot products ..."""
-    needed, name = KINDS[request.param]
-    if not set(needed) <= set(compiling._describe_cpu("cc").split()):
-        pytest.skip(f"this CPU lacks one of {needed}")
-    if name is not None:
-        monkeypatch.setattr(compiling, "_machine_flag", lambda: f"-march={name}")
-    layers_library.cache_clear()
-    yield
-    layers_library.cache_clear()
 
 
 def mxfp4_weight(rows: int, columns: int, seed: int = 0) -> Mxfp4Weight:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 from torch import Tensor
 
 from octavo.layers.cpu.library import compile_failure

@@ -27,8 +27,8 @@ class ExecutionPlan:
         device: where the model runs.
         dtype: of weights and activations.
         kv_dtype: of the KV cache.
-        quantization: as users choose it, but "bf16" or "mixed" where "auto" means that on this CPU; see
-            load_decoder.
+        quantization: as users choose it, but "bf16", "mixed" or "mixed fp8" where "auto" or "fp8" means that
+            on this CPU; see load_decoder.
         max_model_len: longest prompt + output, tokens.
         max_num_seqs: most sequences of a step.
         max_num_batched_tokens: token budget of a step.

@@ -116,11 +116,15 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 def _quantization(
     config: EngineConfig, model: ModelConfig, device: torch.device, stored: Mapping[str, Storage]
 ) -> str:
-    """Make bfloat16 of "auto" where it was measured to be faster and the checkpoint has no more digits."""
-    leaves_it_open = config.quantization == config.dtype == "auto" and not config.deterministic
+    """Make floats bfloat16 where it was measured to be faster and the checkpoint has no more digits."""
+    leaves_it_open = (
+        config.quantization in ("auto", "fp8") and config.dtype == "auto" and not config.deterministic
+    )
     fits = device.type == "cpu" and model.dtype == "bfloat16"
     if not (leaves_it_open and fits and outruns_float32()):
         return config.quantization
+    if config.quantization == "fp8":
+        return "mixed fp8"
     if not stored:
         return "bf16"
     # What would be dequantised has more digits.

@@ -71,7 +71,9 @@ def dequantised_forms(stored: Mapping[str, Storage], kept: Mapping[str, Storage]
 _INT8 = Storage("int8", int8.BYTES_PER_NUMBER, form="int8")
 _BF16 = Storage("bf16", 2, form="bfloat16")
 # Quantization -> each matrix that it rounds.
-_ROUNDED: Mapping[str, Storage] = MappingProxyType({"bf16": _BF16, "mixed": _BF16, "int8": _INT8})
+_ROUNDED: Mapping[str, Storage] = MappingProxyType(
+    {"bf16": _BF16, "mixed": _BF16, "mixed fp8": _BF16, "int8": _INT8}
+)
 
 
 def _is_rounded(quantization: str, name: str, shape: tuple[int, ...]) -> bool:
