@@ -8,7 +8,7 @@ from fuzz_helpers import close, slots_of
 
 from octavo.attention import KVCache
 from octavo.layers import AttentionLayer, FeedForward, RMSNorm, make_input, make_output
-from octavo.layers.cpu.few import CompiledFewRows
+from octavo.layers.cpu.few import CompiledFewRows, rows_in_bfloat16
 from octavo.layers.cpu.layers import compiled_layers
 from octavo.layers.layer_options import LayerOptions
 from octavo.layers.linear.blocks.linear import BlockLinear, TiledBlocks, tiled
@@ -59,6 +59,10 @@ def check_float8(pick):
     scales = torch.rand(-(-outputs // height), -(-columns // width))
     weight = Float8Weight(torch.randn(outputs, columns).to(FLOAT8), scales, height, width)
     x, bias = torch.randn(rows, columns), torch.randn(outputs) if pick.random() < 0.5 else None
+    start = pick.randrange(outputs)
+    stop = pick.randint(start + 1, outputs)
+    rounded = weight.dequantise()[start:stop].bfloat16()
+    assert torch.equal(rows_in_bfloat16(weight, start, stop), rounded)
     layer = CompiledFewRows.of_float8(weight, bias)
     got = layer(x)
     close(got, torch.nn.functional.linear(x, weight.dequantise(), bias), scale=10.0)

@@ -7,9 +7,11 @@ import torch
 from cpu_kinds import for_kinds_of_cpus  # noqa: F401
 from torch import Tensor
 
+from octavo.layers.cpu.few import rows_in_bfloat16
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.choice import describe_layers, make_quantised_linear
 from octavo.layers.linear.dequantised import DequantisedLinear
+from octavo.layers.linear.float8 import on_cpu
 from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise
 
@@ -35,12 +37,39 @@ def assert_exact(got: Tensor, x: Tensor, weight: Float8Weight, bias: Tensor | No
     assert ((got - expected).abs() <= 1e-6 * size).all()
 
 
+@pytest.fixture(autouse=True)
+def has_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether many rows are multiplied in bfloat16, which most tests do not have."""
+    wanted = bool(getattr(request, "param", False))
+    monkeypatch.setattr(on_cpu, "outruns_float32", lambda: wanted)
+    return wanted
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 6, 13, 300])
 def test_products(shape: tuple[int, int, int, int], num_rows: int) -> None:
     weight, x, bias = make_weight(*shape), torch.randn(num_rows, shape[1]), torch.randn(shape[0])
     assert_exact(Float8CpuLinear(weight)(x), x, weight)
     assert_exact(Float8CpuLinear(weight, bias)(x), x, weight, bias)
+
+
+@pytest.mark.parametrize("has_units", [True], indirect=True)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_rows_in_bfloat16(shape: tuple[int, int, int, int], has_units: bool) -> None:
+    weight, x, bias = make_weight(*shape), torch.randn(40, shape[1]), torch.randn(shape[0])
+    layer = Float8CpuLinear(weight, bias)
+    assert_exact(layer(x[:16]), x[:16], weight, bias)
+    expected = torch.nn.functional.linear(x.bfloat16(), weight.dequantise().bfloat16()).float() + bias
+    size = x.double().abs() @ weight.dequantise().double().abs().T + 1
+    assert ((layer(x) - expected).abs() <= 1e-3 * size).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_in_bfloat16_are_rounded_once(shape: tuple[int, int, int, int]) -> None:
+    weight = make_weight(*shape)
+    whole = weight.dequantise().bfloat16()
+    for start, stop in ((0, shape[0]), (1, 4)):
+        assert torch.equal(rows_in_bfloat16(weight, start, stop), whole[start:stop])
 
 
 def test_every_number_is_the_one_that_pytorch_has() -> None:

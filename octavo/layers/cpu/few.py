@@ -67,3 +67,18 @@ class CompiledFewRows:
         sizes = x.shape[0], self._size, self._num_outputs
         self._multiply(*self._operands, x.data_ptr(), out.data_ptr(), *sizes, torch.get_num_threads())
         return out
+
+
+def rows_in_bfloat16(weight: Float8Weight, start: int, stop: int) -> Tensor:
+    """Return rows of a weight [N, K], times their scales, rounded to bfloat16, a new [stop - start, K].
+
+    Raises:
+        KernelUnavailableError: the kernel cannot be compiled.
+    """
+    size = weight.shape[1]
+    out = torch.empty(stop - start, size, dtype=torch.bfloat16)
+    described = weight.values.data_ptr(), weight.scales.data_ptr(), weight.height, weight.width
+    layers_library().octavo_float8_rows(
+        *described, start, stop, size, out.data_ptr(), torch.get_num_threads()
+    )
+    return out

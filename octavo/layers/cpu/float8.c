@@ -50,7 +50,10 @@ static void fill_table(Table *table) {
         for (uint8_t n = 0; n < LANES; n++) codes[n] = i + n;
         vec numbers = widen(codes);
         memcpy(bits, &numbers, sizeof bits);
-        for (uint8_t n = 0; n < LANES; n++) table->low[i + n] = bits[n] >> 16 & 0xFF, table->high[i + n] = bits[n] >> 24;
+        for (uint8_t n = 0; n < LANES; n++) {
+            table->low[i + n] = bits[n] >> 16 & 0xFF;
+            table->high[i + n] = (uint8_t)(bits[n] >> 24);
+        }
     }
 }
 
@@ -88,4 +91,51 @@ void octavo_float8_linear(const uint8_t *w, const float *scales, int64_t height,
 #endif
     Weight weight = {w, scales, outputs, size, height, width, (size + width - 1) / width, &table};
     multiply_rows(&weight, bias, x, out, rows, threads);
+}
+
+INLINE void store_bfloat16(uint16_t *out, vec x) {
+    uvec bits = (uvec)x;
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    halves rounded = __builtin_convertvector(bits, halves);
+    memcpy(out, &rounded, sizeof rounded);
+}
+
+// Numbers of a row of W, `count` of them, times a scale, to bfloat16.
+static void round_part(const uint8_t *w, const Table *table, float scale, uint16_t *out, size_t count) {
+    size_t k = 0;
+#if HAS_LINES
+    for (; k + LINE <= count; k += LINE) {
+        vec line[LINE / LANES];
+        widen_line(w + k, table, line);
+#pragma GCC unroll 8
+        for (size_t i = 0; i < LINE / LANES; i++) store_bfloat16(out + k + i * LANES, line[i] * scale);
+    }
+#else
+    (void)table;
+#endif
+    for (; k + LANES <= count; k += LANES) store_bfloat16(out + k, widen(w + k) * scale);
+    if (k < count) {
+        uint8_t last[LANES] = {0};
+        uint16_t rounded[LANES];
+        memcpy(last, w + k, count - k);
+        store_bfloat16(rounded, widen(last) * scale);
+        memcpy(out + k, rounded, (count - k) * sizeof *out);
+    }
+}
+
+// Rows begin to end - 1 of W, times their scales, rounded to bfloat16: out [end - begin, size].
+void octavo_float8_rows(const uint8_t *w, const float *scales, int64_t height, int64_t width, int64_t begin,
+                        int64_t end, int64_t size, uint16_t *out, int threads) {
+    Table table;
+#if HAS_LINES
+    fill_table(&table);
+#endif
+    int64_t parts = (size + width - 1) / width;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t n = begin; n < end; n++)
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t k = part * width, count = k + width < size ? width : size - k;
+            float scale = TOO_SMALL * scales[n / height * parts + part];
+            round_part(w + n * size + k, &table, scale, out + (n - begin) * size + k, (size_t)count);
+        }
 }

@@ -51,6 +51,8 @@ def layers_library() -> ctypes.CDLL:
         ctypes.c_int,
     ]
     library.octavo_float8_linear.restype = None
+    library.octavo_float8_rows.argtypes = [*[_POINTER] * 2, *[_INT] * 5, _POINTER, ctypes.c_int]
+    library.octavo_float8_rows.restype = None
     library.octavo_block_linear.argtypes = [*[_POINTER] * 3, *[_INT] * 3, ctypes.c_int]
     library.octavo_block_linear.restype = ctypes.c_int
     library.octavo_tile.argtypes = []

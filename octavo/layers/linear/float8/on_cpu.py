@@ -1,25 +1,30 @@
-"""Linear layers with a float8 weight on a CPU, float32: activations and sums are not rounded.
+"""Linear layers with a float8 weight on a CPU; x, sums and y are float32.
 
-rows of x    by
-few          C (layers/cpu/float8.c)
-more         PyTorch, which dequantises some outputs' weights in each GEMM
+rows of x    by                                                                            activations
+few          C (layers/cpu/float8.c)                                                       float32
+more         oneDNN, where bfloat16 outruns float32: some outputs' weights become bfloat16 bfloat16
+             PyTorch on other CPUs: some outputs' weights become float32                   float32
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from octavo.layers.cpu import few
 from octavo.layers.cpu.library import compile_failure
+from octavo.layers.linear.bfloat16 import outruns_float32
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = "few rows by the C kernel, more dequantised in each GEMM"
 
-# Measured up to 1,024 rows on a CPU with AVX-512; others may multiply floats faster.
-_FEW_ROWS = 256
+# For more rows oneDNN in bfloat16 is faster than the C kernel; float32 is not, on a CPU with AVX-512.
+_FEW_ROWS = {"bfloat16": 16, "float32": 256}
+# Numbers of a weight that are bfloat16 at a time: 4 MiB.
+_CHUNK = 2**21
 # The bits of a number that is none, but for its sign.
 _NAN = 0x7F
 
@@ -38,17 +43,29 @@ class Float8CpuLinear:
         """Keep weight [N, K] and bias [N] float32."""
         values, scales = weight.values.contiguous(), weight.scales.contiguous()
         weight = Float8Weight(values, scales, weight.height, weight.width)
-        self._many = DequantisedLinear(weight, bias)
+        self._weight, self._bias = weight, bias
+        self._dequantised = DequantisedLinear(weight, bias)
         # The kernel makes numbers of what is none.
         is_exact = not bool((values.view(torch.uint8) & _NAN == _NAN).any())
         runs_in_c = is_exact and few.unsupported_reason(len(values)) is None
         self._few = few.CompiledFewRows.of_float8(weight, bias) if runs_in_c else None
+        self._has_units = runs_in_c and outruns_float32()
+        self._few_rows = _FEW_ROWS["bfloat16" if self._has_units else "float32"]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
-        if self._few is not None and x.shape[0] <= _FEW_ROWS:
+        if self._few is not None and x.shape[0] <= self._few_rows:
             return self._few(x)
-        return self._many(x)
+        return self._in_bfloat16(x) if self._has_units else self._dequantised(x)
+
+    def _in_bfloat16(self, x: Tensor) -> Tensor:
+        num_outputs, size = self._weight.shape
+        rows, out = x.bfloat16(), x.new_empty(x.shape[0], num_outputs)
+        step = max(1, _CHUNK // size)
+        for start in range(0, num_outputs, step):
+            stop = min(start + step, num_outputs)
+            out[:, start:stop] = linear(rows, few.rows_in_bfloat16(self._weight, start, stop))
+        return out if self._bias is None else out.add_(self._bias)
 
 
 def make_layer(weights: Sequence[Float8Weight], bias: Tensor | None) -> Float8CpuLinear | DequantisedLinear:
