@@ -19,7 +19,10 @@ from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
-DESCRIPTION = "few rows by the C kernel, more dequantised in each GEMM"
+DESCRIPTION = (
+    "few rows by the C kernel, more dequantised in each GEMM: to bfloat16 where it outruns float32, which rounds "
+    "activations, too"
+)
 
 # For more rows oneDNN in bfloat16 is faster than the C kernel; float32 is not, on a CPU with AVX-512.
 _FEW_ROWS = {"bfloat16": 16, "float32": 256}
