@@ -20,8 +20,8 @@ from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = (
-    "few rows by the C kernel, more dequantised in each GEMM: to bfloat16 where it outruns float32, which rounds "
-    "activations, too"
+    "few rows by the C kernel, more dequantised in each GEMM: to bfloat16 where it outruns float32, "
+    "which rounds activations, too"
 )
 
 # For more rows oneDNN in bfloat16 is faster than the C kernel; float32 is not, on a CPU with AVX-512.
