@@ -267,7 +267,7 @@ class Builder:
         # Each is finished before the next one is read: what was read of it can go.
         dtype = self._checkpoint.dtype
         finished = [tiled_on_cpu(weight, self._pages, dtype) for weight in weights]
-        return make_quantised_linear(finished, bias, dtype=dtype)
+        return make_quantised_linear(finished, bias, dtype=dtype, matrix_dtype=self._matrix_dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._deterministic:

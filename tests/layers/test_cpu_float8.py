@@ -11,7 +11,6 @@ from octavo.layers.cpu.few import rows_in_bfloat16
 from octavo.layers.cpu.library import compile_failure
 from octavo.layers.linear.choice import describe_layers, make_quantised_linear
 from octavo.layers.linear.dequantised import DequantisedLinear
-from octavo.layers.linear.float8 import on_cpu
 from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
 from octavo.layers.linear.float8.weight import FLOAT8, Float8Weight, quantise
 
@@ -37,14 +36,6 @@ def assert_exact(got: Tensor, x: Tensor, weight: Float8Weight, bias: Tensor | No
     assert ((got - expected).abs() <= 1e-6 * size).all()
 
 
-@pytest.fixture(autouse=True)
-def has_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether many rows are multiplied in bfloat16, which most tests do not have."""
-    wanted = bool(getattr(request, "param", False))
-    monkeypatch.setattr(on_cpu, "outruns_float32", lambda: wanted)
-    return wanted
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 6, 13, 300])
 def test_products(shape: tuple[int, int, int, int], num_rows: int) -> None:
@@ -53,11 +44,10 @@ def test_products(shape: tuple[int, int, int, int], num_rows: int) -> None:
     assert_exact(Float8CpuLinear(weight, bias)(x), x, weight, bias)
 
 
-@pytest.mark.parametrize("has_units", [True], indirect=True)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_many_rows_in_bfloat16(shape: tuple[int, int, int, int], has_units: bool) -> None:
+def test_many_rows_in_bfloat16(shape: tuple[int, int, int, int]) -> None:
     weight, x, bias = make_weight(*shape), torch.randn(40, shape[1]), torch.randn(shape[0])
-    layer = Float8CpuLinear(weight, bias)
+    layer = Float8CpuLinear(weight, bias, rounds=True)
     assert_exact(layer(x[:16]), x[:16], weight, bias)
     expected = torch.nn.functional.linear(x.bfloat16(), weight.dequantise().bfloat16()).float() + bias
     size = x.double().abs() @ weight.dequantise().double().abs().T + 1
@@ -114,6 +104,13 @@ def test_who_multiplies_float8_on_a_cpu() -> None:
     weight = quantise(torch.randn(64, 96))
     assert isinstance(make_quantised_linear([weight], dtype=torch.float32), Float8CpuLinear)
     assert isinstance(make_quantised_linear([weight], dtype=torch.bfloat16), DequantisedLinear)
+    # Where floats are bfloat16, many rows are rounded, too.
+    x = torch.randn(17, 96)
+    layers = [
+        make_quantised_linear([weight], dtype=torch.float32, matrix_dtype=each)
+        for each in (None, torch.float32, torch.bfloat16)
+    ]
+    assert [torch.equal(layer(x), layers[0](x)) for layer in layers] == [True, True, False]
     assert "few rows by the C kernel" in describe_layers("float8", CPU, torch.float32)
     # Weights of two forms above one another, and too few outputs for the kernel.
     rows = make_quantised_linear([weight, quantise(torch.randn(3, 96))], dtype=torch.float32)

@@ -129,7 +129,11 @@ def looks_up(kind: str, device: torch.device) -> bool:
 
 
 def make_quantised_linear(
-    weights: Sequence[LayerWeight], bias: Tensor | None = None, *, dtype: torch.dtype
+    weights: Sequence[LayerWeight],
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    matrix_dtype: torch.dtype | None = None,
 ) -> Linear:
     """Return a callable from [T, K] to [T, sum of N_i] that multiplies weights as they are.
 
@@ -137,10 +141,13 @@ def make_quantised_linear(
         weights: [N_i, K] each, of one kind that is multiplied; they lie above one another.
         bias: [sum of N_i], or None.
         dtype: of activations.
+        matrix_dtype: of matrices that are not quantised: many rows may be rounded to it; None: dtype.
     """
     kind, device = weights[0].kind, weights[0].device
     layers = _find_layers(kind, device, dtype)
     assert layers is not None, f"{kind} on {device} with {dtype}: ask multiplies() first"
+    if layers is float8_on_cpu and matrix_dtype == torch.bfloat16:
+        return float8_on_cpu.make_layer(weights, bias, rounds=True)
     return layers.make_layer(weights, bias)
 
 

@@ -1,12 +1,13 @@
 """Linear layers with a float8 weight on a CPU; x, sums and y are float32.
 
-rows of x    by                                                                            activations
-few          C (layers/cpu/float8.c)                                                       float32
-more         oneDNN, where bfloat16 outruns float32: some outputs' weights become bfloat16 bfloat16
-             PyTorch on other CPUs: some outputs' weights become float32                   float32
+rows of x    by                                                            activations
+few          C (layers/cpu/float8.c)                                       float32
+more         PyTorch; some outputs' weights become float32                 float32
+             if they may be rounded, oneDNN; weights become bfloat16       bfloat16
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +15,16 @@ from torch.nn.functional import linear
 
 from octavo.layers.cpu import few
 from octavo.layers.cpu.library import compile_failure
-from octavo.layers.linear.bfloat16 import outruns_float32
 from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.weight import Float8Weight
 from octavo.layers.linear.quantised import join_rows
 
 DESCRIPTION = (
-    "few rows by the C kernel, more dequantised in each GEMM: to bfloat16 where it outruns float32, "
-    "which rounds activations, too"
+    "few rows by the C kernel, more dequantised in each GEMM, to bfloat16 if other matrices are bfloat16"
 )
 
 # For more rows oneDNN in bfloat16 is faster than the C kernel; float32 is not, on a CPU with AVX-512.
-_FEW_ROWS = {"bfloat16": 16, "float32": 256}
+_FEW_ROWS, _FEW_ROWS_IN_FLOAT32 = 16, 256
 # Numbers of a weight that are bfloat16 at a time: 4 MiB.
 _CHUNK = 2**21
 # The bits of a number that is none, but for its sign.
@@ -42,8 +41,8 @@ def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 class Float8CpuLinear:
     """y = x W^T + b with a float8 weight."""
 
-    def __init__(self, weight: Float8Weight, bias: Tensor | None = None) -> None:
-        """Keep weight [N, K] and bias [N] float32."""
+    def __init__(self, weight: Float8Weight, bias: Tensor | None = None, *, rounds: bool = False) -> None:
+        """Keep weight [N, K] and bias [N] float32, and whether many rows may be rounded to bfloat16."""
         values, scales = weight.values.contiguous(), weight.scales.contiguous()
         weight = Float8Weight(values, scales, weight.height, weight.width)
         self._weight, self._bias = weight, bias
@@ -52,14 +51,14 @@ class Float8CpuLinear:
         is_exact = not bool((values.view(torch.uint8) & _NAN == _NAN).any())
         runs_in_c = is_exact and few.unsupported_reason(len(values)) is None
         self._few = few.CompiledFewRows.of_float8(weight, bias) if runs_in_c else None
-        self._has_units = runs_in_c and outruns_float32()
-        self._few_rows = _FEW_ROWS["bfloat16" if self._has_units else "float32"]
+        self._rounds = rounds and runs_in_c
+        self._few_rows = _FEW_ROWS if self._rounds else _FEW_ROWS_IN_FLOAT32
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
         if self._few is not None and x.shape[0] <= self._few_rows:
             return self._few(x)
-        return self._in_bfloat16(x) if self._has_units else self._dequantised(x)
+        return self._in_bfloat16(x) if self._rounds else self._dequantised(x)
 
     def _in_bfloat16(self, x: Tensor) -> Tensor:
         num_outputs, size = self._weight.shape
@@ -71,7 +70,15 @@ class Float8CpuLinear:
         return out if self._bias is None else out.add_(self._bias)
 
 
-def make_layer(weights: Sequence[Float8Weight], bias: Tensor | None) -> Float8CpuLinear | DequantisedLinear:
-    """Return the layer of weights of one form that lie above one another, and bias [sum of N_i]."""
+def make_layer(
+    weights: Sequence[Any], bias: Tensor | None, *, rounds: bool = False
+) -> Float8CpuLinear | DequantisedLinear:
+    """Return the layer of weights of one form that lie above one another, and bias [sum of N_i].
+
+    Args:
+        weights: Float8Weights.
+        bias: or None.
+        rounds: whether many rows may be rounded to bfloat16.
+    """
     (weight,) = join_rows(weights)
-    return Float8CpuLinear(weight, bias)
+    return Float8CpuLinear(weight, bias, rounds=rounds)
