@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import torch
 from gpu_linear import MODELS, Shape, microseconds, random_numbers
-from gpu_moe import random_packed
+from gpu_moe import BYTES, random_packed
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
 from support.gpu_bound import bound_s
@@ -50,8 +50,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 _ROTATED_BYTES = 400e6
 _MAX_COPIES = 56
 _EPS = 1e-6
-# Of one weight: 4 bits, and a word for each 128.
-_WEIGHT_BYTES = 17 / 32
 # Rows of a weight that is an LM head's.
 _VOCABULARY = 65536
 # What tells vLLM to make weights of the same size.
@@ -283,7 +281,7 @@ def serve(model: str, peer: str) -> list[dict[str, object]]:
     for name in names:
         workload = WORKLOADS[name]()
         figures = run_figures(workload, [run(llm, workload) for _ in range(2)])
-        bound = bound_s(model, workload, bandwidth, flops, 2, _WEIGHT_BYTES)
+        bound = bound_s(model, workload, bandwidth, flops, 2, BYTES["packed"])
         rate, first, share = figures["rate"], figures["first_rate"], bound / min(figures["seconds"])
         print(
             f"{model} {name}: best {rate:,.1f} (first {first:,.1f}) {workload.unit}, {share:.0%} of the bound"

@@ -7,7 +7,6 @@ typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_a
 #define NUMBER uint16_t
 #define IS_SCALED 0
 #define HAS_LINES 0
-typedef void Table;
 
 INLINE vec widen(const NUMBER *p) {
     return (vec)(__builtin_convertvector(*(const halves *)p, uvec) << 16);
@@ -18,6 +17,6 @@ INLINE vec widen(const NUMBER *p) {
 // x [rows, size], w [outputs, size], bias [outputs] or NULL, out [rows, outputs].
 void octavo_bfloat16_linear(const uint16_t *w, const float *bias, const float *x, float *out, int64_t rows,
                             int64_t size, int64_t outputs, int threads) {
-    Weight weight = {w, NULL, outputs, size, 1, size, 1, NULL};
+    Weight weight = {w, NULL, outputs, size, 1, size, 1};
     multiply_rows(&weight, bias, x, out, rows, threads);
 }

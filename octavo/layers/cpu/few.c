@@ -1,6 +1,6 @@
 // y = x W^T + b for a few rows of x, float32. Included by bfloat16.c and float8.c, not compiled by itself: NUMBER is
 // the type of W's numbers, of which widen(p) makes LANES floats that are TOO_SMALL. IS_SCALED says whether tiles have
-// scales, HAS_LINES whether widen_line(p, table, out) makes the floats of a cache line.
+// scales, HAS_LINES whether widen_line(p, out) makes the floats of a cache line.
 //
 // Such a product takes as long as its weight takes to be read. Its numbers become float32 in registers. Each
 // output is summed along its row of W in one order, whatever rows of x there are.
@@ -24,7 +24,6 @@ typedef struct {
     const NUMBER *numbers;
     const float *scales;
     int64_t outputs, size, height, width, parts;
-    const Table *table;
 } Weight;
 
 // Adds the products of LANES inputs. scale: of the weights of each output, or NULL.
@@ -45,14 +44,13 @@ INLINE void add_products(vec sums[ROWS][OUTPUTS], const NUMBER *w, size_t weight
 }
 
 // Adds the products of a cache line's inputs, in the same order.
-INLINE void add_line(vec sums[ROWS][OUTPUTS], const NUMBER *w, const Weight *weight, const float *scale,
-                     const float *x, const int rows) {
-    size_t size = (size_t)weight->size;
+INLINE void add_line(vec sums[ROWS][OUTPUTS], const NUMBER *w, size_t size, const float *scale, const float *x,
+                     const int rows) {
 #if HAS_LINES
 #pragma GCC unroll 8
     for (size_t n = 0; n < OUTPUTS; n++) {
         vec weights[LINE / LANES];
-        widen_line(w + n * size, weight->table, weights);
+        widen_line(w + n * size, weights);
 #pragma GCC unroll 8
         for (size_t i = 0; i < LINE / LANES; i++)
             if (scale) weights[i] *= scale[n];
@@ -68,14 +66,13 @@ INLINE void add_line(vec sums[ROWS][OUTPUTS], const NUMBER *w, const Weight *wei
 }
 
 // Adds the products of inputs k to end - 1, whose numbers share a scale for each output, if they have one.
-INLINE void add_part(vec sums[ROWS][OUTPUTS], const NUMBER *w, const Weight *weight, const float *scale,
-                     const float *x, size_t k, size_t end, const int rows) {
-    size_t size = (size_t)weight->size;
+INLINE void add_part(vec sums[ROWS][OUTPUTS], const NUMBER *w, size_t size, const float *scale, const float *x,
+                     size_t k, size_t end, const int rows) {
     for (; k + LINE <= end; k += LINE) {
         // The same inputs of the next outputs: the CPU itself looks no further than a page of a row.
 #pragma GCC unroll 8
         for (size_t n = 0; n < OUTPUTS; n++) __builtin_prefetch(w + (OUTPUTS + n) * size + k, 0, PREFETCH_LEVEL);
-        add_line(sums, w + k, weight, scale, x + k, rows);
+        add_line(sums, w + k, size, scale, x + k, rows);
     }
     for (; k + LANES <= end; k += LANES) add_products(sums, w + k, size, scale, x + k, size, rows);
     if (k < end) {
@@ -100,16 +97,16 @@ INLINE void multiply(const Weight *w, int64_t begin, const float *x, const float
         for (int64_t n = 0; n < OUTPUTS; n++)
             scale[n] = TOO_SMALL * w->scales[(begin + n) / w->height * w->parts + (int64_t)part];
         if (w->parts > 1)
-            add_part(sums, numbers, w, scale, x, k, k + width < size ? k + width : size, rows);
+            add_part(sums, numbers, size, scale, x, k, k + width < size ? k + width : size, rows);
         else
-            add_part(sums, numbers, w, NULL, x, 0, size, rows);
+            add_part(sums, numbers, size, NULL, x, 0, size, rows);
     }
     // The only scale of a row is that of its sum.
     if (w->parts == 1)
         for (int r = 0; r < rows; r++)
             for (int n = 0; n < OUTPUTS; n++) sums[r][n] *= scale[n];
 #else
-    add_part(sums, numbers, w, NULL, x, 0, size, rows);
+    add_part(sums, numbers, size, NULL, x, 0, size, rows);
 #endif
     for (int r = 0; r < rows; r++)
         for (int64_t n = first; n < OUTPUTS; n++)

@@ -32,9 +32,7 @@ INLINE vec widen(const NUMBER *p) {
 #define HAS_LINES 1
 
 // The upper two bytes of each number without its sign, as widen makes it; the others are 0.
-typedef struct {
-    uint8_t low[128], high[128];
-} Table;
+static uint8_t LOW[128], HIGH[128];
 
 // In which order unpacking bytes to words and splitting those gives 64 numbers in theirs.
 static const uint8_t LINE_ORDER[64] = {
@@ -43,7 +41,7 @@ static const uint8_t LINE_ORDER[64] = {
     42, 58, 43, 59, 12, 28, 13, 29, 14, 30, 15, 31, 44, 60, 45, 61, 46, 62, 47, 63,
 };
 
-static void fill_table(Table *table) {
+__attribute__((constructor)) static void fill_tables(void) {
     for (uint8_t i = 0; i < 128; i += LANES) {
         uint8_t codes[LANES];
         uint32_t bits[LANES];
@@ -51,19 +49,17 @@ static void fill_table(Table *table) {
         vec numbers = widen(codes);
         memcpy(bits, &numbers, sizeof bits);
         for (uint8_t n = 0; n < LANES; n++) {
-            table->low[i + n] = bits[n] >> 16 & 0xFF;
-            table->high[i + n] = (uint8_t)(bits[n] >> 24);
+            LOW[i + n] = bits[n] >> 16 & 0xFF;
+            HIGH[i + n] = (uint8_t)(bits[n] >> 24);
         }
     }
 }
 
 // Makes 64 numbers at once: what widen makes, by two look-ups.
-INLINE void widen_line(const NUMBER *p, const Table *table, vec *out) {
+INLINE void widen_line(const NUMBER *p, vec *out) {
     __m512i codes = _mm512_permutexvar_epi8(_mm512_loadu_si512(LINE_ORDER), _mm512_loadu_si512(p));
-    __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(table->low), codes,
-                                           _mm512_loadu_si512(table->low + 64));
-    __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(table->high), codes,
-                                            _mm512_loadu_si512(table->high + 64));
+    __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(LOW), codes, _mm512_loadu_si512(LOW + 64));
+    __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(HIGH), codes, _mm512_loadu_si512(HIGH + 64));
     // The sign: high or (codes and 0x80).
     high = _mm512_ternarylogic_epi64(high, codes, _mm512_set1_epi8(-128), 0xF8);
     __m512i halves[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
@@ -74,9 +70,6 @@ INLINE void widen_line(const NUMBER *p, const Table *table, vec *out) {
 }
 #else
 #define HAS_LINES 0
-typedef struct {
-    uint8_t unused;
-} Table;
 #endif
 
 #include "few.c"
@@ -85,11 +78,7 @@ typedef struct {
 // [outputs] or NULL; out [rows, outputs].
 void octavo_float8_linear(const uint8_t *w, const float *scales, int64_t height, int64_t width, const float *bias,
                           const float *x, float *out, int64_t rows, int64_t size, int64_t outputs, int threads) {
-    Table table;
-#if HAS_LINES
-    fill_table(&table);
-#endif
-    Weight weight = {w, scales, outputs, size, height, width, (size + width - 1) / width, &table};
+    Weight weight = {w, scales, outputs, size, height, width, (size + width - 1) / width};
     multiply_rows(&weight, bias, x, out, rows, threads);
 }
 
@@ -101,17 +90,15 @@ INLINE void store_bfloat16(uint16_t *out, vec x) {
 }
 
 // Numbers of a row of W, `count` of them, times a scale, to bfloat16.
-static void round_part(const uint8_t *w, const Table *table, float scale, uint16_t *out, size_t count) {
+static void round_part(const uint8_t *w, float scale, uint16_t *out, size_t count) {
     size_t k = 0;
 #if HAS_LINES
     for (; k + LINE <= count; k += LINE) {
         vec line[LINE / LANES];
-        widen_line(w + k, table, line);
+        widen_line(w + k, line);
 #pragma GCC unroll 8
         for (size_t i = 0; i < LINE / LANES; i++) store_bfloat16(out + k + i * LANES, line[i] * scale);
     }
-#else
-    (void)table;
 #endif
     for (; k + LANES <= count; k += LANES) store_bfloat16(out + k, widen(w + k) * scale);
     if (k < count) {
@@ -126,16 +113,12 @@ static void round_part(const uint8_t *w, const Table *table, float scale, uint16
 // Rows begin to end - 1 of W, times their scales, rounded to bfloat16: out [end - begin, size].
 void octavo_float8_rows(const uint8_t *w, const float *scales, int64_t height, int64_t width, int64_t begin,
                         int64_t end, int64_t size, uint16_t *out, int threads) {
-    Table table;
-#if HAS_LINES
-    fill_table(&table);
-#endif
     int64_t parts = (size + width - 1) / width;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t n = begin; n < end; n++)
         for (int64_t part = 0; part < parts; part++) {
             int64_t k = part * width, count = k + width < size ? width : size - k;
             float scale = TOO_SMALL * scales[n / height * parts + part];
-            round_part(w + n * size + k, &table, scale, out + (n - begin) * size + k, (size_t)count);
+            round_part(w + n * size + k, scale, out + (n - begin) * size + k, (size_t)count);
         }
 }

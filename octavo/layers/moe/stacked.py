@@ -79,24 +79,21 @@ class StackedExperts:
 
     def grouped(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort the pairs by expert, and run each expert's rows together."""
-        from octavo.layers.moe.triton.combine import combine_rows
         from octavo.layers.moe.triton.sort import sort_pairs
 
-        num_tokens, num_experts = len(x), self.down.shape[0]
         per_expert = self.rows_per_expert(choice)
         options = {"deterministic": self.deterministic}
         up_tiling = choose_grouped_tiling(per_expert, self.gate_up, is_gated=True, **options)
         down_tiling = choose_grouped_tiling(per_expert, self.down, is_gated=False, **options)
-        slots = row_slots(num_tokens, per_expert, up_tiling.rows)
-        by_expert = sort_pairs(choice.experts, num_experts, slots)
+        slots = row_slots(len(x), per_expert, up_tiling.rows)
+        by_expert = sort_pairs(choice.experts, self.down.shape[0], slots)
         gate_up, down = grouped_kernels(self.gate_up), grouped_kernels(self.down)
         inner = gate_up.grouped_gemm(x, self.gate_up, by_expert, self.activation, up_tiling)
         rows = down.grouped_gemm(inner, self.down, by_expert, None, down_tiling)
-        return combine_rows(rows, choice, residual, num_held=num_experts if self.num_elsewhere else None)
+        return self._combined(rows, choice, residual)
 
     def rounded(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Round rows to float8, as weights are, and run each expert's rows together."""
-        from octavo.layers.moe.triton.combine import combine_rows
         from octavo.layers.moe.triton.grouped import grouped_gemm
         from octavo.layers.moe.triton.sort import sort_pairs
         from octavo.layers.triton.quantise import quantise_rows
@@ -104,36 +101,40 @@ class StackedExperts:
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, ExpertWeight), "rows are rounded for experts in float8"
         assert isinstance(down, ExpertWeight), "rows are rounded for experts in float8"
-        num_experts, per_expert = down.shape[0], self.rows_per_expert(choice)
+        per_expert = self.rows_per_expert(choice)
         tiling = choose_rounded_tiling(per_expert, is_gated=True)
-        by_expert = sort_pairs(choice.experts, num_experts, row_slots(len(x), per_expert, tiling.rows))
+        by_expert = sort_pairs(choice.experts, down.shape[0], row_slots(len(x), per_expert, tiling.rows))
         rows, scales = quantise_rows(x)
         inner = grouped_gemm(rows, gate_up, by_expert, self.activation, tiling, scales, x.dtype)
         rows, scales = quantise_rows(inner)
         tiling = choose_rounded_tiling(per_expert, is_gated=False)
         by_expert = by_expert._replace(num_slots=row_slots(len(x), per_expert, tiling.rows))
         results = grouped_gemm(rows, down, by_expert, None, tiling, scales, x.dtype)
-        return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
+        return self._combined(results, choice, residual)
 
     def persistent(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Sort rows by expert, and stream the experts in MXFP4 through programs that stay."""
         from octavo.layers.moe.hopper.gemm import expert_gemm
         from octavo.layers.moe.hopper.sorted_rows import sort_rows
-        from octavo.layers.moe.triton.combine import combine_rows
         from octavo.layers.moe.triton.sort import sort_pairs
 
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
         assert isinstance(down, Mxfp4ExpertWeight), "the persistent GEMM is for experts in MXFP4"
-        num_experts = down.shape[0]
         tiling = choose_expert_tiling(self.rows_per_expert(choice))
-        by_expert = sort_pairs(choice.experts, num_experts, 1)
+        by_expert = sort_pairs(choice.experts, down.shape[0], 1)
         sorted_x, tiles = sort_rows(x, by_expert, tiling.rows)
         inner = expert_gemm(sorted_x, gate_up, tiles, tiling, activation=self.activation)
         # What follows takes as much memory.
         del sorted_x
         results = expert_gemm(inner, down, tiles, tiling, pairs=by_expert.pairs)
-        return combine_rows(results, choice, residual, num_held=num_experts if self.num_elsewhere else None)
+        return self._combined(results, choice, residual)
+
+    def _combined(self, rows: Tensor, choice: Choice, residual: Tensor | None) -> Tensor:
+        from octavo.layers.moe.triton.combine import combine_rows
+
+        num_held = self.down.shape[0] if self.num_elsewhere else None
+        return combine_rows(rows, choice, residual, num_held=num_held)
 
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:

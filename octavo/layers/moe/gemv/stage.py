@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from octavo.layers.linear.gemv.kernel import ceil_div
 from octavo.layers.moe.gemv.tiling import COLUMNS, SPAN, WARPS
+from octavo.layers.moe.mxfp4_bits import BITS
 
 _WARPS = gl.constexpr(WARPS)
 _COLUMNS = gl.constexpr(COLUMNS)
@@ -58,15 +59,9 @@ _ROW = gl.constexpr(
         [WARPS, 2, 4, SPAN // 4],
     )
 )
-# Two bfloat16 numbers of a block of each word; see moe.triton.mxfp4.
+# Two bfloat16 numbers of a block of each word.
 _NUMBERS = gl.constexpr(
-    (
-        "and.b32 $0, $1, 0x81C081C0;",
-        "{ .reg .b32 a; shf.r.wrap.b32 a, $1, $1, 6; and.b32 $0, a, 0x81C081C0; }",
-        "{ .reg .b32 a; shl.b32 a, $1, 4; and.b32 $0, a, 0x81C081C0; }",
-        """{ .reg .b32 a, b; shf.r.wrap.b32 a, $1, $1, 2; shl.b32 b, $1, 6;
-        and.b32 a, a, 0x81808180; and.b32 b, b, 0x00400040; or.b32 $0, a, b; }""",
-    )
+    tuple(f"{{ .reg .b32 bits, more; {statements} mov.b32 $0, bits; }}" for statements in BITS)
 )
 
 

@@ -175,13 +175,19 @@ def _multiply(pipe, operands, out, num_columns, shape):
 
 
 @gluon.jit
+def _read_units(pipe, stage, A: gl.constexpr):
+    """Return the words of a span as units of 16 bits, [128, 32] as tensor cores take a left operand."""
+    UNITS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+    return pipe.words.index(stage)._reinterpret(gl.int16, [_TILE, 2 * _WORDS], UNITS).load(A)
+
+
+@gluon.jit
 def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.constexpr):
     """Return weights x rows, [128, rows] float32."""
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     SPANS: gl.constexpr = ceil_div(shape.size, _SPAN)
     HALVES: gl.constexpr = 1 if shape.activation is None else 2
     ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    UNITS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
     row = weight_rows(tile, gl.arange(0, _TILE, gl.SliceLayout(1, A)), num_columns, shape)
     exponents_at = operands.exponents + expert.to(gl.int64) * SPANS * num_columns * HALVES + row
     exponents = gl.load(exponents_at)
@@ -189,7 +195,7 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
     # Tensor cores still read it while the next one is put together.
     before = gl.zeros([_TILE, _ATOM], gl.bfloat16, A)
     stage = wait_for_stage(pipe.ring, step, shape.stages)
-    units = pipe.words.index(stage)._reinterpret(gl.int16, [_TILE, 2 * _WORDS], UNITS).load(A)
+    units = _read_units(pipe, stage, A)
     for span in range(SPANS):
         rows = pipe.rows.index(stage)._reinterpret(pipe.rows.dtype, [2, shape.rows, _ATOM], ROWS)
         now = exponents
@@ -206,7 +212,7 @@ def _sum_spans(pipe, step, operands, expert, tile, num_columns, shape, SUMS: gl.
         step += gl.where(span + 1 < SPANS, 1, 0)
         stage = gl.where(span + 1 < SPANS, gl.where(stage + 1 < shape.stages, stage + 1, 0), stage)
         mbarrier.wait(pipe.ring.filled.index(stage), (step // shape.stages) & 1)
-        units = pipe.words.index(stage)._reinterpret(gl.int16, [_TILE, 2 * _WORDS], UNITS).load(A)
+        units = _read_units(pipe, stage, A)
         sums = warpgroup_mma(weights, rows.index(1).permute((1, 0)), sums, is_async=True)
         sums, before = warpgroup_mma_wait(1, deps=(sums, before))
         before = weights

@@ -18,7 +18,6 @@ SPAN = 128
 _STAGE_BYTES = 210_000
 # Bytes of a span of a tile's words.
 _WORD_BYTES = TILE * 16 * 4
-_MOST_STAGES = 12
 # Rows of an expert, up to which tiles have 64 rows: two programs an SM make up for words read more often.
 _MOST_OF_64 = 128
 
@@ -66,6 +65,6 @@ def make_tiling(rows: int) -> ExpertTiling:
     """Return a tiling with so many rows of x."""
     # Sums of 128 rows take half of the registers.
     programs = 1 if rows == 128 else 2
-    stages = min(_MOST_STAGES, _STAGE_BYTES // programs // (_WORD_BYTES + 2 * SPAN * rows))
+    stages = _STAGE_BYTES // programs // (_WORD_BYTES + 2 * SPAN * rows)
     # The TMA warp counts as a third warpgroup.
     return ExpertTiling(rows, programs, stages, 65536 // (384 * programs) // 8 * 8)

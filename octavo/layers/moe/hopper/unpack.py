@@ -9,18 +9,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from octavo.layers.moe.hopper.tiling import ATOM, TILE
+from octavo.layers.moe.mxfp4_bits import BITS
 
 _ATOM = gl.constexpr(ATOM)
 _TILE = gl.constexpr(TILE)
-# What becomes the bits of a block's two numbers: they are 2 ** -126 as large; see moe.triton.mxfp4.
-_BITS = (
-    "and.b32 bits, $1, 0x81C081C0;",
-    "shf.r.wrap.b32 bits, $1, $1, 6; and.b32 bits, bits, 0x81C081C0;",
-    "shl.b32 bits, $1, 4; and.b32 bits, bits, 0x81C081C0;",
-    # 0xF8 and 0xEA: c, or (a and b).
-    """shl.b32 more, $1, 6; and.b32 more, more, 0x00400040; shf.r.wrap.b32 bits, $1, $1, 2;
-    lop3.b32 bits, bits, 0x81808180, more, 0xEA;""",
-)
 
 
 @gluon.constexpr_function
@@ -28,7 +20,7 @@ def _number_asm(block):
     """Return PTX for two numbers of a block, times the scale that is twice in a word."""
     return (
         "{ .reg .b32 bits, more, zero; mov.b32 zero, 0x80008000;\n"
-        + _BITS[block]
+        + BITS[block]
         + "fma.rn.bf16x2 $0, bits, $2, zero; }"
     )
 
