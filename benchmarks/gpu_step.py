@@ -91,7 +91,7 @@ def main() -> None:
 
 
 class Kernels(dict[str, tuple[float, float]]):
-    """Per kernel (launches, microseconds) of a step."""
+    """Per kernel (launches, microseconds) of a step: together the time in which some kernel runs."""
 
     def most_common(self, num: int) -> list[tuple[str, tuple[float, float]]]:
         """The kernels that take most time."""
@@ -156,31 +156,29 @@ def _time_waits(llm: LLM, waits: list[float]) -> None:
 
 
 def _profile(llm: LLM, prompt: int) -> tuple[float, Kernels, int]:
-    """Microseconds in which some kernel runs, the kernels, and synchronising calls, per step."""
+    """Microseconds in which some kernel runs, the kernels, and synchronising calls, per step.
+
+    A kernel may start, and wait, while the one before runs: its time begins when that one ends.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(_NUM_PROFILED):
             _add_prompt(llm, prompt)
             llm.engine.step()
-    intervals, counts, times, syncs = [], Counter(), Counter(), 0
+    launches, syncs = [], 0
     for event in profile.events() or ():
         if event.device_type.name == "CUDA":
-            intervals.append((event.time_range.start, event.time_range.end))
-            counts[event.name] += 1
-            times[event.name] += event.time_range.elapsed_us()
+            launches.append((event.time_range.end, event.time_range.start, event.name))
         syncs += event.name in _SYNCHRONISING
+    counts, times = Counter(), Counter()
+    reached = float("-inf")
+    for end, start, name in sorted(launches):
+        counts[name] += 1
+        times[name] += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
     # The profiler itself waits once for the device, at its end.
     kernels = Kernels({name: (counts[name] / _NUM_PROFILED, times[name] / _NUM_PROFILED) for name in counts})
-    return _union(intervals) / _NUM_PROFILED, kernels, max(0, syncs - 1)
-
-
-def _union(intervals: list[tuple[float, float]]) -> float:
-    """Total length covered by intervals that may overlap."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    return sum(times.values()) / _NUM_PROFILED, kernels, max(0, syncs - 1)
 
 
 if __name__ == "__main__":
