@@ -14,7 +14,7 @@ of large GEMMs if that takes longer. The last line is JSON.
 
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -170,7 +170,8 @@ def _profile(llm: LLM, prompt: int) -> tuple[float, Kernels, int]:
         if event.device_type.name == "CUDA":
             launches.append((event.time_range.end, event.time_range.start, event.name))
         syncs += event.name in _SYNCHRONISING
-    counts, times = Counter(), Counter()
+    counts: Counter[str] = Counter()
+    times: dict[str, float] = defaultdict(float)
     reached = float("-inf")
     for end, start, name in sorted(launches):
         counts[name] += 1
