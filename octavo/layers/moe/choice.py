@@ -3,7 +3,8 @@
 a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
-                              1 to 4 tokens           few; 1 or 2 in packed weights
+                              1 to 4 tokens           float_gemv, on a Hopper GPU, floats
+                                                      few; 1 or 2 in packed weights
                               others                  rounded, float8
                                                       persistent, on a Hopper GPU, MXFP4, many an expert
                                                       grouped, tiled by rows per expert
@@ -22,6 +23,7 @@ from octavo.layers.linear.choice import describe_layers
 from octavo.layers.linear.grouped import linear as grouped
 from octavo.layers.moe import mxfp4_weight as mxfp4
 from octavo.layers.moe import weight as float8
+from octavo.layers.moe.float_gemv import tiling as float_gemv
 from octavo.layers.moe.gemv import tiling as gemv
 from octavo.layers.moe.hopper import tiling as hopper
 from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
@@ -30,7 +32,7 @@ from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 _MAX_GROUPED = 48
 
 # Methods of StackedExperts.
-Product = Literal["gemv", "few", "grouped", "rounded", "persistent"]
+Product = Literal["gemv", "float_gemv", "few", "grouped", "rounded", "persistent"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -89,6 +91,11 @@ def choose_product(
         return "grouped"
     if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
         return "gemv"
+    if len(x) <= float_gemv.MAX_TOKENS and all(
+        float_gemv.unsupported_reason(x, weight, summed) is None
+        for weight, summed in zip(weights, (1, num_chosen), strict=True)
+    ):
+        return "float_gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
     if all(isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights):

@@ -69,6 +69,16 @@ class StackedExperts:
         inner = gemv_gate_up(x, gate_up, choice, self.activation)
         return gemv_down(inner, down, choice, residual)
 
+    def float_gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Stream the experts of a few tokens, in floats."""
+        from octavo.layers.moe.float_gemv.gemv import float_down, float_gate_up
+
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, ExpertWeight), "this GEMV is for experts in floats"
+        assert isinstance(down, ExpertWeight), "this GEMV is for experts in floats"
+        inner = float_gate_up(x, gate_up, choice, self.activation)
+        return float_down(inner, down, choice, residual)
+
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)

@@ -171,7 +171,7 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
     if shape.norm:
         norms = load_row(operands.norm, row.shape[0], shape)
     gdc_wait()
-    after = keep_row(row, load_row(operands.x, row.shape[0], shape), norms, eps, shape)
+    after = keep_row(row, 0, load_row(operands.x, row.shape[0], shape), norms, eps, shape)
     planes = row._reinterpret(row.dtype, [PLANES, _WARPS, ATOM], _PLAIN)
     step = 0
     for tile in range(num_tiles(num_columns, shape)):

@@ -31,18 +31,19 @@ def load_row(numbers, STEPS: gl.constexpr, shape):
 
 
 @gluon.jit
-def keep_row(row, xs, norms, eps, shape):
+def keep_row(row, first: gl.constexpr, xs, norms, eps, shape):
     """Write the row, normed, and for float8 weights divided by a power of two.
 
     Args:
-        row: [K / X_STEP, X_STEP] in shared memory.
+        row: [any, X_STEP] in shared memory, of which K / X_STEP from `first` on are this row's.
+        first: see row.
         xs, norms: x and its norm's weight, from load_row.
         eps, shape: see kernel.
 
     Returns:
         What the results are to be multiplied by.
     """
-    STEPS: gl.constexpr = row.shape[0]
+    STEPS: gl.constexpr = len(xs)
     LAYOUT: gl.constexpr = xs[0].type.layout
     squares = gl.zeros([_X_STEP], gl.float32, LAYOUT)
     largest = squares
@@ -69,7 +70,7 @@ def keep_row(row, xs, norms, eps, shape):
         x = xs[step].to(gl.float32)
         if shape.norm:
             x *= norms[step].to(gl.float32)
-        row.index(step).store((x * before).to(row.dtype))
+        row.index(first + step).store((x * before).to(row.dtype))
     return after
 
 

@@ -1,0 +1,301 @@
+"""The kernel of 1 to 4 tokens' experts in floats: the GEMV's pipeline (layers.linear.gemv.kernel).
+
+    gate and up    a tile is 8 columns of gate and of up, of one of a token's experts
+    down           a tile is 16 columns of a token's sum: their rows of each of its experts, one after the other
+
+Which experts these are is the first that a program reads after the kernel before; then weights come by TMA.
+What a rank does not hold lies outside of the tensor, and reads as zero.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.layers.linear.gemv.kernel import ceil_div
+from octavo.layers.linear.gemv.row import keep_row, load_row
+from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
+from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
+from octavo.layers.triton.activation import gate_and_up
+
+_WARPS = gl.constexpr(WARPS)
+_ROWS = gl.constexpr(TILE_ROWS)
+_X_STEP = gl.constexpr(X_STEP)
+_ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
+_FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+class Shape(NamedTuple):
+    """Sizes, tiling and what is fused, all constants of the kernel.
+
+    Attributes:
+        size: K.
+        held: E.
+        chosen: k.
+        summed: experts that a tile adds up: 1 of gate and up, k of down.
+        tokens: T.
+        blocks, x_steps, stages: see FloatTiling.
+        activation: of gate and up, None for down.
+        adds: whether the result is added to the residual.
+        width: numbers of a row that share a scale; 0: there are no scales.
+    """
+
+    size: Any
+    held: Any
+    chosen: Any
+    summed: Any
+    tokens: Any
+    blocks: Any
+    x_steps: Any
+    stages: Any
+    activation: Any
+    adds: Any
+    width: Any
+
+
+class RowShape(NamedTuple):
+    """What linear.gemv.row asks of a token's rows of x, which follow one another.
+
+    Attributes:
+        size: numbers of them all.
+        norm: False.
+        height: 0 if they stay as they are, else they become float16.
+    """
+
+    size: Any
+    norm: Any
+    height: Any
+
+
+class Operands(NamedTuple):
+    """Pointers beside the weight: x [T, K] or [T k, K], scales [E, K / width, N], and the choice [T, k] each."""
+
+    x: Any
+    scales: Any
+    experts: Any
+    factors: Any
+
+
+class _Pipe(NamedTuple):
+    """Buffers in shared memory, one for each stage, and their ring."""
+
+    weights: Any
+    ring: Any
+
+
+@gluon.jit(do_not_specialize=["num_columns", "stride_out"])
+def float_gemv_kernel(matrix, operands, out, num_columns, stride_out, shape, row_shape):
+    """Grid: any number of programs, which take tiles in turn.
+
+    Args:
+        matrix: the weight as TMA sees it, [K in atoms, E, halves, N / halves, atom].
+        operands: see there.
+        out: of gate and up [T k, n]; of down [T, N], the residual if the result is added to it.
+        num_columns: n or N.
+        stride_out: between rows of out.
+        shape, row_shape: see there.
+    """
+    DTYPE: gl.constexpr = matrix.dtype if shape.width == 0 else gl.float16
+    gdc_launch_dependents()
+    pipe = _Pipe(
+        gl.allocate_shared_memory(matrix.dtype, [shape.stages] + matrix.block_type.shape, matrix.layout),  # noqa: RUF005
+        make_ring(shape.stages),
+    )
+    rows = gl.allocate_shared_memory(DTYPE, [shape.tokens * shape.x_steps, _X_STEP], _FLAT)
+    parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], _PLAIN)
+    gl.warp_specialize(
+        [
+            (_multiply, (pipe, rows, parts, operands, out, num_columns, stride_out, shape, row_shape)),
+            (_fetch, (matrix, pipe, operands, num_columns, shape)),
+        ],
+        [1],
+        [40],
+    )
+
+
+@gluon.constexpr_function
+def _own_columns(activation):
+    """Return the columns of a tile."""
+    return TILE_ROWS if activation is None else TILE_ROWS // 2
+
+
+@gluon.jit
+def _num_tiles(num_columns, shape):
+    """Return how many tiles this program takes."""
+    OWN: gl.constexpr = _own_columns(shape.activation)
+    tiles = gl.cdiv(num_columns, OWN) * (shape.tokens * shape.chosen // shape.summed)
+    return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def _place(tile, num_columns, shape):
+    """Return the pair that this program's tile is of, or for down the token, and its first column."""
+    OWN: gl.constexpr = _own_columns(shape.activation)
+    index = gl.program_id(0) + tile * gl.num_programs(0)
+    each = gl.cdiv(num_columns, OWN)
+    number = index // each
+    return number, (index - number * each) * OWN
+
+
+@gluon.jit
+def _fetch(matrix, pipe, operands, num_columns, shape):
+    """Fetch all steps of all tiles; what lies past the ends, or is of no expert here, reads as zero."""
+    ATOMS: gl.constexpr = shape.blocks * _WARPS
+    STEPS: gl.constexpr = ceil_div(shape.size, ATOMS * matrix.block_type.shape[4])
+    gdc_wait()
+    step = 0
+    for tile in range(_num_tiles(num_columns, shape)):
+        number, begin = _place(tile, num_columns, shape)
+        for index in range(shape.summed):
+            expert = gl.load(operands.experts + number * shape.summed + index)
+            for turn in range(STEPS):
+                stage, filled = claim_stage(pipe.ring, step, matrix.block_type.nbytes, shape.stages)
+                at = [turn * ATOMS, expert, 0, begin, 0]
+                tma.async_copy_global_to_shared(matrix, at, filled, pipe.weights.index(stage))
+                step += 1
+
+
+@gluon.jit
+def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, shape, row_shape):
+    """Multiply all tiles and store the results."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
+    OWN: gl.constexpr = _own_columns(shape.activation)
+    OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
+    ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
+    # Of a token, and of one of its experts.
+    PLANES: gl.constexpr = shape.x_steps * _X_STEP // (_WARPS * ATOM)
+    OF_EXPERT: gl.constexpr = shape.size // (_WARPS * ATOM)
+    STEPS: gl.constexpr = ceil_div(OF_EXPERT, shape.blocks)
+    gdc_wait()
+    afters = ()
+    for index in gl.static_range(shape.tokens):
+        xs = load_row(operands.x + index * row_shape.size, shape.x_steps, row_shape)
+        afters = afters + (keep_row(rows, index * shape.x_steps, xs, (), 0.0, row_shape),)  # noqa: RUF005
+    planes = rows._reinterpret(rows.dtype, [shape.tokens * PLANES, _WARPS, ATOM], _PLAIN)
+    step = 0
+    for tile in range(_num_tiles(num_columns, shape)):
+        number, begin = _place(tile, num_columns, shape)
+        token = number * shape.summed // shape.chosen
+        column = begin + gl.arange(0, OWN, OUT)
+        inside = column < num_columns
+        after = afters[0]
+        for index in gl.static_range(1, shape.tokens):
+            after = gl.where(token == index, afters[index], after)
+        # Loaded now, needed after the products.
+        old = 0.0
+        if shape.adds:
+            old = gl.load(out + number * stride_out + column, mask=inside, other=0.0).to(gl.float32)
+        rows_at = _rows_of_tile(begin, num_columns, SUMS, shape)
+        factors = ()
+        for index in gl.static_range(shape.summed):
+            factors = factors + (
+                _load_factor(operands, number * shape.summed + index, rows_at, num_columns, shape),
+            )  # noqa: RUF005
+        total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS)
+        for index in gl.static_range(shape.summed):
+            ratios = _load_ratios(
+                operands, number * shape.summed + index, rows_at, num_columns, ATOM, shape, SUMS
+            )
+            sums = ()
+            for _ in gl.static_range(shape.blocks):
+                sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
+            plane = token * PLANES + index * OF_EXPERT
+            if len(ratios) > 0:
+                for turn in gl.static_range(STEPS):
+                    of_step = ratios[turn * shape.blocks : (turn + 1) * shape.blocks]
+                    sums = _add_step(
+                        sums, of_step, pipe, planes, plane + turn * shape.blocks, step, shape, SUMS
+                    )
+                    step += 1
+            else:
+                for turn in range(STEPS):
+                    sums = _add_step(sums, (), pipe, planes, plane + turn * shape.blocks, step, shape, SUMS)
+                    step += 1
+            for block in gl.static_range(1, shape.blocks):
+                sums = (sums[0] + sums[block],) + sums[1:]  # noqa: RUF005
+            total += sums[0] * factors[index]
+        # All 8 columns are the same.
+        parts.store(gl.sum(total, 2) * 0.125)
+        result = gl.sum(parts.slice(0, OWN, 1).load(OUT.parent), 0) * after
+        if shape.activation is not None:
+            up = gl.sum(parts.slice(OWN, OWN, 1).load(OUT.parent), 0) * after
+            result = gate_and_up(result, up, shape.activation)
+        gl.store(out + number * stride_out + column, (result + old).to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _rows_of_tile(begin, num_columns, SUMS: gl.constexpr, shape):
+    """Return the rows of an expert's weight that a tile has, [1, rows, 1]."""
+    OWN: gl.constexpr = _own_columns(shape.activation)
+    index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
+    return gl.minimum(begin + index % OWN, num_columns - 1) + index // OWN * num_columns
+
+
+@gluon.jit
+def _scales_at(operands, pair, row, num_columns, shape):
+    """Return pointers to the first scales of rows of a pair's expert; of any if it is not here."""
+    HALVES: gl.constexpr = _ROWS // _own_columns(shape.activation)
+    PARTS: gl.constexpr = ceil_div(shape.size, shape.width)
+    expert = gl.minimum(gl.load(operands.experts + pair), shape.held - 1)
+    return operands.scales + expert * (PARTS * HALVES) * num_columns + row
+
+
+@gluon.jit
+def _load_factor(operands, pair, row, num_columns, shape):
+    """Load what all products of a pair are to be multiplied by, a number or [1, rows, 1]."""
+    factor = 1.0
+    if shape.activation is None:
+        factor = gl.load(operands.factors + pair)
+    if shape.width >= shape.size:
+        factor *= gl.load(_scales_at(operands, pair, row, num_columns, shape))
+    return factor
+
+
+@gluon.jit
+def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape, SUMS: gl.constexpr):
+    """Load the scales of a warp's atoms, a tuple of [W, rows, 1], if a row of the weight has several."""
+    ratios = ()
+    if shape.width > 0 and shape.width < shape.size:
+        HALVES: gl.constexpr = _ROWS // _own_columns(shape.activation)
+        PARTS: gl.constexpr = ceil_div(shape.size, shape.width)
+        STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
+        at = _scales_at(operands, pair, row, num_columns, shape)
+        warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
+        for block in gl.static_range(STEPS * shape.blocks):
+            part = gl.minimum((block * _WARPS + warp) * ATOM // shape.width, PARTS - 1)
+            ratios = ratios + (gl.load(at + part * (HALVES * num_columns)),)  # noqa: RUF005
+    return ratios
+
+
+@gluon.jit
+def _add_step(sums, ratios, pipe, planes, plane, step, shape, SUMS: gl.constexpr):
+    """Add a step's products to the sums of a warp's blocks, which do not wait for one another."""
+    KIND: gl.constexpr = pipe.weights.dtype
+    EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, EACH)
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, EACH)
+    ATOM: gl.constexpr = planes.shape[2]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
+    )
+    stage = wait_for_stage(pipe.ring, step, shape.stages)
+    atoms = pipe.weights.index(stage)._reinterpret(KIND, [shape.blocks, _WARPS, _ROWS, ATOM], LAYOUT)
+    weights = ()
+    for block in gl.static_range(shape.blocks):
+        weights = weights + (atoms.index(block).load(A),)  # noqa: RUF005
+    free_stage(pipe.ring, stage)
+    added = ()
+    for block in gl.static_range(shape.blocks):
+        x = planes.index(plane + block).load(gl.SliceLayout(2, B))
+        x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
+        weight = weights[block].to(planes.dtype)
+        if len(ratios) > 0:
+            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS))
+            added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
+        else:
+            added = added + (mma_v2(weight, x, sums[block]),)  # noqa: RUF005
+    return added

@@ -1,0 +1,59 @@
+"""Compiles the GEMV of experts in floats for a Hopper GPU, without one; prints facts about it as JSON.
+
+A process of its own: where Triton's interpreter is switched on, its compiler is not to be had.
+"""
+
+import json
+import re
+import sys
+
+import triton.language as tl
+from compile_hopper import compiled_kernel, count_spills, descriptor, figures_of, inspect_cubin
+
+from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS
+from octavo.layers.moe.float_gemv.kernel import Operands, RowShape, Shape, float_gemv_kernel
+from octavo.layers.moe.float_gemv.tiling import REGISTERS, choose_float_tiling
+
+# K, experts of a token, tokens, activation, bytes of a number, numbers that share a scale.
+CASES = {
+    "gate and up": (2048, 8, 1, "silu", 2, 0),
+    "down": (768, 8, 1, None, 2, 0),
+    "down, four tokens": (768, 8, 4, None, 2, 0),
+    "gate and up, float8": (2048, 8, 1, "silu", 1, 2048),
+    "down, float8": (768, 8, 1, None, 1, 768),
+    "gate and up, float8 with tiles, four tokens": (2048, 8, 4, "silu", 1, 128),
+    "down, float8 with tiles": (768, 8, 1, None, 1, 128),
+    "down, two long experts": (14336, 2, 1, None, 2, 0),
+}
+
+
+def compile_case(size, chosen, tokens, activation, itemsize, width):
+    """Facts, and numbers of instructions: products, and what does not fit into registers."""
+    halves, summed = (1, chosen) if activation is None else (2, 1)
+    tiling = choose_float_tiling(size, itemsize, tokens, summed)
+    shape = (size, 128, chosen, summed, tokens, tiling.blocks, tiling.x_steps, tiling.stages)
+    shape = Shape(*map(tl.constexpr, (*shape, activation, activation is None, width)))
+    row_shape = RowShape(*map(tl.constexpr, (summed * size, False, int(width > 0))))
+    box = [tiling.blocks * WARPS, 1, halves, TILE_ROWS // halves, ATOM_BYTES // itemsize]
+    arguments = [
+        descriptor("fp8e4nv" if width else "bf16", itemsize, box, ATOM_BYTES),
+        Operands("*bf16", "*fp32" if width else "*bf16", "*i32", "*fp32"),
+        *("*bf16", "i32", "i32", shape, row_shape),
+    ]
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS, "launch_pdl": True}
+    compiled = compiled_kernel(float_gemv_kernel, arguments, **options)
+    code = inspect_cubin(compiled, "nvdisasm", "-c")
+    return figures_of(compiled) | {
+        "spills": count_spills(code),
+        "products": len(re.findall(r"\bHMMA\.16816\.F32\b", code)),
+        "stages": tiling.stages,
+        "blocks": tiling.blocks,
+    }
+
+
+def main() -> None:
+    json.dump({name: compile_case(*case) for name, case in CASES.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
