@@ -71,6 +71,7 @@ class Mxfp4Tiling:
         parts: of K that are multiplied at a time, by a warp each; or 1, then warps divide the columns.
         num_warps: warps per program.
         num_stages: spans that are fetched ahead, and the one that is multiplied.
+        registers: most of a thread, or None.
     """
 
     rows: int
@@ -78,6 +79,7 @@ class Mxfp4Tiling:
     parts: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
 
 
 # For 1 to 4 tokens and MXFP4: two warps of a program share K.
@@ -149,7 +151,9 @@ def _mxfp4_tiling(rows: int, weight: Mxfp4ExpertWeight) -> Mxfp4Tiling:
     """Return the tiling for tiles of so many rows."""
     if rows < 128 or nvidia_generation(weight.words.device) < 9:
         # Other GPUs have less memory in an SM.
-        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3)
+        # Three programs on an SM, as long as sums are few.
+        registers = 168 if rows <= 32 else None
+        return Mxfp4Tiling(min(rows, 64), 128, 1, 4, 4 if rows <= 16 else 3, registers)
     return Mxfp4Tiling(rows, 128, 1, 8, 3)
 
 

@@ -198,7 +198,7 @@ def _attend_alone_kernel(
                 exists = tl.arange(0, MERGED_ROWS) < shape.group
                 first = kv_head * SPLITS
                 merged = fold_pieces(
-                    pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS
+                    pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS, 128
                 )
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
 

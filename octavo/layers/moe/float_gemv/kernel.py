@@ -1,7 +1,7 @@
 """The kernel of 1 to 4 tokens' experts in floats: the GEMV's pipeline (layers.linear.gemv.kernel).
 
     gate and up    a tile is 8 columns of gate and of up, of one of a token's experts
-    down           a tile is 16 columns of a token's sum: their rows of each of its experts, one after the other
+    down           a tile is 16 columns of a token's sum: rows of each of its experts, one after the other
 
 Which experts these are is the first that a program reads after the kernel before; then weights come by TMA.
 What a rank does not hold lies outside of the tensor, and reads as zero.
@@ -27,6 +27,8 @@ _X_STEP = gl.constexpr(X_STEP)
 _ATOM_BITS = gl.constexpr(8 * ATOM_BYTES)
 _FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+# Of a tile's products, [W, rows, 8].
+_SUMS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 
 
 class Shape(NamedTuple):
@@ -72,7 +74,7 @@ class RowShape(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Pointers beside the weight: x [T, K] or [T k, K], scales [E, K / width, N], and the choice [T, k] each."""
+    """Pointers beside the weight: x [T, K] or [T k, K], scales [E, K / width, N], the choice [T, k] each."""
 
     x: Any
     scales: Any
@@ -162,20 +164,16 @@ def _fetch(matrix, pipe, operands, num_columns, shape):
 @gluon.jit
 def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, shape, row_shape):
     """Multiply all tiles and store the results."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_WARPS, 1, 1], [1, 16, 8])
     OWN: gl.constexpr = _own_columns(shape.activation)
     OUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([_WARPS, 1], [1, 32], [1, _WARPS], [1, 0]))
     ATOM: gl.constexpr = _ATOM_BITS // pipe.weights.dtype.primitive_bitwidth
-    # Of a token, and of one of its experts.
-    PLANES: gl.constexpr = shape.x_steps * _X_STEP // (_WARPS * ATOM)
-    OF_EXPERT: gl.constexpr = shape.size // (_WARPS * ATOM)
-    STEPS: gl.constexpr = ceil_div(OF_EXPERT, shape.blocks)
+    OF_TOKEN: gl.constexpr = shape.x_steps * _X_STEP // (_WARPS * ATOM)
     gdc_wait()
     afters = ()
     for index in gl.static_range(shape.tokens):
         xs = load_row(operands.x + index * row_shape.size, shape.x_steps, row_shape)
         afters = afters + (keep_row(rows, index * shape.x_steps, xs, (), 0.0, row_shape),)  # noqa: RUF005
-    planes = rows._reinterpret(rows.dtype, [shape.tokens * PLANES, _WARPS, ATOM], _PLAIN)
+    planes = rows._reinterpret(rows.dtype, [shape.tokens * OF_TOKEN, _WARPS, ATOM], _PLAIN)
     step = 0
     for tile in range(_num_tiles(num_columns, shape)):
         number, begin = _place(tile, num_columns, shape)
@@ -189,35 +187,9 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, shape, 
         old = 0.0
         if shape.adds:
             old = gl.load(out + number * stride_out + column, mask=inside, other=0.0).to(gl.float32)
-        rows_at = _rows_of_tile(begin, num_columns, SUMS, shape)
-        factors = ()
-        for index in gl.static_range(shape.summed):
-            factors = factors + (
-                _load_factor(operands, number * shape.summed + index, rows_at, num_columns, shape),
-            )  # noqa: RUF005
-        total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS)
-        for index in gl.static_range(shape.summed):
-            ratios = _load_ratios(
-                operands, number * shape.summed + index, rows_at, num_columns, ATOM, shape, SUMS
-            )
-            sums = ()
-            for _ in gl.static_range(shape.blocks):
-                sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
-            plane = token * PLANES + index * OF_EXPERT
-            if len(ratios) > 0:
-                for turn in gl.static_range(STEPS):
-                    of_step = ratios[turn * shape.blocks : (turn + 1) * shape.blocks]
-                    sums = _add_step(
-                        sums, of_step, pipe, planes, plane + turn * shape.blocks, step, shape, SUMS
-                    )
-                    step += 1
-            else:
-                for turn in range(STEPS):
-                    sums = _add_step(sums, (), pipe, planes, plane + turn * shape.blocks, step, shape, SUMS)
-                    step += 1
-            for block in gl.static_range(1, shape.blocks):
-                sums = (sums[0] + sums[block],) + sums[1:]  # noqa: RUF005
-            total += sums[0] * factors[index]
+        total, step = _sum_pairs(
+            pipe, planes, token * OF_TOKEN, operands, number * shape.summed, begin, step, num_columns, shape
+        )
         # All 8 columns are the same.
         parts.store(gl.sum(total, 2) * 0.125)
         result = gl.sum(parts.slice(0, OWN, 1).load(OUT.parent), 0) * after
@@ -228,10 +200,49 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, shape, 
 
 
 @gluon.jit
-def _rows_of_tile(begin, num_columns, SUMS: gl.constexpr, shape):
+def _sum_pairs(pipe, planes, plane, operands, first, begin, step, num_columns, shape):
+    """Return each warp's sums of a tile, [W, rows, 8] float32, and the step after its last one.
+
+    Args:
+        plane: of the token's x, the first.
+        first: pair of the tile.
+        begin: column of the tile.
+    """
+    ATOM: gl.constexpr = planes.shape[2]
+    OF_PAIR: gl.constexpr = shape.size // (_WARPS * ATOM)
+    STEPS: gl.constexpr = ceil_div(OF_PAIR, shape.blocks)
+    row = _rows_of_tile(begin, num_columns, shape)
+    factors = ()
+    for index in gl.static_range(shape.summed):
+        factors = factors + (_load_factor(operands, first + index, row, num_columns, shape),)  # noqa: RUF005
+    total = gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS)
+    for index in gl.static_range(shape.summed):
+        ratios = _load_ratios(operands, first + index, row, num_columns, ATOM, shape)
+        sums = ()
+        for _ in gl.static_range(shape.blocks):
+            sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS),)  # noqa: RUF005
+        at = plane + index * OF_PAIR
+        if len(ratios) > 0:
+            for turn in gl.static_range(STEPS):
+                of_step = ratios[turn * shape.blocks : (turn + 1) * shape.blocks]
+                sums = _add_step(sums, of_step, pipe, planes, at + turn * shape.blocks, step, shape)
+                step += 1
+        else:
+            for turn in range(STEPS):
+                sums = _add_step(sums, (), pipe, planes, at + turn * shape.blocks, step, shape)
+                step += 1
+        whole = sums[0]
+        for block in gl.static_range(1, shape.blocks):
+            whole += sums[block]
+        total += whole * factors[index]
+    return total, step
+
+
+@gluon.jit
+def _rows_of_tile(begin, num_columns, shape):
     """Return the rows of an expert's weight that a tile has, [1, rows, 1]."""
     OWN: gl.constexpr = _own_columns(shape.activation)
-    index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
+    index = gl.arange(0, _ROWS, gl.SliceLayout(0, gl.SliceLayout(2, _SUMS)))[None, :, None]
     return gl.minimum(begin + index % OWN, num_columns - 1) + index // OWN * num_columns
 
 
@@ -256,7 +267,7 @@ def _load_factor(operands, pair, row, num_columns, shape):
 
 
 @gluon.jit
-def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape, SUMS: gl.constexpr):
+def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape):
     """Load the scales of a warp's atoms, a tuple of [W, rows, 1], if a row of the weight has several."""
     ratios = ()
     if shape.width > 0 and shape.width < shape.size:
@@ -264,7 +275,7 @@ def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape, SU
         PARTS: gl.constexpr = ceil_div(shape.size, shape.width)
         STEPS: gl.constexpr = ceil_div(shape.size, shape.blocks * _WARPS * ATOM)
         at = _scales_at(operands, pair, row, num_columns, shape)
-        warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
+        warp = gl.arange(0, _WARPS, gl.SliceLayout(1, gl.SliceLayout(2, _SUMS)))[:, None, None]
         for block in gl.static_range(STEPS * shape.blocks):
             part = gl.minimum((block * _WARPS + warp) * ATOM // shape.width, PARTS - 1)
             ratios = ratios + (gl.load(at + part * (HALVES * num_columns)),)  # noqa: RUF005
@@ -272,12 +283,12 @@ def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape, SU
 
 
 @gluon.jit
-def _add_step(sums, ratios, pipe, planes, plane, step, shape, SUMS: gl.constexpr):
+def _add_step(sums, ratios, pipe, planes, plane, step, shape):
     """Add a step's products to the sums of a warp's blocks, which do not wait for one another."""
     KIND: gl.constexpr = pipe.weights.dtype
     EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
-    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, EACH)
-    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, EACH)
+    A: gl.constexpr = gl.DotOperandLayout(0, _SUMS, EACH)
+    B: gl.constexpr = gl.DotOperandLayout(1, _SUMS, EACH)
     ATOM: gl.constexpr = planes.shape[2]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
@@ -294,7 +305,7 @@ def _add_step(sums, ratios, pipe, planes, plane, step, shape, SUMS: gl.constexpr
         x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
         weight = weights[block].to(planes.dtype)
         if len(ratios) > 0:
-            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS))
+            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS))
             added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
         else:
             added = added + (mma_v2(weight, x, sums[block]),)  # noqa: RUF005

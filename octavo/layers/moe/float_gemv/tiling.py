@@ -15,8 +15,8 @@ from octavo.layers.moe.weight import ExpertWeight
 MAX_TOKENS = 4
 # Most registers of a thread: so two programs fit on an SM.
 REGISTERS = 104
-# Bytes of shared memory. A program of gate and up takes more than half of an SM's, so that there are never two
-# on one, with twice the work, and leaves room for one of down.
+# Bytes of shared memory. A program of gate and up takes more than half of an SM's and leaves room for one of
+# down: two of them on an SM would have twice the work, while other SMs have none.
 _HALF, _DOWN_BYTES = 116_000, 97_000
 # What TMA copies is a power of two.
 _BLOCKS = (4, 2, 1)
@@ -53,8 +53,8 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str |
     values = weight.values
     if nvidia_generation(values.device) != 9:
         return f"it needs a Hopper GPU (compute capability 9.0), got a weight on {values.device}"
-    if len(x) > MAX_TOKENS:
-        return f"it needs {MAX_TOKENS} tokens or fewer, got {len(x)}"
+    if not 0 < len(x) <= MAX_TOKENS:
+        return f"it needs 1 to {MAX_TOKENS} tokens, got {len(x)}"
     _, num_rows, size = weight.shape
     atom = ATOM_BYTES // values.itemsize
     if (
@@ -71,8 +71,8 @@ def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str |
     ):
         return None
     return (
-        f"it needs contiguous rows in half precision, N >= {2 * TILE_ROWS}, K a multiple of {WARPS * atom} and "
-        f"so short that {summed} rows of x for each token, or scales of tiles, leave room for weights; "
+        f"it needs contiguous rows in half precision, N >= {2 * TILE_ROWS}, K a multiple of {WARPS * atom} "
+        f"and so short that {summed} rows of x for each token, or scales of tiles, leave room for weights; "
         f"got {list(x.shape)} {x.dtype}, {[num_rows, size]} {values.dtype}, a scale for {weight.width}"
     )
 
@@ -93,7 +93,9 @@ def choose_float_tiling(size: int, itemsize: int, num_tokens: int, summed: int) 
         padded = (summed - 1) * atoms + -(-atoms // blocks) * blocks
         x_steps = -(-padded * WARPS * ATOM_BYTES // (itemsize * X_STEP))
         x_bytes, stage_bytes = 2 * num_tokens * x_steps * X_STEP, blocks * WARPS * TILE_ROWS * ATOM_BYTES
-        stages = -((x_bytes - _HALF) // stage_bytes) if summed == 1 else (_DOWN_BYTES - x_bytes) // stage_bytes
+        stages = (
+            -((x_bytes - _HALF) // stage_bytes) if summed == 1 else (_DOWN_BYTES - x_bytes) // stage_bytes
+        )
         return FloatTiling(blocks, x_steps, stages)
 
     def cost(tiling: FloatTiling) -> tuple[bool, int]:

@@ -92,6 +92,7 @@ def _launch(
         *(pairs[2], size, activation, tiling.rows, tiling.columns, tiling.parts, tiling.num_stages),
         num_experts if skips else None,
         num_warps=tiling.num_warps,
+        maxnreg=tiling.registers,
         **overlap_options(x),
     )
     return out

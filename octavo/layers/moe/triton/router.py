@@ -48,14 +48,14 @@ def router_logits(x: Tensor, weight: Tensor, *, deterministic: bool = False) -> 
         return out
     is_few = deterministic or num_rows <= _FEW_ROWS
     # Few rows want many programs, each with a few experts; many rows want to be read once.
-    rows, columns, depth = (16, 16, 256) if is_few else (64, 128, 64)
+    rows, columns, depth, parts = (16, 16, 512, 4) if is_few else (64, 128, 64, 1)
     launch(
         _logits_kernel,
         (-(-num_experts // columns), -(-num_rows // rows)),
         *(x, weight, out, num_rows, num_experts, x.stride(0)),
-        *(size, rows, columns, min(depth, power_of_two(max(16, size)))),
-        num_warps=2 if is_few else 4,
-        num_stages=4,
+        *(size, rows, columns, min(depth, power_of_two(max(16 * parts, size))), parts),
+        num_warps=4,
+        num_stages=3 if is_few else 4,
         **overlap_options(x),
     )
     return out
@@ -97,24 +97,37 @@ def choose_experts(
 @triton.jit(do_not_specialize=["num_rows"])
 def _logits_kernel(
     x_ptr, weight_ptr, out_ptr, num_rows, num_experts, stride_x,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of experts, tiles of rows). What lies past the end repeats the last and is not stored."""
+    """Grid: (tiles of experts, tiles of rows). What lies past the end repeats the last and is not stored.
+
+    DEPTH numbers of a row are multiplied at a time, in parts side by side, since products wait for others.
+    """
+    EACH: tl.constexpr = DEPTH // PARTS
     start_next(OVERLAP)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     expert = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, DEPTH)
-    x_at = x_ptr + tl.minimum(row, num_rows - 1).to(tl.int64)[:, None] * stride_x + k[None, :]
-    weight_at = weight_ptr + tl.minimum(expert, num_experts - 1)[:, None] * SIZE + k[None, :]
+    x_k = (tl.arange(0, PARTS * ROWS) // ROWS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
+    weight_k = (tl.arange(0, PARTS * COLUMNS) // COLUMNS * EACH)[:, None] + tl.arange(0, EACH)[None, :]
+    x_row = tl.program_id(1) * ROWS + tl.arange(0, PARTS * ROWS) % ROWS
+    weight_row = tl.program_id(0) * COLUMNS + tl.arange(0, PARTS * COLUMNS) % COLUMNS
+    x_at = x_ptr + tl.minimum(x_row, num_rows - 1).to(tl.int64)[:, None] * stride_x + x_k
+    weight_at = weight_ptr + tl.minimum(weight_row, num_experts - 1)[:, None] * SIZE + weight_k
     wait_for_previous(OVERLAP)
 
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS] if PARTS == 1 else [PARTS, ROWS, COLUMNS], tl.float32)
     for start in range(0, SIZE, DEPTH):
-        is_k = (start + k < SIZE)[None, :]
-        x = tl.load(x_at + start, mask=is_k, other=0.0)
-        weight = tl.load(weight_at + start, mask=is_k, other=0.0)
-        total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+        x = tl.load(x_at + start, mask=start + x_k < SIZE, other=0.0)
+        weight = tl.load(weight_at + start, mask=start + weight_k < SIZE, other=0.0)
+        if PARTS > 1:
+            x = tl.reshape(x, [PARTS, ROWS, EACH])
+            weight = tl.permute(tl.reshape(weight, [PARTS, COLUMNS, EACH]), (0, 2, 1))
+        else:
+            weight = tl.trans(weight)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+    if PARTS > 1:
+        total = tl.sum(total, axis=0)
 
     inside = (row < num_rows)[:, None] & (expert < num_experts)[None, :]
     tl.store(out_ptr + row.to(tl.int64)[:, None] * num_experts + expert[None, :], total, mask=inside)

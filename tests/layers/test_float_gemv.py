@@ -1,0 +1,118 @@
+"""The GEMV of experts in floats on a CPU: when it runs, its tilings, the kernel as compiled."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from compiled_figures import compiled_figures
+from torch import Tensor
+from triton_layer_cases import INTERPRETED
+
+from octavo.errors import InvalidArgumentError
+from octavo.layers.linear.gemv.tiling import WARPS, X_STEP
+from octavo.layers.moe.choice import choose_product
+from octavo.layers.moe.float_gemv import tiling
+from octavo.layers.moe.float_gemv.tiling import (
+    LEAST_STAGES,
+    MAX_TOKENS,
+    REGISTERS,
+    choose_float_tiling,
+    unsupported_reason,
+)
+from octavo.layers.moe.router import Choice
+from octavo.layers.moe.weight import ExpertWeight
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
+# Of an SM, less what the system takes of it for each program.
+SHARED_BYTES, SYSTEM_BYTES = 228 * 1024, 1024
+ROWS = torch.zeros(5, 512, dtype=torch.bfloat16)
+
+
+def weight(
+    rows: int = 64, size: int = 512, width: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> ExpertWeight:
+    values = torch.zeros(4, rows, size, dtype=torch.float8_e4m3fn if width else dtype)
+    return ExpertWeight(values, torch.ones(4, size // width, rows) if width else None, width)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU pass for tensors on a Hopper GPU."""
+    monkeypatch.setattr(tiling, "nvidia_generation", lambda device: 9)
+
+
+def test_gate_up_and_down_fit_an_sm_but_never_two_gate_ups() -> None:
+    figures = compiled_figures(Path(__file__).with_name("compile_float_gemv.py"))
+    assert len(figures) == 8
+    for name, facts in figures.items():
+        assert facts["stack"] <= 8, name
+        assert facts["spills"] <= 2, name
+        assert facts["stages"] >= LEAST_STAGES, name
+    shared = {name: facts["shared"] + SYSTEM_BYTES for name, facts in figures.items()}
+    gate_ups = [size for name, size in shared.items() if name.startswith("gate")]
+    downs = [size for name, size in shared.items() if name.startswith("down")]
+    assert 2 * min(gate_ups) > SHARED_BYTES
+    assert max(gate_ups) + max(downs) <= SHARED_BYTES
+    # The warps that multiply, and the one that fetches, which takes the registers of four.
+    assert 2 * (WARPS + 4) * 32 * REGISTERS <= 65536
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("num_tokens", range(1, MAX_TOKENS + 1))
+@pytest.mark.parametrize(("size", "summed"), [(2048, 1), (768, 8), (1024, 8), (14336, 2), (256, 6)])
+def test_rows_of_x_have_room_for_whole_steps(size: int, summed: int, num_tokens: int, itemsize: int) -> None:
+    chosen = choose_float_tiling(size, itemsize, num_tokens, summed)
+    columns = chosen.blocks * WARPS * 64 // itemsize
+    last = (summed - 1) * size
+    assert chosen.x_steps * X_STEP >= last + -(-size // columns) * columns
+    assert chosen.x_steps * X_STEP < last + size + columns + X_STEP
+
+
+def test_what_the_kernel_can_read(on_hopper: None) -> None:
+    for good in (weight(), weight(width=512), weight(width=128), weight(rows=72)):
+        assert unsupported_reason(ROWS[:1], good, 1) is None
+        assert unsupported_reason(ROWS[:4], good, 4) is None
+    assert unsupported_reason(ROWS[:1].half(), weight(dtype=torch.float16), 1) is None
+    for x, bad in (
+        (ROWS[:1].half(), weight()),
+        (ROWS[:1].float(), weight(dtype=torch.float32)),
+        (ROWS[:1], weight(rows=24)),
+        (ROWS[:1], weight(size=480)),
+        (ROWS[:1], weight(size=384, width=384)),
+        (ROWS[:, ::2][:1], weight(size=256)),
+        # More scales than a warp has registers for.
+        (ROWS[:1], weight(rows=32, size=8192, width=128)),
+    ):
+        assert "it needs contiguous rows in half precision" in str(unsupported_reason(x, bad, 1))
+    assert "1 to 4 tokens, got 5" in str(unsupported_reason(ROWS, weight(), 1))
+    assert "1 to 4 tokens, got 0" in str(unsupported_reason(ROWS[:0], weight(), 1))
+    assert "leave room for weights" in str(unsupported_reason(ROWS[:4], weight(size=4096), 8))
+    biased = ExpertWeight(weight().values, bias=torch.zeros(4, 64))
+    assert "without biases" in str(unsupported_reason(ROWS[:1], biased, 1))
+
+
+def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
+    def product(x: Tensor, *weights: ExpertWeight, chosen: int = 4, deterministic: bool = False) -> str:
+        return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
+
+    pair = weight(), weight()
+    assert [product(ROWS[:number], *pair) for number in (1, 4, 5)] == ["float_gemv", "float_gemv", "grouped"]
+    float8 = weight(width=512), weight(width=512)
+    assert [product(ROWS[:number], *float8) for number in (1, 4, 5)] == [
+        "float_gemv",
+        "float_gemv",
+        "rounded",
+    ]
+    assert product(ROWS[:1], weight(), weight(rows=24)) == "few"
+    # Four rows of each token's eight experts leave no room.
+    assert product(ROWS[:4], weight(), weight(size=4096), chosen=8) == "few"
+    assert product(ROWS[:1], *pair, deterministic=True) == "grouped"
+
+
+def test_other_devices_do_without_it() -> None:
+    from octavo.layers.moe.float_gemv.gemv import float_gate_up
+
+    assert "needs a Hopper GPU" in str(unsupported_reason(ROWS[:1], weight(), 4))
+    choice = Choice(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4))
+    with pytest.raises(InvalidArgumentError, match="the GEMV of experts cannot run: it needs a Hopper"):
+        float_gate_up(ROWS[:1], weight(), choice, "silu")
