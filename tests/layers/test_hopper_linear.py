@@ -101,7 +101,9 @@ def test_what_pays_off(on_hopper: None) -> None:
     ]
     assert [chosen(rows, 64, 64) for rows in (5, 256, 257)] == ["hopper", "hopper", "plain"]
     assert [chosen(rows, 2064, 64) for rows in (5, 128, 129)] == ["hopper", "hopper", "plain"]
-    assert [chosen(rows, 64, 4096) for rows in (5, 64, 65)] == ["hopper", "hopper", "plain"]
+    for columns, size in ((64, 4096), (4096, 1088), (6144, 1024)):
+        assert [chosen(rows, columns, size) for rows in (5, 64, 65)] == ["hopper", "hopper", "plain"]
+    assert [chosen(rows, 4096, 1024) for rows in (5, 128, 129)] == ["hopper", "hopper", "plain"]
     assert chosen(16, 65536, 64) == "plain"
     assert chosen(16, 64, 96) == "plain"
 

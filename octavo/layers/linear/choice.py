@@ -82,14 +82,15 @@ _LAYERS: Mapping[str, tuple[_Layers, ...]] = MappingProxyType(
 _GEMV_MAX_SIZE = 16384
 # Skinny: from two rows on, cuBLAS is faster if K is this large, and at an LM head (large N).
 _SKINNY_MAX_SIZE = 4096
-# Hopper: minimum of rows; maximum of rows for small N, for large N, and for large K. For more rows, and at
-# an LM head, cuBLAS is as fast.
+# Hopper: minimum of rows; maximum of rows for small N, for large N, and for large weights or K. For more rows
+# cuBLAS is as fast, or up to 1.7 times as fast (ADR 15); at an LM head it is as fast.
 HOPPER_MIN_ROWS = 5
 HOPPER_MAX_ROWS = 256
 _HOPPER_MAX_ROWS_WIDE = 128
-_HOPPER_MAX_ROWS_LONG = 64
+_HOPPER_MAX_ROWS_LARGE = 64
 _WIDE = 2048
 _LONG = 4096
+_LARGE = 4096 * 1024
 _VOCABULARY = 65536
 
 
@@ -233,8 +234,7 @@ def choose_gemm(x: Tensor, weight: Tensor) -> Gemm:
         pays_off = num_rows == 1 or (num_rows > 1 and size < _SKINNY_MAX_SIZE and num_columns < _VOCABULARY)
         return "skinny" if pays_off else "plain"
     max_rows = HOPPER_MAX_ROWS if num_columns <= _WIDE else _HOPPER_MAX_ROWS_WIDE
-    pays_off = (
-        HOPPER_MIN_ROWS <= num_rows <= (max_rows if size < _LONG else _HOPPER_MAX_ROWS_LONG)
-        and num_columns < _VOCABULARY
-    )
+    if size >= _LONG or num_columns * size > _LARGE:
+        max_rows = _HOPPER_MAX_ROWS_LARGE
+    pays_off = HOPPER_MIN_ROWS <= num_rows <= max_rows and num_columns < _VOCABULARY
     return "hopper" if pays_off and hopper_tiling.unsupported_reason(x, weight) is None else "plain"
