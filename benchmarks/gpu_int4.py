@@ -27,7 +27,7 @@ from gpu_moe import BYTES, random_packed
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
 from support.gpu_bound import bound_s
-from support.gpu_model import load, run
+from support.gpu_model import free_memory, load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import WORKLOADS, run_figures
 from torch import Tensor
@@ -288,6 +288,8 @@ def serve(model: str, peer: str) -> list[dict[str, object]]:
         )
         beside = None if vllm is None else vllm["results"][name]
         results.append({"model": model, "workload": name, **figures, "bound_s": bound, "vllm": beside})
+    del llm
+    free_memory()
     return results
 
 
@@ -315,7 +317,7 @@ def main() -> None:
             for result in compare(model, num_rows, arguments.kinds)
         ]
         print(table(list(results[0]), [list(result.values()) for result in results]))
-    publish("gpu_int4", {"results": results}, arguments)
+    publish("gpu_int4-engine" if arguments.engine else "gpu_int4", {"results": results}, arguments)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,16 @@ quotes the best run, with the first one in brackets. The last line is JSON.
 """
 
 import argparse
-import gc
 import sys
 import time
 from importlib.util import find_spec
 from typing import Any
 
-import torch
 from peers.hf_serving import LABEL, measure_peer
 from peers.vllm_serving import measure_in_child
 from support.common import make_parser, publish, table
 from support.gpu_bound import SHAPES, label, run_bound_s
-from support.gpu_model import load, run
+from support.gpu_model import free_memory, load, run
 from support.gpu_timing import copy_bandwidth, matrix_flops
 from support.gpu_workloads import SHORT_WORKLOADS, WORKLOADS, Workload, recorded_vllm, run_figures
 from support.model_folder import model_config
@@ -172,12 +170,6 @@ def _describe_peer(figures: Figures | None) -> str:
         return ""
     rate = f"{figures['rate']:,.1f}" if "rate" in figures else ""
     return f"{rate} ({figures['note']})" if figures["note"] else rate
-
-
-def free_memory() -> None:
-    """Free the last model's memory: the next KV cache takes a share of what is free."""
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

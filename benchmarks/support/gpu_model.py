@@ -1,5 +1,6 @@
 """A model of random weights on an NVIDIA GPU, and one timed run of a workload on it."""
 
+import gc
 import time
 from typing import Any
 
@@ -47,3 +48,9 @@ def run(llm: LLM, workload: Workload) -> float:
     for output, num in zip(outputs, workload.max_tokens, strict=True):
         assert [len(completion.token_ids) for completion in output.outputs] == [num] * workload.n
     return seconds
+
+
+def free_memory() -> None:
+    """Free the last model's memory: the next KV cache takes a share of what is free."""
+    gc.collect()
+    torch.cuda.empty_cache()

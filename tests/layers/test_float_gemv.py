@@ -96,7 +96,12 @@ def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
         return choose_product(x, weights, chosen, rows_per_expert=0.1, deterministic=deterministic)
 
     pair = weight(), weight()
-    assert [product(ROWS[:number], *pair) for number in (1, 4, 5)] == ["float_gemv", "float_gemv", "grouped"]
+    assert [product(ROWS[:number], *pair) for number in (1, 2, 4, 5)] == [
+        "float_gemv",
+        "few",
+        "few",
+        "grouped",
+    ]
     float8 = weight(width=512), weight(width=512)
     assert [product(ROWS[:number], *float8) for number in (1, 4, 5)] == [
         "float_gemv",
@@ -105,7 +110,7 @@ def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
     ]
     assert product(ROWS[:1], weight(), weight(rows=24)) == "few"
     # Four rows of each token's eight experts leave no room.
-    assert product(ROWS[:4], weight(), weight(size=4096), chosen=8) == "few"
+    assert product(ROWS[:4], weight(width=512), weight(size=4096, width=4096), chosen=8) == "few"
     assert product(ROWS[:1], *pair, deterministic=True) == "grouped"
 
 

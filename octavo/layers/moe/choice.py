@@ -3,7 +3,8 @@
 a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
-                              1 to 4 tokens           float_gemv, on a Hopper GPU, floats
+                                                      float_gemv, on a Hopper GPU, floats
+                              1 to 4 tokens           float_gemv, on a Hopper GPU, float8
                                                       few; 1 or 2 in packed weights
                               others                  rounded, float8
                                                       persistent, on a Hopper GPU, MXFP4, many an expert
@@ -91,8 +92,8 @@ def choose_product(
         return "grouped"
     if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
         return "gemv"
-    if len(x) <= float_gemv.MAX_TOKENS and all(
-        float_gemv.unsupported_reason(x, weight, summed) is None
+    if all(
+        len(x) <= float_gemv.most_tokens(weight) and float_gemv.unsupported_reason(x, weight, summed) is None
         for weight, summed in zip(weights, (1, num_chosen), strict=True)
     ):
         return "float_gemv"
