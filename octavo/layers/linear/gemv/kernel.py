@@ -184,7 +184,8 @@ def _multiply(pipe, row, parts, operands, out, num_columns, eps, shape):
         for _ in gl.static_range(shape.blocks):
             sums = sums + (gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS),)  # noqa: RUF005
         for turn in range(STEPS):
-            sums = _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shape, SUMS)
+            ratios = _load_ratios(operands, begin, turn, num_columns, ATOM, shape, SUMS)
+            sums = add_step(sums, ratios, pipe, planes, turn * shape.blocks, step, shape, SUMS)
             step += 1
         total = sums[0]
         for block in gl.static_range(1, shape.blocks):
@@ -217,8 +218,18 @@ def load_epilogue(operands, out, column, num_columns, shape):
 
 
 @gluon.jit
-def _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shape, SUMS: gl.constexpr):
-    """Add a step's products to the sums of a warp's blocks, which do not wait for one another."""
+def add_step(sums, ratios, pipe, planes, plane, step, shape, SUMS: gl.constexpr):
+    """Add a step's products to the sums of a warp's blocks, which do not wait for one another.
+
+    Args:
+        sums: [W, rows, 8] float32 of each block, of layout SUMS.
+        ratios: what products of each block are to be multiplied by, [W, rows, 1]; or ().
+        pipe: weights in stages, and their ring.
+        planes: x, [planes, W, atom] in shared memory.
+        plane: of the first block.
+        step: of the pipe.
+        shape: has `blocks` and `stages`.
+    """
     KIND: gl.constexpr = pipe.weights.dtype
     EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, EACH)
@@ -227,7 +238,6 @@ def _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shap
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
     )
-    ratios = _load_ratios(operands, begin, turn, num_columns, ATOM, shape, SUMS)
     stage = wait_for_stage(pipe.ring, step, shape.stages)
     atoms = pipe.weights.index(stage)._reinterpret(KIND, [shape.blocks, _WARPS, _ROWS, ATOM], LAYOUT)
     weights = ()
@@ -236,10 +246,10 @@ def _add_step(sums, pipe, planes, operands, begin, turn, step, num_columns, shap
     free_stage(pipe.ring, stage)
     added = ()
     for block in gl.static_range(shape.blocks):
-        x = planes.index(turn * shape.blocks + block).load(gl.SliceLayout(2, B))
+        x = planes.index(plane + block).load(gl.SliceLayout(2, B))
         x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
         weight = weights[block].to(planes.dtype)
-        if shape.height > 0 and shape.width < shape.size:
+        if len(ratios) > 0:
             products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, SUMS))
             added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
         else:

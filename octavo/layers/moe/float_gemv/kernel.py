@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.layers.linear.gemv.kernel import ceil_div
+from octavo.layers.linear.gemv.kernel import add_step, ceil_div
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
-from octavo.layers.linear.hopper.ring import claim_stage, free_stage, make_ring, wait_for_stage
+from octavo.layers.linear.hopper.ring import claim_stage, make_ring
 from octavo.layers.triton.activation import gate_and_up
 
 _WARPS = gl.constexpr(WARPS)
@@ -225,11 +224,11 @@ def _sum_pairs(pipe, planes, plane, operands, first, begin, step, num_columns, s
         if len(ratios) > 0:
             for turn in gl.static_range(STEPS):
                 of_step = ratios[turn * shape.blocks : (turn + 1) * shape.blocks]
-                sums = _add_step(sums, of_step, pipe, planes, at + turn * shape.blocks, step, shape)
+                sums = add_step(sums, of_step, pipe, planes, at + turn * shape.blocks, step, shape, _SUMS)
                 step += 1
         else:
             for turn in range(STEPS):
-                sums = _add_step(sums, (), pipe, planes, at + turn * shape.blocks, step, shape)
+                sums = add_step(sums, (), pipe, planes, at + turn * shape.blocks, step, shape, _SUMS)
                 step += 1
         whole = sums[0]
         for block in gl.static_range(1, shape.blocks):
@@ -280,33 +279,3 @@ def _load_ratios(operands, pair, row, num_columns, ATOM: gl.constexpr, shape):
             part = gl.minimum((block * _WARPS + warp) * ATOM // shape.width, PARTS - 1)
             ratios = ratios + (gl.load(at + part * (HALVES * num_columns)),)  # noqa: RUF005
     return ratios
-
-
-@gluon.jit
-def _add_step(sums, ratios, pipe, planes, plane, step, shape):
-    """Add a step's products to the sums of a warp's blocks, which do not wait for one another."""
-    KIND: gl.constexpr = pipe.weights.dtype
-    EACH: gl.constexpr = 128 // KIND.primitive_bitwidth
-    A: gl.constexpr = gl.DotOperandLayout(0, _SUMS, EACH)
-    B: gl.constexpr = gl.DotOperandLayout(1, _SUMS, EACH)
-    ATOM: gl.constexpr = planes.shape[2]
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=_ATOM_BITS // 8, element_bitwidth=KIND.primitive_bitwidth, rank=3
-    )
-    stage = wait_for_stage(pipe.ring, step, shape.stages)
-    atoms = pipe.weights.index(stage)._reinterpret(KIND, [shape.blocks, _WARPS, _ROWS, ATOM], LAYOUT)
-    weights = ()
-    for block in gl.static_range(shape.blocks):
-        weights = weights + (atoms.index(block).load(A),)  # noqa: RUF005
-    free_stage(pipe.ring, stage)
-    added = ()
-    for block in gl.static_range(shape.blocks):
-        x = planes.index(plane + block).load(gl.SliceLayout(2, B))
-        x = gl.expand_dims(x, 2).broadcast_to([_WARPS, ATOM, 8])
-        weight = weights[block].to(planes.dtype)
-        if len(ratios) > 0:
-            products = mma_v2(weight, x, gl.zeros([_WARPS, _ROWS, 8], gl.float32, _SUMS))
-            added = added + (sums[block] + products * ratios[block],)  # noqa: RUF005
-        else:
-            added = added + (mma_v2(weight, x, sums[block]),)  # noqa: RUF005
-    return added
