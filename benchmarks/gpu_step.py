@@ -6,7 +6,8 @@ Prints, per step: wall time; the host's own work, which is all but waiting for t
 at least one kernel runs, from a profile of further steps; the share of the wall time in which none runs;
 kernel launches; calls that wait for the whole device or stream (there must be none); the bound, which is
 weights and KV cache read once at the measured copy bandwidth, or the step's operations at the measured rate
-of large GEMMs if that takes longer. The last line is JSON.
+of large GEMMs if that takes longer; and the kernels that take most, each from the end of the one before to
+its own. The last line is JSON.
 
     python benchmarks/gpu_step.py [--model 0.6b] [--quantization fp8] [--batches 1,16,64,256] [--context 512]
                                   [--prompts 0,2048] [--kernels 16] [--save MACHINE]
