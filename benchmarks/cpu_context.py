@@ -1,10 +1,12 @@
-"""Milliseconds to decode one token on a CPU, by the length of its context, 512 to 8,192 tokens.
+"""Milliseconds to decode one token on a CPU, by the length of its context, 512 to 8,128 tokens.
 
 The time must grow linearly: attention reads every cached token once, and nothing else depends on the length.
-Prints a table beside Hugging Face transformers on the same contexts, and beside the memory bound, which is
-weights and KV cache read once at the measured bandwidth. The last line is JSON.
+Prints a table of the embedded model over caches of several dtypes, beside Hugging Face transformers in float32
+on the same contexts, and beside the memory bound, which is weights and KV cache read once at the measured
+bandwidth. The last line is JSON.
 
-    python benchmarks/cpu_context.py [--contexts 512,1024,2048,4096,8128] [--tokens 32] [--save MACHINE]
+    python benchmarks/cpu_context.py [--contexts 512,1024,2048,4096,8128] [--tokens 32]
+                                     [--kv-cache-dtypes auto,bf16] [--save MACHINE]
 """
 
 import statistics
@@ -20,40 +22,58 @@ from support.cpu_workloads import END_ID, LOWEST_ID
 
 from octavo import LLM, SamplingParams
 
-WEIGHT_BYTES, KV_BYTES = 134.5e6 * 4, 46080
-
 
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--contexts", default="512,1024,2048,4096,8128")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--kv-cache-dtypes", default="auto,bf16")
     arguments = parser.parse_args()
     contexts = [int(context) for context in arguments.contexts.split(",")]
     load, bandwidth = wait_until_idle(), read_bandwidth()
-    llm, model = LLM("smollm2"), load_smollm2()
-    octavo = [octavo_ms(llm, context, arguments.tokens) for context in contexts]
-    hf = [hf_ms(model, context, arguments.tokens) for context in contexts]
-    bounds = [(WEIGHT_BYTES + context * KV_BYTES) / bandwidth * 1000 for context in contexts]
-    rows = [
-        [context, f"{ours:.1f}", f"{theirs:.1f}", f"{bound:.1f}", f"{bound / ours:.0%}"]
-        for context, ours, theirs, bound in zip(contexts, octavo, hf, bounds, strict=True)
-    ]
-    print(table(["context", "Octavo ms/token", "Hugging Face ms/token", "bound ms", "fraction"], rows))
-    slope, intercept = statistics.linear_regression(contexts, octavo)
-    worst = max(abs(slope * c + intercept - ms) / ms for c, ms in zip(contexts, octavo, strict=True))
-    print(
-        f"line: {intercept:.1f} ms + {slope * 1000:.2f} ms per 1,000 tokens; worst point off by {worst:.0%}"
-    )
-    report: dict[str, object] = {
-        "load_before": load,
-        "contexts": contexts,
-        "octavo_ms": octavo,
-        "hf_ms": hf,
-        "bound_ms": bounds,
-        "slope_ms_per_1000": slope * 1000,
-        "worst_deviation": worst,
+    engines = {
+        dtype: measure(dtype, contexts, arguments.tokens, bandwidth)
+        for dtype in arguments.kv_cache_dtypes.split(",")
     }
-    publish("cpu_context", report, arguments)
+    model = load_smollm2()
+    hf = [hf_ms(model, context, arguments.tokens) for context in contexts]
+    header = ["context", *(f"{dtype}: ms, of the bound" for dtype in engines), "Hugging Face ms"]
+    rows = [
+        [
+            contexts[i],
+            *(f"{e['ms'][i]:.2f}, {e['bound_ms'][i] / e['ms'][i]:.0%}" for e in engines.values()),
+            f"{hf[i]:.1f}",
+        ]
+        for i in range(len(contexts))
+    ]
+    print(table(header, rows))
+    for dtype, e in engines.items():
+        print(
+            f"{dtype}: {e['intercept_ms']:.2f} ms + {e['slope_ms_per_1000']:.2f} ms per 1,000 tokens; worst point "
+            f"off by {e['worst_deviation']:.0%}"
+        )
+    publish(
+        "cpu_context", {"load_before": load, "contexts": contexts, "engines": engines, "hf_ms": hf}, arguments
+    )
+
+
+def measure(kv_cache_dtype: str, contexts: list[int], num_tokens: int, bandwidth: float) -> dict[str, Any]:
+    """Time an engine at all contexts, and fit a line."""
+    llm = LLM("smollm2", kv_cache_dtype=kv_cache_dtype)
+    plan = llm.engine.plan
+    times = [octavo_ms(llm, context, num_tokens) for context in contexts]
+    slope, intercept = statistics.linear_regression(contexts, times)
+    return {
+        "ms": times,
+        "bound_ms": [
+            (plan.weight_bytes + context * plan.kv_bytes_per_token) / bandwidth * 1000 for context in contexts
+        ],
+        "slope_ms_per_1000": slope * 1000,
+        "intercept_ms": intercept,
+        "worst_deviation": max(
+            abs(slope * context + intercept - ms) / ms for context, ms in zip(contexts, times, strict=True)
+        ),
+    }
 
 
 def ids(num: int) -> list[int]:

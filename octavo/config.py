@@ -16,7 +16,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionImpl = Literal["auto", "reference", "torch", "c", "triton"]
 Quantization = Literal["auto", "none", "fp8", "bf16", "int8"]
-KVCacheDType = Literal["auto", "fp8"]
+KVCacheDType = Literal["auto", "bf16", "fp8"]
 AllReduce = Literal["auto", "nccl"]
 
 DEFAULT_MODEL = "smollm2"
@@ -61,8 +61,9 @@ class EngineConfig:
             bfloat16 (CPU only). "fp8" rounds the projections of any model to float8 (e4m3) while it is
             loaded. "int8" rounds weights and activations of any model to 8 bits (CPU only). See
             docs/quantization.md.
-        kv_cache_dtype: auto is dtype; "fp8" (e4m3) holds twice as many tokens as a 16-bit cache. On a CPU,
-            attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
+        kv_cache_dtype: auto is dtype. "bf16" holds twice as many tokens as float32, and long contexts on a
+            CPU decode faster; on a GPU it needs dtype bfloat16. "fp8" (e4m3) holds twice as many as 16 bits.
+            On a CPU, attention over an fp8 cache runs in PyTorch instead of the compiled kernels.
         prepare: on a GPU, compile every kernel and capture every CUDA graph before the engine is ready, so
             that no request waits for either. False: the first request that needs one waits for it.
         kernel_cache_dir: where compiled GPU kernels are kept, for this process and later ones. Default:

@@ -260,13 +260,18 @@ def _check_like(name: str, tensor: Tensor, cache: Tensor) -> None:
             raise InvalidArgumentError(
                 f"{name} must be float32, bfloat16 or float16 for a float8 cache, got {tensor.dtype}"
             )
-    elif tensor.dtype != cache.dtype:
+    elif tensor.dtype != cache.dtype and not _is_narrower(cache, tensor):
         raise InvalidArgumentError(
             f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}; convert it first"
         )
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise InvalidArgumentError(f"the last dimension of {name} must be contiguous (stride 1)")
     _check_device(name, tensor, cache)
+
+
+def _is_narrower(cache: Tensor, tensor: Tensor) -> bool:
+    """Return whether a CPU's kernels take such a tensor with a cache of fewer bits."""
+    return cache.device.type == "cpu" and (cache.dtype, tensor.dtype) == (torch.bfloat16, torch.float32)
 
 
 def _check_device(name: str, tensor: Tensor, other: Tensor) -> None:

@@ -61,12 +61,14 @@ def implementation(impl: str) -> Implementation:
     return Implementation(module.store_kv, module.paged_attention_with_lse)
 
 
-def unsupported_reason(impl: str, device_type: str, dtype: torch.dtype) -> str | None:
-    """Return why an implementation cannot run on a device type with a cache dtype, or None if it can."""
+def unsupported_reason(
+    impl: str, device_type: str, dtype: torch.dtype, query_dtype: torch.dtype | None = None
+) -> str | None:
+    """Return why an implementation cannot run, or None if it can; arguments as for choose_impl."""
     if impl == "c":
         from octavo.attention.cpu import kernel
 
-        return kernel.unsupported_reason(device_type, dtype)
+        return kernel.unsupported_reason(device_type, dtype, query_dtype)
     if impl == "triton":
         from octavo.attention import gpu_paged
 
@@ -86,24 +88,34 @@ def available_impls(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 
 @cache
-def choose_impl(impl: str, device_type: str, dtype: torch.dtype) -> str:
+def choose_impl(
+    impl: str, device_type: str, dtype: torch.dtype, query_dtype: torch.dtype | None = None
+) -> str:
     """Return the name of the implementation to run.
+
+    Args:
+        impl: "auto" or one of IMPLS.
+        device_type: of all tensors.
+        dtype: of the cache.
+        query_dtype: of queries; None: that of the cache.
 
     Raises:
         ConfigError: impl is unknown, or was asked for by name and cannot run.
     """
     if impl == "auto":
-        return _preferred(device_type, dtype)
+        return _preferred(device_type, dtype, query_dtype)
     if impl not in IMPLS:
         names = ["auto", *IMPLS]
         raise ConfigError(f"impl must be one of {names}, got {impl!r}{suggest(impl, names)}")
-    reason = unsupported_reason(impl, device_type, dtype)
+    reason = unsupported_reason(impl, device_type, dtype, query_dtype)
     if reason is not None:
         raise ConfigError(f'attention impl "{impl}" cannot run: {reason}; use impl="auto" or "torch"')
     return impl
 
 
-def choose_for_call(impl: str, cache: "LayerCache", options: "ScoreOptions | None" = None) -> str:
+def choose_for_call(
+    impl: str, cache: "LayerCache", query_dtype: torch.dtype, options: "ScoreOptions | None" = None
+) -> str:
     """Return the name of the implementation for a call over a cache; options None: the call stores.
 
     "auto" takes PyTorch where the compiled kernels lack something that the call asks for.
@@ -111,7 +123,7 @@ def choose_for_call(impl: str, cache: "LayerCache", options: "ScoreOptions | Non
     Raises:
         ConfigError: impl is unknown, or was asked for by name and cannot run.
     """
-    chosen = choose_impl(impl, cache.k.device.type, cache.k.dtype)
+    chosen = choose_impl(impl, cache.k.device.type, cache.k.dtype, query_dtype)
     if chosen != "c":
         return chosen
     from octavo.attention.cpu import kernel
@@ -124,13 +136,13 @@ def choose_for_call(impl: str, cache: "LayerCache", options: "ScoreOptions | Non
     raise ConfigError(f'attention impl "c" cannot run: {reason}; use impl="auto" or "torch"')
 
 
-def _preferred(device_type: str, dtype: torch.dtype) -> str:
+def _preferred(device_type: str, dtype: torch.dtype, query_dtype: torch.dtype | None) -> str:
     """Return the fastest implementation that can run; warn if a kernel was expected here but cannot run."""
     fastest, slowdown = ("triton", "many") if device_type == "cuda" else ("c", "several")
-    reason = unsupported_reason(fastest, device_type, dtype)
+    reason = unsupported_reason(fastest, device_type, dtype, query_dtype)
     if reason is None:
         return fastest
-    if device_type == "cuda" or dtype in (torch.float32, FLOAT8):
+    if device_type == "cuda" or torch.float32 in (dtype, query_dtype) or dtype == FLOAT8:
         logger.warning("attention runs in PyTorch, %s times slower than compiled: %s", slowdown, reason)
     return "torch"
 

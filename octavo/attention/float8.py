@@ -22,7 +22,7 @@ def write_rows(cache: Tensor, index: Index, rows: Tensor, scale: Tensor | None) 
         scale: [KH] float32 of a float8 cache; None: 1.
     """
     if cache.dtype != FLOAT8:
-        cache[index] = rows
+        cache[index] = rows.to(cache.dtype)
         return
     rows = rows.float() if scale is None else rows.float() / scale.unsqueeze(-1)
     # Clamped here because some versions of torch convert numbers beyond the range to NaN.

@@ -56,7 +56,7 @@ def forest_attention(
         max_seq_len=int(seq_lens.max(initial=0)),
     )
     arrays = (block_tables, seq_lens, cu_seqlens_q)
-    if choose_impl(impl, q.device.type, cache.k.dtype) == "triton":
+    if choose_impl(impl, q.device.type, cache.k.dtype, q.dtype) == "triton":
         work = _device_forest(q, cache, arrays)
     else:
         work = ForestPlan.from_block_tables(*arrays, cache.k.shape[1])

@@ -14,7 +14,8 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, i
 
     Args:
         k: [T, KH, D] keys, last dimension contiguous, for example a view of a fused qkv. Their dtype is that
-            of the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16.
+            of the cache; for a float8 (float8_e4m3fn) cache it is float32, bfloat16 or float16, and on a CPU
+            float32 for a bfloat16 cache, too.
         v: [T, KH, Dv] values, like k.
         cache: one layer's cache, see KVCache.layer; written. A float8 cache with scales stores k / k_scale,
             saturated.
@@ -26,7 +27,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor, *, i
         ConfigError: impl is unknown or cannot run here.
     """
     check_store(k, v, cache, slot_mapping)
-    chosen = implementation(choose_for_call(impl, cache))
+    chosen = implementation(choose_for_call(impl, cache, k.dtype))
     chosen.store_kv(k, v, cache, slot_mapping)
 
 
@@ -107,6 +108,6 @@ def paged_attention_with_lse(
     options = ScoreOptions(scale, window, softcap, alibi_slopes, right, sinks)
     check_num_splits(num_splits)
     check_attention(q, cache, metadata, options)
-    chosen = choose_for_call(impl, cache, options)
+    chosen = choose_for_call(impl, cache, q.dtype, options)
     on_gpu = {"num_splits": num_splits} if chosen == "triton" else {}
     return implementation(chosen).paged_attention_with_lse(q, cache, metadata, options, **on_gpu)

@@ -52,7 +52,7 @@ def uniform_attention_with_lse(
     """
     check_num_splits(num_splits)
     check_uniform(q, cache, seq_lens, block_table, options, query_len, max_seq_len, kv_begin)
-    chosen = choose_for_call(impl, cache, options)
+    chosen = choose_for_call(impl, cache, q.dtype, options)
     if chosen == "triton" and query_len > 0 and 1 <= seq_lens.shape[0] <= MOST_UNIFORM:
         return gpu_paged.uniform_attention_with_lse(
             q,

@@ -90,7 +90,7 @@ def make_runner(decoder: Decoder, plan: ExecutionPlan, masks: TokenMasks | None 
     _check_decoder(decoder, plan)
     cache = _allocate_kv_cache(decoder, plan)
     # On a CPU, too: there it compiles the attention kernels on first use, for which no request should wait.
-    impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype)
+    impl = choose_impl(decoder.attention_impl, plan.device.type, cache.data.dtype, plan.dtype)
     if plan.device.type == "cuda" and impl == "triton":
         from octavo.engine.gpu.kernel_cache import KernelCache
         from octavo.engine.gpu.runner import GpuRunner

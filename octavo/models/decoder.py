@@ -131,6 +131,7 @@ class Decoder:
             metadata,
             num_heads=self.num_heads,
             impl=self.attention_impl,
+            dtype=hidden.dtype,
             deterministic=self.deterministic,
         )
         rotations = [step.rotations(rope, metadata.positions) for rope in self.ropes]

@@ -67,7 +67,7 @@ def check_plan_fits(call: Call) -> None:
     """
     plan, keys = call.plan, call.keys
     layer, options = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale), _options(1.0, call.scores)
-    check_work(plan, choose_for_call("auto", layer, options))
+    check_work(plan, choose_for_call("auto", layer, call.queries.q.dtype, options))
     if not isinstance(plan, ForestPlan) or is_on_gpu(call.queries.q) or _is_empty(call):
         return
     debug.check_queries(call.queries, keys.seq_lens.shape[0])
@@ -113,7 +113,7 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     """Attend queries of one length on a GPU: their positions and work are made in one launch."""
     keys = call.keys
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
-    is_checked = choose_for_call("auto", layer, options) == "triton"
+    is_checked = choose_for_call("auto", layer, call.queries.q.dtype, options) == "triton"
     # Called below its checks, which would repeat those of octavo.ops in every call.
     is_checked = is_checked and call.queries.length > 0 and 1 <= keys.seq_lens.shape[0] <= MOST_UNIFORM
     attend_uniform = gpu_paged.uniform_attention_with_lse if is_checked else uniform_attention_with_lse
@@ -129,7 +129,7 @@ def _attend_uniform(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
 def _attend_on_cpu(call: Call, options: ScoreOptions) -> tuple[Tensor, Tensor]:
     keys = call.keys
     layer = LayerCache(keys.k, keys.v, keys.k_scale, keys.v_scale)
-    if call.plan is None and choose_for_call("auto", layer, options) == "c":
+    if call.plan is None and choose_for_call("auto", layer, call.queries.q.dtype, options) == "c":
         return on_cpu.attend(call, layer, options)
     plan = on_cpu.plan(call, options).plan
     call = call._replace(

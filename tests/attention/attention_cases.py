@@ -113,6 +113,12 @@ def make_case(
     return Case(q, k_cache, v_cache, metadata)
 
 
+def with_bfloat16_cache(case):
+    """The case with its cache rounded to bfloat16; [N, KH, B, D] in memory, what nobody wrote stays NaN."""
+    k_cache, v_cache = (cache.to(torch.bfloat16) for cache in (case.k_cache, case.v_cache))
+    return replace(case, k_cache=k_cache, v_cache=v_cache)
+
+
 def make_float8_case(seq_lens, query_lens, *, kv_heads=2, **shape):
     """make_case with a float8 cache; returns it and (k_scale, v_scale) [KH] to read it with."""
     case = make_case(seq_lens, query_lens, kv_heads=kv_heads, **shape)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from attention_cases import make_case
+from attention_cases import make_case, with_bfloat16_cache
 from fuzz_helpers import BLOCK_SIZES, HEADS, NOWHERE, close, refused, slots_of, strided
 from layer_fuzz import (
     check_bfloat16,
@@ -60,6 +60,8 @@ def random_case(pick):
     case = make_case(
         seq_lens, query_lens, block_size=block_size, rows=rows, seed=pick.getrandbits(32), **shape
     )
+    if pick.random() < 0.4:
+        case = with_bfloat16_cache(case)
     for token in range(case.q.shape[0]):
         if pick.random() < 0.05:
             # A plan lists the keys of a token's place in its sequence; it may see fewer.
@@ -144,6 +146,7 @@ def check_store(pick):
     """Slots in any order, some of them nowhere; or one that does not exist, and nothing is written."""
     block_size, kv_heads, head_dim = pick.choice(BLOCK_SIZES), pick.randint(1, 4), pick.choice((1, 5, 16, 40))
     shape = {"num_blocks": 5, "block_size": block_size, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    shape["dtype"] = pick.choice((torch.float32, torch.bfloat16))
     caches = [KVCache.allocate(num_layers=1, **shape) for _ in range(2)]
     for cache in caches:
         cache.data.zero_()
@@ -232,7 +235,7 @@ def divide():
     """Store to a block of no tokens."""
     numbers = torch.zeros(8)
     address = numbers.data_ptr()
-    kernel_library().octavo_store(StoreCall(*[address] * 5, *[1] * 10, 1, 1, 1, 1, 0), 1)
+    kernel_library().octavo_store(StoreCall(*[address] * 5, *[1] * 10, 1, 1, 1, 1, 0, 4), 1)
 
 
 def check_sanitizers():

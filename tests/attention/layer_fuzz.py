@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from attention_cases import make_case
+from attention_cases import make_case, with_bfloat16_cache
 from fuzz_helpers import close, slots_of
 
 from octavo.attention import KVCache
@@ -154,6 +154,8 @@ def check_stack(pick):
     seq_lens = [pick.randint(1, 50) for _ in range(pick.randint(1, 4))]
     query_lens = [pick.randint(1, n) for n in seq_lens]
     case = make_case(seq_lens, query_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    if pick.random() < 0.4:
+        case = with_bfloat16_cache(case)
     metadata = replace(case.metadata, slot_mapping=slots_of(case), work=case.forest())
     options = LayerOptions(0, 0, 0.3, pick.choice((None, 8)), pick.choice((0.0, 4.0)), None)
     qkv = random_linear(pick, (heads + 2 * kv_heads) * head_dim, hidden)

@@ -93,7 +93,7 @@ def test_auto_takes_torch_and_the_compiled_kernels_refuse():
     case, _ = make_float8_case([40], [2])
     assert torch.equal(case.run("auto")[0], case.run("torch")[0])
     assert "float8" in available_impls("cpu", FLOAT8)["c"]
-    with pytest.raises(ConfigError, match=r'"c" cannot run: the compiled kernels are float32.*"torch"'):
+    with pytest.raises(ConfigError, match=r'"c" cannot run: the compiled kernels take float32.*"torch"'):
         case.run("c")
 
 

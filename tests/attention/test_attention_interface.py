@@ -38,7 +38,8 @@ def test_auto_takes_torch_for_other_dtypes_and_says_why():
     case = make_case([90, 20], [1, 20], dtype=torch.bfloat16)
     assert torch.equal(case.run("auto")[0], case.run("torch")[0])
     assert available_impls("cpu", torch.bfloat16)["c"] == (
-        "the compiled kernels are float32, the tensors torch.bfloat16"
+        "the compiled kernels take float32, over a cache in float32 or bfloat16; "
+        "got torch.bfloat16 over a cache in torch.bfloat16"
     )
     assert available_impls("cuda", torch.float32)["c"] == (
         "the compiled kernels run on CPUs, the tensors are on cuda"
@@ -47,7 +48,7 @@ def test_auto_takes_torch_for_other_dtypes_and_says_why():
 
 def test_an_impl_asked_for_by_name_never_falls_back():
     case = make_case([9], [1], dtype=torch.bfloat16)
-    with pytest.raises(ConfigError, match="cannot run: the compiled kernels are float32"):
+    with pytest.raises(ConfigError, match="cannot run: the compiled kernels take float32"):
         case.run("c")
     with pytest.raises(ConfigError, match="did you mean 'torch'"):
         case.run("torhc")

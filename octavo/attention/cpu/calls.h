@@ -23,13 +23,15 @@ typedef struct {
 
 // Strides are in elements. lse and partials are contiguous: [T, H], [partials, H, D], [partials, H].
 typedef struct {
-    const float *q, *k, *v;
+    const float *q;
+    const void *k, *v;                         // float32, or bfloat16
     const int32_t *table, *positions;
     const float *alibi;                        // [H], or NULL
     float *out, *lse, *partial_out, *partial_lse;
     int64_t q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, table_row;
     int64_t num_tokens, num_rows, num_columns; // of q, and of the table
     int64_t num_blocks, block_size, num_heads, num_kv_heads, head_dim;
+    int64_t kv_bytes;                          // of a number of the cache: 4, or 2
     int64_t window;                            // 0: none
     float scale, softcap;                      // softcap 0: none
 } Call;
@@ -37,10 +39,11 @@ typedef struct {
 // Keys and values [T, KH, D] and where they go; strides in elements, slot -1 writes nothing.
 typedef struct {
     const float *k, *v;
-    float *k_cache, *v_cache;
+    void *k_cache, *v_cache;                   // float32, or bfloat16
     const int64_t *slots;
     int64_t k_token, k_head, v_token, v_head, kc_block, kc_token, kc_head, vc_block, vc_token, vc_head;
     int64_t num_tokens, num_kv_heads, head_dim, num_slots, block_size;
+    int64_t kv_bytes;                          // of a number of the cache: 4, or 2
 } Store;
 
 // The memory in which a thread attends; NULL: there is none. `free` frees it.

@@ -54,7 +54,9 @@ class Library:
 ATTENTION = Library(
     "attention",
     (_FOLDER / "kernel.c", _FOLDER / "store.c"),
-    tuple(_FOLDER / name for name in ("calls.h", "few.c", "plan.c", "team.h", "tile.c", "vector.c")),
+    tuple(
+        _FOLDER / name for name in ("calls.h", "few.c", "plan.c", "team.h", "tile.c", "vector.c", "wide.c")
+    ),
 )
 
 

@@ -7,7 +7,8 @@
 //     weights          = exp(scores - row maximum)  vertical: no reduction across lanes
 //     O[row][:]       += weights[key][row] * V[key][:]
 //
-// Few rows, as decoding has them, go another way (few.c). Neither keys nor values are ever transposed or copied. Legend: D head dim, G = H / KH.
+// Few rows, as decoding has them, go another way (few.c). Keys and values are never transposed; those of a bfloat16
+// cache become float32 a tile at a time (wide.c). Legend: D head dim, G = H / KH.
 // Source of the running softmax: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 
 #include <stdlib.h>
@@ -15,22 +16,24 @@
 
 #include "few.c"
 #include "plan.c"
+#include "wide.c"
 
 // Point the tile at tokens begin .. end - 1, at most up to the next multiple of TILE. The last key repeats up
 // to a multiple of LANES, so that scores need no tail.
 static void find_tile(const Call *c, Tile *tile, const int32_t *table, int64_t head, int64_t begin,
                       int64_t end) {
     int64_t next = (begin / TILE + 1) * TILE, block = begin / c->block_size, offset = begin % c->block_size;
-    const float *k = NULL, *v = NULL;
+    const char *k = NULL, *v = NULL;
+    int64_t size = c->kv_bytes;
     int count = begin < end ? (int)((next < end ? next : end) - begin) : 0;
     for (int t = 0; t < count; t++, offset++) {
         if (offset == c->block_size) { block++; offset = 0; }
         if (t == 0 || offset == 0) {
-            k = c->k + table[block] * c->k_block + head * c->k_head;
-            v = c->v + table[block] * c->v_block + head * c->v_head;
+            k = (const char *)c->k + (table[block] * c->k_block + head * c->k_head) * size;
+            v = (const char *)c->v + (table[block] * c->v_block + head * c->v_head) * size;
         }
-        tile->keys[t] = k + offset * c->k_token;
-        tile->values[t] = v + offset * c->v_token;
+        tile->keys[t] = (const void *)(k + offset * c->k_token * size);
+        tile->values[t] = (const void *)(v + offset * c->v_token * size);
     }
     for (int t = count; t % LANES; t++) tile->keys[t] = tile->keys[count - 1];
     tile->begin = begin;
@@ -93,12 +96,19 @@ static void attend_rows(const Plan *p, const Call *c, Scratch *s, int64_t item, 
     int64_t begin = p->kv_begin[item], end = p->kv_end[item];
     if (high + 1 < end) end = high + 1;
     if (c->window && low - c->window + 1 > begin) begin = low - c->window + 1;
+    static const Tile none;
     Tile *tile = &s->tiles[0], *next = &s->tiles[1];
     find_tile(c, tile, table, head, begin, end);
     while (tile->count) {
         find_tile(c, next, table, head, tile->begin + tile->count, end);
-        if (rows <= FEW_ROWS) attend_few(c, s, tile, next, rows);
-        else attend_tile(c, s, tile, next, rows);
+        const Tile *now = tile, *coming = next;
+        if (c->kv_bytes == 2) {
+            widen_tile(s, tile, next, c->head_dim);
+            now = &s->wide;
+            coming = &none;
+        }
+        if (rows <= FEW_ROWS) attend_few(c, s, now, coming, rows);
+        else attend_tile(c, s, now, coming, rows);
         Tile *done = tile;
         tile = next;
         next = done;
@@ -136,11 +146,13 @@ Scratch *octavo_new_scratch(const Plan *p, const Call *c) {
     int64_t rows = most * (c->num_heads / c->num_kv_heads);
     int64_t blocks = rows < CHUNK_ROWS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : CHUNK_BLOCKS;
     size_t floats = (size_t)(blocks * BLOCK_ROWS * c->head_dim + LANES) / LANES * LANES;
+    size_t wide = c->kv_bytes == 2 ? 2 * TILE * (size_t)c->head_dim : 0;
     size_t header = (sizeof(Scratch) + 63) / 64 * 64;
-    Scratch *s = aligned_alloc(64, header + (2 * floats * sizeof(float) + 63) / 64 * 64);
+    Scratch *s = aligned_alloc(64, header + ((2 * floats + wide) * sizeof(float) + 63) / 64 * 64);
     if (s) {
         s->query = (float *)((char *)s + header);
         s->output = s->query + floats;
+        s->widened = s->output + floats;
     }
     return s;
 }

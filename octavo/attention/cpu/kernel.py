@@ -56,7 +56,7 @@ class AttendCall(ctypes.Structure):
         *_fields(_POINTER, "q k v table positions alibi out lse partial_out partial_lse"),
         *_fields(_INT, "q_token q_head k_block k_token k_head v_block v_token v_head"),
         *_fields(_INT, "table_row num_tokens num_rows num_columns"),
-        *_fields(_INT, "num_blocks block_size num_heads num_kv_heads head_dim"),
+        *_fields(_INT, "num_blocks block_size num_heads num_kv_heads head_dim kv_bytes"),
         ("window", _INT),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -70,17 +70,28 @@ class StoreCall(ctypes.Structure):
         *_fields(_POINTER, "k v k_cache v_cache slots"),
         *_fields(_INT, "k_token k_head v_token v_head kc_block kc_token kc_head"),
         *_fields(_INT, "vc_block vc_token vc_head num_tokens num_kv_heads head_dim"),
-        ("num_slots", _INT),
-        ("block_size", _INT),
+        *_fields(_INT, "num_slots block_size kv_bytes"),
     ]
 
 
-def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
-    """Return why the compiled kernels cannot run on a device type with a cache dtype, or None if they can."""
+def unsupported_reason(
+    device_type: str, dtype: torch.dtype, query_dtype: torch.dtype | None = None
+) -> str | None:
+    """Return why the compiled kernels cannot run on a device type with a cache dtype, or None if they can.
+
+    Args:
+        device_type: of all tensors.
+        dtype: of the cache.
+        query_dtype: of queries, and of keys and values to store; None: dtype.
+    """
     if device_type != "cpu":
         return f"the compiled kernels run on CPUs, the tensors are on {device_type}"
-    if dtype != torch.float32:
-        return f"the compiled kernels are float32, the tensors {dtype}"
+    query_dtype = query_dtype or dtype
+    if query_dtype != torch.float32 or dtype not in (torch.float32, torch.bfloat16):
+        return (
+            "the compiled kernels take float32, over a cache in float32 or bfloat16; "
+            f"got {query_dtype} over a cache in {dtype}"
+        )
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 
@@ -108,7 +119,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> N
     call = StoreCall(
         *(tensor.data_ptr() for tensor in (k, v, cache.k, cache.v, slots)),
         *(stride for tensor in (k, v, cache.k, cache.v) for stride in tensor.stride()[:-1]),
-        *(k.shape[0], num_kv_heads, head_dim, num_blocks * block_size, block_size),
+        *(k.shape[0], num_kv_heads, head_dim, num_blocks * block_size, block_size, cache.k.itemsize),
     )
     bad_token = kernel_library().octavo_store(call, torch.get_num_threads())
     if bad_token >= 0:
@@ -173,7 +184,7 @@ def attend_planned(
         *(_address(slopes), out.data_ptr(), lse.data_ptr(), _address(partial_out), _address(partial_lse)),
         *(*q.stride()[:2], *cache.k.stride()[:3], *cache.v.stride()[:3], table.stride(0)),
         *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
-        *(options.shifted_window or 0, options.scale, options.softcap),
+        *(cache.k.itemsize, options.shifted_window or 0, options.scale, options.softcap),
     )
     check_status(kernel_library().octavo_attend(structure, call, num_threads), structure, call)
     return add_sinks(out, lse, options.sinks, out.dtype)

@@ -1,4 +1,4 @@
-// Rotate heads, and store keys and values to their slots of the paged cache, float32.
+// Rotate heads, and store keys and values to their slots of the paged cache.
 
 #include <string.h>
 
@@ -24,15 +24,32 @@ void octavo_rotate(float *heads, const float *rotations, int64_t num_tokens, int
         octavo_rotate_token(heads + t * token_stride, rotations + t * head_dim, num_heads, head_dim);
 }
 
+// The nearest bfloat16, of two the even one; a NaN stays one.
+static uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 64);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Write a row to element `at` of the cache.
+static void store_row(const Store *c, void *cache, int64_t at, const float *row) {
+    if (c->kv_bytes == 4) {
+        memcpy((float *)cache + at, row, sizeof(float) * (size_t)c->head_dim);
+    } else {
+        uint16_t *to = (uint16_t *)cache + at;
+        for (int64_t d = 0; d < c->head_dim; d++) to[d] = to_bfloat16(row[d]);
+    }
+}
+
 void octavo_store_token(const Store *c, int64_t token) {
     if (c->slots[token] < 0) return;
-    size_t bytes = sizeof(float) * (size_t)c->head_dim;
     int64_t block = c->slots[token] / c->block_size, offset = c->slots[token] % c->block_size;
     for (int64_t h = 0; h < c->num_kv_heads; h++) {
-        memcpy(c->k_cache + block * c->kc_block + offset * c->kc_token + h * c->kc_head,
-               c->k + token * c->k_token + h * c->k_head, bytes);
-        memcpy(c->v_cache + block * c->vc_block + offset * c->vc_token + h * c->vc_head,
-               c->v + token * c->v_token + h * c->v_head, bytes);
+        store_row(c, c->k_cache, block * c->kc_block + offset * c->kc_token + h * c->kc_head,
+                  c->k + token * c->k_token + h * c->k_head);
+        store_row(c, c->v_cache, block * c->vc_block + offset * c->vc_token + h * c->vc_head,
+                  c->v + token * c->v_token + h * c->v_head);
     }
 }
 

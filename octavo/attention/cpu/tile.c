@@ -37,6 +37,8 @@ struct Scratch {
     int64_t first_position[CHUNK_BLOCKS], last_position[CHUNK_BLOCKS];
     float correction[BLOCK_ROWS];
     Tile tiles[2];                             // this one and the next
+    Tile wide;                                 // of a bfloat16 cache: this one in float32, in `widened`
+    float *widened;                            // [2][TILE][D]
 };
 
 INLINE void prefetch_row(const float *row, int64_t dim) {

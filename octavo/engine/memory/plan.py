@@ -22,6 +22,8 @@ from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
+# Dtypes that a bfloat16 cache may be narrower than.
+_WIDER = {"cpu": (torch.float32,)}
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
@@ -147,10 +149,15 @@ def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torc
 
 
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FLOAT8
+    kv_dtype = {"auto": dtype, "bf16": torch.bfloat16, "fp8": FLOAT8}[config.kv_cache_dtype]
+    if config.kv_cache_dtype == "bf16" and dtype not in (torch.bfloat16, *_WIDER.get(device.type, ())):
+        raise ConfigError(
+            f'kv_cache_dtype="bf16" runs with dtype bfloat16, on a CPU also float32; got dtype {dtype} on '
+            f"{device}; use kv_cache_dtype='auto'"
+        )
     if config.attention_impl != "auto":
         # Raises if the implementation cannot run here, or not over such a cache.
-        choose_impl(config.attention_impl, device.type, kv_dtype)
+        choose_impl(config.attention_impl, device.type, kv_dtype, dtype)
     return kv_dtype
 
 

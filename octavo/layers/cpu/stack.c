@@ -27,8 +27,8 @@ typedef struct {
     Plan *plan;
     Call attend;
     Store store;
-    float *keys, *values;                      // of layer 0
-    int64_t layer_floats;                      // from one layer to the next
+    char *keys, *values;                       // of layer 0
+    int64_t layer_bytes;                       // from one layer to the next
 } Step;
 
 // The memory that layers share: T rows of each.
@@ -92,8 +92,8 @@ static void attention(Team *team, const Layer *layer, const Step *step, float *h
     store.k = b.qkv + heads;
     store.v = store.k + call.num_kv_heads * dim;
     call.q = b.qkv;
-    call.k = store.k_cache = step->keys + layer->cache_layer * step->layer_floats;
-    call.v = store.v_cache = step->values + layer->cache_layer * step->layer_floats;
+    call.k = store.k_cache = step->keys + layer->cache_layer * step->layer_bytes;
+    call.v = store.v_cache = step->values + layer->cache_layer * step->layer_bytes;
     call.out = b.attended;
     set_options(&call, layer);
     rotate_and_store(team, layer, step, &store, b.qkv, rows);

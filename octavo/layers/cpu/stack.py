@@ -35,7 +35,7 @@ class StackStep(ctypes.Structure):
         ("attend", AttendCall),
         ("store", StoreCall),
         *((name, _POINTER) for name in ("keys", "values")),
-        ("layer_floats", _INT),
+        ("layer_bytes", _INT),
     ]
 
 

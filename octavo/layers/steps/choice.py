@@ -1,5 +1,7 @@
 """The one place that chooses a step's attention: prepared for C, GPU kernels, or the public operators."""
 
+import torch
+
 from octavo.attention import AttentionMetadata, KVCache
 from octavo.attention.choice import choose_impl
 from octavo.errors import ConfigError
@@ -8,7 +10,13 @@ from octavo.layers.steps.operators import AttentionStep, OperatorStep
 
 
 def make_step(
-    kv_cache: KVCache, metadata: AttentionMetadata, *, num_heads: int, impl: str, deterministic: bool = False
+    kv_cache: KVCache,
+    metadata: AttentionMetadata,
+    *,
+    num_heads: int,
+    impl: str,
+    dtype: torch.dtype,
+    deterministic: bool = False,
 ) -> AttentionStep:
     """Return the fastest AttentionStep that `impl` allows.
 
@@ -17,14 +25,15 @@ def make_step(
         metadata: the step.
         num_heads: H.
         impl: attention implementation.
+        dtype: of queries.
         deterministic: a token's result must not depend on what else is in the step; "triton" alone can.
 
     Raises:
         ConfigError: deterministic, and `impl` is not "triton" here.
     """
-    if not deterministic and cpu.unsupported_reason(kv_cache, impl) is None:
+    if not deterministic and cpu.unsupported_reason(kv_cache, impl, dtype) is None:
         return cpu.CpuStep(kv_cache, metadata, num_heads=num_heads)
-    if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype) == "triton":
+    if choose_impl(impl, kv_cache.data.device.type, kv_cache.data.dtype, dtype) == "triton":
         from octavo.layers.steps.triton import TritonStep
 
         return TritonStep(kv_cache, metadata, num_heads=num_heads, deterministic=deterministic)

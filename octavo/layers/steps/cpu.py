@@ -24,10 +24,10 @@ from octavo.layers.layer_options import LayerOptions
 from octavo.layers.rotary import Rotary
 
 
-def unsupported_reason(kv_cache: KVCache, impl: str) -> str | None:
-    """Return why a step cannot be prepared for the compiled kernels, or None if it can."""
+def unsupported_reason(kv_cache: KVCache, impl: str, dtype: torch.dtype) -> str | None:
+    """Return why a step cannot be prepared for the compiled kernels, or None if it can; dtype: of queries."""
     data = kv_cache.data
-    if choose_impl(impl, data.device.type, data.dtype) != "c":
+    if choose_impl(impl, data.device.type, data.dtype, dtype) != "c":
         return f"attention_impl={impl!r} does not mean the compiled kernels here"
     return None if data.is_contiguous() else "the cache is not laid out as by KVCache.allocate"
 
@@ -56,8 +56,8 @@ class CpuStep:
         self._num_slots = num_blocks * block_size
         self._threads = torch.get_num_threads()
         self._data = data
-        self._layer_bytes = data.stride(0) * 4
-        self._value_bytes = data.stride(1) * 4
+        self._layer_bytes = data.stride(0) * data.itemsize
+        self._value_bytes = data.stride(1) * data.itemsize
         width = (num_heads + 2 * num_kv_heads) * head_dim
         self._out_shape = (num_tokens, num_heads * head_dim)
         plan = host_plan(num_tokens, block_size, metadata)
@@ -77,13 +77,14 @@ class CpuStep:
         self._store = StoreCall(
             *(0, 0, 0, 0, slots.data_ptr()),
             *(width, head_dim, width, head_dim, *cache_strides, *cache_strides),
-            *(num_tokens, num_kv_heads, head_dim, self._num_slots, block_size),
+            *(num_tokens, num_kv_heads, head_dim, self._num_slots, block_size, data.itemsize),
         )
         self._attend = AttendCall(
             *(0, 0, 0, table.data_ptr(), positions.data_ptr(), None),
             *(0, self._lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr()),
             *(width, head_dim, *cache_strides, *cache_strides, table.stride(0)),
             *(num_tokens, *table.shape, num_blocks, block_size, num_heads, num_kv_heads, head_dim),
+            data.itemsize,
         )
         self._width = width
         self._library = kernel_library()
@@ -139,7 +140,7 @@ class CpuStep:
         keys = self._data.data_ptr()
         step = StackStep(
             *(ctypes.addressof(addresses), ctypes.addressof(self._plan), self._attend, self._store),
-            *(keys, keys + self._value_bytes, self._data.stride(0)),
+            *(keys, keys + self._value_bytes, self._layer_bytes),
         )
         check_status(stack(hidden, step), self._plan, step.attend)
 

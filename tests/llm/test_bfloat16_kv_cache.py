@@ -1,0 +1,74 @@
+"""kv_cache_dtype="bf16" on a CPU: what it saves, what it costs in accuracy, what refuses it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_float8_cache import PROMPTS, TEXT, best_ids, perplexity, tokens
+
+from octavo import LLM, SamplingParams
+from octavo.engine.engine import Engine
+from octavo.errors import ConfigError
+
+MakeLLM = Callable[..., LLM]
+
+
+def test_a_number_takes_two_bytes(tiny: MakeLLM) -> None:
+    exact, half = (tiny(kv_cache_dtype=dtype).engine for dtype in ("auto", "bf16"))
+    assert half.runner.kv_cache.data.dtype == torch.bfloat16
+    assert half.plan.kv_bytes_per_token * 2 == exact.plan.kv_bytes_per_token
+    assert half.plan.kv_bytes == half.runner.kv_cache.nbytes
+    assert half.manager.bytes_per_block * 2 == exact.manager.bytes_per_block
+
+
+@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 3}, {"num_blocks": 19}, {"block_size": 16}])
+@pytest.mark.parametrize("impl", ["auto", "torch"])
+def test_schedules_warm_caches_and_preemption_change_no_token(
+    tiny: MakeLLM, options: dict[str, object], impl: str
+) -> None:
+    cold = tiny(kv_cache_dtype="bf16", attention_impl="reference", enable_prefix_caching=False)
+    expected = tokens(cold)
+    llm = tiny(kv_cache_dtype="bf16", attention_impl=impl, **options)
+    assert tokens(llm) == expected
+    assert tokens(llm) == expected
+
+
+def test_forks_copy_blocks(tiny: MakeLLM) -> None:
+    params = SamplingParams(n=3, seed=11, max_tokens=10, ignore_eos=True)
+    together, separate = (
+        tiny(kv_cache_dtype="bf16", **options).generate(PROMPTS[1], params)[0].outputs
+        for options in ({}, {"enable_prefix_caching": False, "max_num_seqs": 1})
+    )
+    assert [o.token_ids for o in together] == [o.token_ids for o in separate]
+
+
+def test_it_is_the_dtype_of_a_bfloat16_model(tiny: MakeLLM) -> None:
+    same, named = (tiny(dtype="bfloat16", kv_cache_dtype=name) for name in ("auto", "bf16"))
+    assert same.engine.plan.kv_dtype == named.engine.plan.kv_dtype == torch.bfloat16
+    assert tokens(same) == tokens(named)
+
+
+def test_narrower_models_are_refused(tiny: MakeLLM) -> None:
+    with pytest.raises(
+        ConfigError, match='kv_cache_dtype="bf16" runs with dtype bfloat16, on a CPU also float32'
+    ):
+        tiny(dtype="float16", kv_cache_dtype="bf16")
+
+
+# By layers one by one, in float32; and by all layers in one call into C, whose rows in 8 bits turn any small
+# difference into rounding.
+@pytest.mark.parametrize(("model", "least", "most"), [("idle_exact", 0.98, 1e-3), ("smollm2", 0.9, 0.02)])
+def test_costs_hardly_any_accuracy(
+    model: str, least: float, most: float, request: pytest.FixtureRequest
+) -> None:
+    """Teacher-forced on the real model."""
+    llm: LLM = request.getfixturevalue(model)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    config = dataclasses.replace(llm.engine.config, kv_cache_dtype="bf16", num_blocks=32)
+    half = LLM.from_engine(Engine(config, decoder=llm.engine.runner.decoder))
+    a, b = (each.generate(TEXT, params)[0] for each in (llm, half))
+    agreement = sum(x == y for x, y in zip(best_ids(a), best_ids(b), strict=True)) / len(best_ids(a))
+    assert agreement >= least
+    assert abs(perplexity(b) / perplexity(a) - 1) < most
+    assert perplexity(a) != perplexity(b)
