@@ -1,8 +1,8 @@
 """Milliseconds to decode one token on a CPU, by the length of its context, 512 to 8,128 tokens.
 
 The time must grow linearly: attention reads every cached token once, and nothing else depends on the length.
-Prints a table of the embedded model over caches of several dtypes, beside Hugging Face transformers in float32
-on the same contexts, and beside the memory bound, which is weights and KV cache read once at the measured
+Prints a table of the embedded model over caches of several dtypes, beside Hugging Face transformers on the
+same contexts, in float32, and beside the memory bound, which is weights and KV cache read once at the measured
 bandwidth. The last line is JSON.
 
     python benchmarks/cpu_context.py [--contexts 512,1024,2048,4096,8128] [--tokens 32]
@@ -49,8 +49,8 @@ def main() -> None:
     print(table(header, rows))
     for dtype, e in engines.items():
         print(
-            f"{dtype}: {e['intercept_ms']:.2f} ms + {e['slope_ms_per_1000']:.2f} ms per 1,000 tokens; worst point "
-            f"off by {e['worst_deviation']:.0%}"
+            f"{dtype}: {e['intercept_ms']:.2f} ms + {e['slope_ms_per_1000']:.2f} ms per 1,000 tokens; "
+            f"worst point off by {e['worst_deviation']:.0%}"
         )
     publish(
         "cpu_context", {"load_before": load, "contexts": contexts, "engines": engines, "hf_ms": hf}, arguments

@@ -5,7 +5,8 @@
 
 #include "tile.c"
 
-#define FEW_SUMS 8                             // value vectors that are summed together, of all rows
+#define FEW_SUMS LANES                         // value vectors that are summed together, of all rows
+#define FEW_VECTORS 8                          // and of a row
 
 // Scores of LANES keys and one row. Each key has a sum of its own, so that no product waits for another.
 INLINE vec score_keys(const float *query, const float *const *keys, int64_t dim) {
@@ -64,14 +65,14 @@ static void weigh_few(Scratch *s, int row, int count) {
 // output[row][d .. d + vectors * LANES], as in add_values; meanwhile the same part of the next keys comes.
 INLINE void add_few_part(Scratch *s, const Tile *tile, const Tile *next, int64_t d, int64_t dim, const int rows,
                          const int vectors) {
-    vec sum[FEW_ROWS][FEW_SUMS];
+    vec sum[FEW_ROWS][FEW_VECTORS];
     const float *weights = (const float *)s->few_scores;
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             sum[r][v] = load(s->output + r * dim + d + v * LANES) * s->correction[r];
     for (int t = 0; t < tile->count; t++) {
         if (t < next->count) prefetch_row(next->keys[t] + d, vectors * LANES);
-        vec values[FEW_SUMS];
+        vec values[FEW_VECTORS];
         for (int v = 0; v < vectors; v++) values[v] = load(tile->values[t] + d + v * LANES);
         for (int r = 0; r < rows; r++) {
             vec weight = splat(weights[r * TILE + t]);
@@ -82,12 +83,19 @@ INLINE void add_few_part(Scratch *s, const Tile *tile, const Tile *next, int64_t
         for (int v = 0; v < vectors; v++) store(s->output + r * dim + d + v * LANES, sum[r][v]);
 }
 
+// The same for as many vectors as there are, so many at a time.
+INLINE int64_t add_few_parts(Scratch *s, const Tile *tile, const Tile *next, int64_t d, int64_t dim, const int rows,
+                             const int vectors) {
+    if (rows * vectors > FEW_SUMS && vectors > 1) return d;
+    for (; d + vectors * LANES <= dim; d += vectors * LANES) add_few_part(s, tile, next, d, dim, rows, vectors);
+    return d;
+}
+
 INLINE void add_few(Scratch *s, const Tile *tile, const Tile *next, int64_t dim, const int rows) {
-    const int vectors = rows > 4 ? 1 : rows > 2 ? 2 : FEW_SUMS / rows;
-    int64_t d = 0;
-    for (; d + vectors * LANES <= dim; d += vectors * LANES)
-        add_few_part(s, tile, next, d, dim, rows, vectors);
-    for (; d + LANES <= dim; d += LANES) add_few_part(s, tile, next, d, dim, rows, 1);
+    int64_t d = add_few_parts(s, tile, next, 0, dim, rows, 8);
+    d = add_few_parts(s, tile, next, d, dim, rows, 4);
+    d = add_few_parts(s, tile, next, d, dim, rows, 2);
+    d = add_few_parts(s, tile, next, d, dim, rows, 1);
     for (; d < dim; d++)
         for (int r = 0; r < rows; r++) {
             float sum = s->output[r * dim + d] * s->correction[r];

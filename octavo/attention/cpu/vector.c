@@ -40,6 +40,35 @@ INLINE float sum_lanes(vec x) {
 #endif
 
 // The sums over the lanes of each of LANES vectors.
+#if defined(__AVX2__) && !defined(__clang__)
+// Two vectors become one, whose lanes are sums of neighbours' halves: neighbours in 128 bits, then 128 bits.
+#define MEET(a, b, FIRST, SECOND) (__builtin_shuffle(a, b, FIRST) + __builtin_shuffle(a, b, SECOND))
+#if LANES == 16
+#define FIRST_ONES (ivec){0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}
+#define LAST_ONES (ivec){2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31}
+#define FIRST_TWOS (ivec){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}
+#define LAST_TWOS (ivec){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}
+#define EVEN_FOURS (ivec){0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}
+#define ODD_FOURS (ivec){4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31}
+#else
+#define FIRST_ONES (ivec){0, 8, 1, 9, 4, 12, 5, 13}
+#define LAST_ONES (ivec){2, 10, 3, 11, 6, 14, 7, 15}
+#define FIRST_TWOS (ivec){0, 1, 8, 9, 4, 5, 12, 13}
+#define LAST_TWOS (ivec){2, 3, 10, 11, 6, 7, 14, 15}
+#define EVEN_FOURS (ivec){0, 1, 2, 3, 8, 9, 10, 11}
+#define ODD_FOURS (ivec){4, 5, 6, 7, 12, 13, 14, 15}
+#endif
+INLINE vec sum_each(const vec *x) {
+    vec fours[LANES / 4];
+    for (int i = 0; i < LANES / 4; i++, x += 4) {
+        vec low = MEET(x[0], x[1], FIRST_ONES, LAST_ONES), high = MEET(x[2], x[3], FIRST_ONES, LAST_ONES);
+        fours[i] = MEET(low, high, FIRST_TWOS, LAST_TWOS);
+    }
+    for (int n = LANES / 4; n > 1; n /= 2)
+        for (int i = 0; i < n / 2; i++) fours[i] = MEET(fours[2 * i], fours[2 * i + 1], EVEN_FOURS, ODD_FOURS);
+    return fours[0];
+}
+#else
 INLINE vec sum_each(const vec *x) {
     quad sums[LANES / 4];
     for (int i = 0; i < LANES; i += 4) {
@@ -56,6 +85,7 @@ INLINE vec sum_each(const vec *x) {
     memcpy(&result, sums, sizeof result);
     return result;
 }
+#endif
 
 // exp(x) for x <= 88, relative error 1e-7; below -87 (and at -inf) exactly 0.
 // x = n ln 2 + r; the coefficients fit (exp(r) - 1 - r) / r^2 at Chebyshev nodes of |r| <= ln(2) / 2.
