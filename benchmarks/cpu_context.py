@@ -2,8 +2,8 @@
 
 The time must grow linearly: attention reads every cached token once, and nothing else depends on the length.
 Prints a table of the embedded model over caches of several dtypes, beside Hugging Face transformers on the
-same contexts, in float32, and beside the bound, which is weights and KV cache read once at the measured memory
-bandwidth. The last line is JSON.
+same contexts, in float32, and beside the bound, which is weights and KV cache read once at the measured rate
+of memory. The last line is JSON.
 
     python benchmarks/cpu_context.py [--contexts 512,1024,2048,4096,8128] [--tokens 32]
                                      [--kv-cache-dtypes auto,bf16] [--save MACHINE]
