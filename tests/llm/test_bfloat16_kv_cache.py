@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_float8_cache import PROMPTS, TEXT, best_ids, perplexity, tokens
+from test_float8_cache import TEXT, best_ids, perplexity, tokens
 
 from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
@@ -20,27 +20,6 @@ def test_a_number_takes_two_bytes(tiny: MakeLLM) -> None:
     assert half.plan.kv_bytes_per_token * 2 == exact.plan.kv_bytes_per_token
     assert half.plan.kv_bytes == half.runner.kv_cache.nbytes
     assert half.manager.bytes_per_block * 2 == exact.manager.bytes_per_block
-
-
-@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 3}, {"num_blocks": 19}, {"block_size": 16}])
-@pytest.mark.parametrize("impl", ["auto", "torch"])
-def test_schedules_warm_caches_and_preemption_change_no_token(
-    tiny: MakeLLM, options: dict[str, object], impl: str
-) -> None:
-    cold = tiny(kv_cache_dtype="bf16", attention_impl="reference", enable_prefix_caching=False)
-    expected = tokens(cold)
-    llm = tiny(kv_cache_dtype="bf16", attention_impl=impl, **options)
-    assert tokens(llm) == expected
-    assert tokens(llm) == expected
-
-
-def test_forks_copy_blocks(tiny: MakeLLM) -> None:
-    params = SamplingParams(n=3, seed=11, max_tokens=10, ignore_eos=True)
-    together, separate = (
-        tiny(kv_cache_dtype="bf16", **options).generate(PROMPTS[1], params)[0].outputs
-        for options in ({}, {"enable_prefix_caching": False, "max_num_seqs": 1})
-    )
-    assert [o.token_ids for o in together] == [o.token_ids for o in separate]
 
 
 def test_it_is_the_dtype_of_a_bfloat16_model(tiny: MakeLLM) -> None:

@@ -1,4 +1,7 @@
-"""kv_cache_dtype="fp8" through the engine: what it saves, what it costs in accuracy, what refuses it."""
+"""kv_cache_dtype="fp8" through the engine: what it saves, what it costs in accuracy, what refuses it.
+
+What any narrow cache must do is tested for both; see test_bfloat16_kv_cache.py.
+"""
 
 import dataclasses
 import math
@@ -42,21 +45,23 @@ def test_a_number_takes_one_byte(tiny: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_num_batched_tokens": 3}, {"num_blocks": 19}, {"block_size": 16}])
+@pytest.mark.parametrize(("dtype", "impl"), [("fp8", "auto"), ("bf16", "auto"), ("bf16", "torch")])
 def test_schedules_warm_caches_and_preemption_change_no_token(
-    tiny: MakeLLM, options: dict[str, object]
+    tiny: MakeLLM, dtype: str, impl: str, options: dict[str, object]
 ) -> None:
     """What a block holds does not depend on what was stored before it."""
-    cold = tiny(kv_cache_dtype="fp8", attention_impl="reference", enable_prefix_caching=False)
+    cold = tiny(kv_cache_dtype=dtype, attention_impl="reference", enable_prefix_caching=False)
     expected = tokens(cold)
-    llm = tiny(kv_cache_dtype="fp8", **options)
+    llm = tiny(kv_cache_dtype=dtype, attention_impl=impl, **options)
     assert tokens(llm) == expected
     assert tokens(llm) == expected
 
 
-def test_forks_copy_blocks(tiny: MakeLLM) -> None:
+@pytest.mark.parametrize("dtype", ["fp8", "bf16"])
+def test_forks_copy_blocks(tiny: MakeLLM, dtype: str) -> None:
     params = SamplingParams(n=3, seed=11, max_tokens=10, ignore_eos=True)
     together, separate = (
-        tiny(kv_cache_dtype="fp8", **options).generate(PROMPTS[1], params)[0].outputs
+        tiny(kv_cache_dtype=dtype, **options).generate(PROMPTS[1], params)[0].outputs
         for options in ({}, {"enable_prefix_caching": False, "max_num_seqs": 1})
     )
     assert [o.token_ids for o in together] == [o.token_ids for o in separate]

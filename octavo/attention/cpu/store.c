@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "calls.h"
+#include "vector.c"
 
 // Neighbouring elements are a complex number, multiplied by the token's rotation [D].
 void octavo_rotate_token(float *heads, const float *rotation, int64_t num_heads, int64_t head_dim) {
@@ -24,21 +25,23 @@ void octavo_rotate(float *heads, const float *rotations, int64_t num_tokens, int
         octavo_rotate_token(heads + t * token_stride, rotations + t * head_dim, num_heads, head_dim);
 }
 
-// The nearest bfloat16, of two the even one; a NaN stays one.
-static uint16_t to_bfloat16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 64);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
+static void round_vec(uint16_t *to, vec x) { store_bfloat16(to, select_vec(x == x, x, splat(NAN))); }
 
 // Write a row to element `at` of the cache.
 static void store_row(const Store *c, void *cache, int64_t at, const float *row) {
+    int64_t dim = c->head_dim, d = 0;
     if (c->kv_bytes == 4) {
-        memcpy((float *)cache + at, row, sizeof(float) * (size_t)c->head_dim);
-    } else {
-        uint16_t *to = (uint16_t *)cache + at;
-        for (int64_t d = 0; d < c->head_dim; d++) to[d] = to_bfloat16(row[d]);
+        memcpy((float *)cache + at, row, sizeof(float) * (size_t)dim);
+        return;
+    }
+    uint16_t *to = (uint16_t *)cache + at;
+    for (; d + LANES <= dim; d += LANES) round_vec(to + d, load(row + d));
+    if (d < dim) {
+        vec last = {0};
+        uint16_t rounded[LANES];
+        memcpy(&last, row + d, (size_t)(dim - d) * sizeof *row);
+        round_vec(rounded, last);
+        memcpy(to + d, rounded, (size_t)(dim - d) * sizeof *to);
     }
 }
 

@@ -17,6 +17,7 @@ typedef float quad __attribute__((vector_size(16)));
 typedef int32_t iquad __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 INLINE vec splat(float x) { return x - (vec){0}; }
 INLINE ivec splat_int(int32_t x) { return x - (ivec){0}; }
@@ -24,6 +25,15 @@ INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+
+INLINE vec load_bfloat16(const uint16_t *p) {
+    return (vec)(__builtin_convertvector(*(const halves *)p, uvec) << 16);
+}
+// The nearest bfloat16, of two the even one; none of x is NaN, but for the one that C calls NAN.
+INLINE void store_bfloat16(uint16_t *p, vec x) {
+    uvec bits = (uvec)x;
+    *(halves *)p = __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, halves);
+}
 
 // Quarters first: a loop over single lanes would be compiled to scalar code.
 INLINE float sum_lanes(vec x) {

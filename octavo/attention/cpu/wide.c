@@ -1,31 +1,31 @@
 // Tiles of a bfloat16 cache, in float32. Included by kernel.c, not compiled by itself.
 
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-typedef uint16_t half_alias __attribute__((may_alias));
-
-// A row in float32; meanwhile the row that is needed a tile later comes from memory.
-INLINE void widen_row(float *to, const half_alias *from, const half_alias *later, int64_t dim) {
-    for (int64_t d = 0; later && d < dim; d += 32) __builtin_prefetch(later + d, 0, PREFETCH_LEVEL);
+INLINE void widen_row(float *to, const uint16_t *from, int64_t dim) {
     int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES)
-        store(to + d, (vec)(__builtin_convertvector(*(const halves *)(from + d), uvec) << 16));
-    for (; d < dim; d++) {
-        uint32_t bits = (uint32_t)from[d] << 16;
-        memcpy(to + d, &bits, sizeof bits);
+    for (; d + LANES <= dim; d += LANES) store(to + d, load_bfloat16(from + d));
+    if (d < dim) {
+        uint16_t last[LANES] = {0};
+        memcpy(last, from + d, (size_t)(dim - d) * sizeof *from);
+        vec wide = load_bfloat16(last);
+        memcpy(to + d, &wide, (size_t)(dim - d) * sizeof *to);
     }
 }
 
-// Write the tile to s->wide, whose rows lie in s->widened; the last key repeats as in find_tile.
+// Write the tile to s->wide, whose rows lie in s->widened; meanwhile the next tile's come from memory. The last key
+// repeats as in find_tile.
 static void widen_tile(Scratch *s, const Tile *tile, const Tile *next, int64_t dim) {
     Tile *wide = &s->wide;
     float *keys = s->widened, *values = keys + TILE * dim;
     wide->begin = tile->begin;
     wide->count = tile->count;
     for (int t = 0; t < tile->count; t++) {
-        const void *later_key = t < next->count ? next->keys[t] : NULL;
-        const void *later_value = t < next->count ? next->values[t] : NULL;
-        widen_row(keys + t * dim, (const void *)tile->keys[t], later_key, dim);
-        widen_row(values + t * dim, (const void *)tile->values[t], later_value, dim);
+        if (t < next->count) {
+            // As many bytes as half as many floats have.
+            prefetch_row(next->keys[t], (dim + 1) / 2);
+            prefetch_row(next->values[t], (dim + 1) / 2);
+        }
+        widen_row(keys + t * dim, (const void *)tile->keys[t], dim);
+        widen_row(values + t * dim, (const void *)tile->values[t], dim);
         wide->keys[t] = keys + t * dim;
         wide->values[t] = values + t * dim;
     }

@@ -22,8 +22,6 @@ from octavo.models.storage import kept_storage
 from octavo.parallel import TensorParallel
 
 _CPU_DEFAULT_KV_BYTES = 4 * 2**30
-# Dtypes that a bfloat16 cache may be narrower than.
-_WIDER = {"cpu": (torch.float32,)}
 _DEFAULT_FRACTION = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
@@ -150,7 +148,8 @@ def _check_deterministic(config: EngineConfig, device: torch.device, dtype: torc
 
 def _kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     kv_dtype = {"auto": dtype, "bf16": torch.bfloat16, "fp8": FLOAT8}[config.kv_cache_dtype]
-    if config.kv_cache_dtype == "bf16" and dtype not in (torch.bfloat16, *_WIDER.get(device.type, ())):
+    is_wider = dtype == torch.float32 and device.type == "cpu"
+    if config.kv_cache_dtype == "bf16" and not (dtype == torch.bfloat16 or is_wider):
         raise ConfigError(
             f'kv_cache_dtype="bf16" runs with dtype bfloat16, on a CPU also float32; got dtype {dtype} on '
             f"{device}; use kv_cache_dtype='auto'"

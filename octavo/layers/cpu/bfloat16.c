@@ -2,15 +2,11 @@
 
 #include "../../attention/cpu/vector.c"
 
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
 #define NUMBER uint16_t
 #define IS_SCALED 0
 #define HAS_LINES 0
 
-INLINE vec widen(const NUMBER *p) {
-    return (vec)(__builtin_convertvector(*(const halves *)p, uvec) << 16);
-}
+INLINE vec widen(const NUMBER *p) { return load_bfloat16(p); }
 
 #include "few.c"
 

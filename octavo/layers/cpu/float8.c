@@ -7,7 +7,6 @@
 #endif
 
 typedef uint8_t numbers __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), may_alias));
 typedef _Float16 float16s __attribute__((vector_size(LANES * 2), may_alias));
 
 #define NUMBER uint8_t
@@ -80,13 +79,6 @@ void octavo_float8_linear(const uint8_t *w, const float *scales, int64_t height,
                           const float *x, float *out, int64_t rows, int64_t size, int64_t outputs, int threads) {
     Weight weight = {w, scales, outputs, size, height, width, (size + width - 1) / width};
     multiply_rows(&weight, bias, x, out, rows, threads);
-}
-
-INLINE void store_bfloat16(uint16_t *out, vec x) {
-    uvec bits = (uvec)x;
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    halves rounded = __builtin_convertvector(bits, halves);
-    memcpy(out, &rounded, sizeof rounded);
 }
 
 // Numbers of a row of W, `count` of them, times a scale, to bfloat16.
