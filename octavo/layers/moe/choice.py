@@ -4,6 +4,7 @@ a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
 each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
                                                       float_gemv, on a Hopper GPU, floats
+                                                      packed_gemv, on a Hopper GPU, 4 bits
                               1 to 4 tokens           float_gemv, on a Hopper GPU, float8
                                                       few; 1 or 2 in packed weights
                               others                  rounded, float8
@@ -27,13 +28,14 @@ from octavo.layers.moe import weight as float8
 from octavo.layers.moe.float_gemv import tiling as float_gemv
 from octavo.layers.moe.gemv import tiling as gemv
 from octavo.layers.moe.hopper import tiling as hopper
+from octavo.layers.moe.packed_gemv import tiling as packed_gemv
 from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 
 # Rows of an expert: with more, programs that stay are faster, on an H100.
 _MAX_GROUPED = 48
 
 # Methods of StackedExperts.
-Product = Literal["gemv", "float_gemv", "few", "grouped", "rounded", "persistent"]
+Product = Literal["gemv", "float_gemv", "packed_gemv", "few", "grouped", "rounded", "persistent"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -92,11 +94,16 @@ def choose_product(
         return "grouped"
     if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
         return "gemv"
-    if all(
-        len(x) <= float_gemv.most_tokens(weight) and float_gemv.unsupported_reason(x, weight, summed) is None
-        for weight, summed in zip(weights, (1, num_chosen), strict=True)
-    ):
+
+    def runs(reason: Callable[[Tensor, AnyExpertWeight, int], str | None]) -> bool:
+        return all(
+            reason(x, weight, summed) is None for weight, summed in zip(weights, (1, num_chosen), strict=True)
+        )
+
+    if len(x) <= min(map(float_gemv.most_tokens, weights)) and runs(float_gemv.unsupported_reason):
         return "float_gemv"
+    if len(x) == 1 and runs(packed_gemv.unsupported_reason):
+        return "packed_gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
     if all(isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights):

@@ -79,6 +79,16 @@ class StackedExperts:
         inner = float_gate_up(x, gate_up, choice, self.activation)
         return float_down(inner, down, choice, residual)
 
+    def packed_gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
+        """Stream the experts of a single token, packed."""
+        from octavo.layers.moe.packed_gemv.gemv import packed_down, packed_gate_up
+
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, PackedExpertWeight), "this GEMV is for packed experts"
+        assert isinstance(down, PackedExpertWeight), "this GEMV is for packed experts"
+        inner = packed_gate_up(x, gate_up, choice, self.activation)
+        return packed_down(inner, down, choice, residual)
+
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
         gate_up, down = few_kernels(self.gate_up), few_kernels(self.down)

@@ -93,11 +93,13 @@ def _quantise_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
+    if NORM:
+        # Of the model, so it need not wait.
+        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     x = load_row(x_ptr, residual_ptr, row, stride_x, stride_residual, column, inside, ADD)
     if NORM:
-        normed = x * inverse_rms(x, size, eps)
-        x = normed * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = x * inverse_rms(x, size, eps) * weight
     groups = tl.reshape(x, [BLOCK // WIDTH, WIDTH])
     scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / _LARGEST, _SMALLEST)
     out = tl.reshape(tl.minimum(tl.maximum(groups / scale[:, None], -_LARGEST), _LARGEST), [BLOCK])

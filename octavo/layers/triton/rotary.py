@@ -19,8 +19,8 @@ from octavo.errors import InvalidArgumentError
 from octavo.gpu.device import power_of_two
 from octavo.gpu.launch import launch, overlap_options, start_next, wait_for_previous
 
-# Values per program: eight heads of 128.
-_VALUES = 1024
+# Values per program, sixteen heads of 128, and per warp.
+_VALUES, _OF_WARP = 2048, 512
 
 
 def rotate_and_store(
@@ -95,7 +95,7 @@ def _tile(head_dim: int, num_all: int) -> tuple[int, int, int, int]:
     """Return (pairs and heads of a program, programs, warps) for a token's num_all = H + 2 KH heads."""
     num_pairs = power_of_two(head_dim // 2)
     heads_abreast = min(max(1, _VALUES // (2 * num_pairs)), power_of_two(num_all))
-    num_warps = max(1, heads_abreast * num_pairs * 2 // 256)
+    num_warps = max(1, heads_abreast * num_pairs * 2 // _OF_WARP)
     return num_pairs, heads_abreast, -(-num_all // heads_abreast), num_warps
 
 

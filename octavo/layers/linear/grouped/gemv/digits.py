@@ -27,7 +27,9 @@ _LEAST, _MOST = gl.constexpr(0x10000000), gl.constexpr(0x7F000000)
 _INVERSE = gl.constexpr(0x7F000000)
 _BITS = gl.constexpr(29 << 23)
 
-# Of a step of the row, [SPANS_AT_ONCE, bytes of a word, 64], a thread's four bytes of a word first.
+# Of a step of the row, [SPANS_AT_ONCE, bytes of a word, 64], as it is loaded; and then with a thread's four
+# bytes of a word first.
+_BLOCKED = gl.constexpr(gl.BlockedLayout([1, 4, 4], [2, 1, 16], [WARPS, 1, 1], [2, 1, 0]))
 _ROW = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 2]],
@@ -55,16 +57,26 @@ _TO_DIGITS = gl.constexpr(
 @gluon.jit
 def load_row(numbers, STEPS: gl.constexpr, shape):
     """Load K numbers, past them zeros: a tuple of STEPS times [SPANS_AT_ONCE, bytes of a word, 64]."""
-    BLOCKED: gl.constexpr = gl.BlockedLayout([1, 4, 4], [2, 1, 16], [_WARPS, 1, 1], [2, 1, 0])
-    span = gl.arange(0, _SPANS, gl.SliceLayout(1, gl.SliceLayout(2, BLOCKED)))[:, None, None]
-    byte = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, BLOCKED)))[None, :, None]
-    column = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, BLOCKED)))[None, None, :]
-    k = span * _SPAN + byte * 64 + column
+    column = columns_of_spans()
     row = ()
     for step in gl.static_range(STEPS):
-        at = step * (_SPANS * _SPAN) + k
+        at = step * (_SPANS * _SPAN) + first_columns()[:, None, None] + column
         row = row + (gl.load(numbers + at, mask=at < shape.size, other=0.0),)  # noqa: RUF005
     return row
+
+
+@gluon.jit
+def first_columns():
+    """Return the first column of each span that is converted at once, [SPANS_AT_ONCE]."""
+    return gl.arange(0, _SPANS, gl.SliceLayout(1, gl.SliceLayout(2, _BLOCKED))) * _SPAN
+
+
+@gluon.jit
+def columns_of_spans():
+    """Return a span's columns, [1, bytes of a word, 64]."""
+    byte = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, _BLOCKED)))
+    column = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, _BLOCKED)))
+    return byte[None, :, None] * 64 + column[None, None, :]
 
 
 @gluon.jit

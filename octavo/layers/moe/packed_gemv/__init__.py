@@ -1,0 +1,1 @@
+"""The GEMV of a single token's packed experts on Hopper GPUs."""

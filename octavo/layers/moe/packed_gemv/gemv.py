@@ -1,0 +1,90 @@
+"""Products of a single token's packed experts on Hopper GPUs; imported only where Triton runs."""
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from octavo.errors import InvalidArgumentError
+from octavo.gpu.device import num_multiprocessors
+from octavo.gpu.launch import launch, overlaps
+from octavo.layers.linear.gemv.tiling import TILE_ROWS
+from octavo.layers.linear.grouped.gemv.tiling import GROUP, SPAN, WARPS
+from octavo.layers.linear.hopper.descriptor import describe_matrix
+from octavo.layers.moe.packed_gemv.kernel import Operands, Shape, packed_expert_kernel
+from octavo.layers.moe.packed_gemv.tiling import REGISTERS, choose_tiling, unsupported_reason
+from octavo.layers.moe.packed_weight import PackedExpertWeight
+from octavo.layers.moe.router import Choice
+
+_ATOM = 16
+_ATOMS = SPAN // GROUP
+
+
+def packed_gate_up(x: Tensor, weight: PackedExpertWeight, choice: Choice, activation: str) -> Tensor:
+    """Return the activation of each expert's gate and up; x has 30 bits, sums of a group are exact.
+
+    Args:
+        x: [1, K] bfloat16 or float16, contiguous.
+        weight: [E, 2 n, K] = [gate | up], see tiling.unsupported_reason.
+        choice: the token's k experts; of those that are E or more nothing is read.
+        activation: see few.few_gate_up.
+
+    Returns:
+        A new [k, n], dtype of x.
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one.
+    """
+    out = x.new_empty(choice.experts.numel(), weight.shape[1] // 2)
+    _launch(x, weight, choice, out, activation=activation, adds=False)
+    return out
+
+
+def packed_down(x: Tensor, weight: PackedExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
+    """Return the sum of the experts' products times their weights, exact as those of packed_gate_up.
+
+    Args:
+        x: [k, n] of packed_gate_up.
+        weight: [E, H, n], see tiling.unsupported_reason.
+        choice: see packed_gate_up.
+        residual: [1, H], to which the sum is added in place; or None.
+
+    Returns:
+        residual, or a new [1, H], dtype of x.
+
+    Raises:
+        InvalidArgumentError: unsupported_reason gives one.
+    """
+    out = x.new_empty(1, weight.shape[1]) if residual is None else residual
+    _launch(x, weight, choice, out, activation=None, adds=residual is not None)
+    return out
+
+
+def _launch(
+    x: Tensor, weight: PackedExpertWeight, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
+) -> None:
+    num_chosen = choice.experts.shape[1]
+    halves, summed = (1, num_chosen) if activation is None else (2, 1)
+    reason = unsupported_reason(x[: len(choice.experts)], weight, summed)
+    if reason is not None:
+        raise InvalidArgumentError(f"the GEMV of packed experts cannot run: {reason}")
+    num_experts, num_rows, size = weight.shape
+    num_columns, own = num_rows // halves, TILE_ROWS // halves
+    tiling = choose_tiling(size, summed)
+    shape = Shape(
+        *(summed * tiling.padded, size, tiling.padded, tiling.columns, num_experts, num_chosen, summed),
+        *(halves, 1, tiling.stages, False, activation, adds),
+    )
+    # As [atoms of a span, spans, E halves, rows of a half, atom], and [E, groups, halves, rows of a half].
+    words = weight.words.view(num_experts * halves, num_columns, -1, _ATOMS, _ATOM).permute(3, 2, 0, 1, 4)
+    pairs = weight.pairs.view(num_experts, -1, halves, num_columns)
+    launch(
+        packed_expert_kernel,
+        # One on each SM, as gemv_linear has.
+        (num_multiprocessors(x.device),),
+        describe_matrix(words, [1, tiling.box, halves, own, _ATOM], swizzle_bytes=4 * _ATOM),
+        describe_matrix(pairs, [1, _ATOMS * tiling.box, 1, own], swizzle_bytes=4 * own),
+        Operands(x, *choice, weight.factors),
+        *(out, num_columns, Shape(*map(gl.constexpr, shape))),
+        num_warps=WARPS,
+        maxnreg=REGISTERS,
+        launch_pdl=overlaps(x),
+    )
