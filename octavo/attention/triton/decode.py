@@ -162,25 +162,23 @@ def _merge_pieces(
     token = (token_begin + row // shape.group).to(tl.int64)
     head = kv_head * shape.group + row % shape.group
     valid = row < num_tokens * shape.group
-    top, total, values = fold_pieces(
-        *(partial_out, partial_lse, head_begin, first_program, num_pieces, tiles_per_program, valid, shape),
-        *(ROWS, 64),
+    top, total, values = _fold_pieces(
+        partial_out, partial_lse, head_begin, first_program, num_pieces, tiles_per_program, valid, shape, ROWS
     )
     out, lse = normalise(top, total, values)
     store_results(queries, token, head, valid, out, lse, shape)
 
 
 @triton.jit
-def fold_pieces(
+def _fold_pieces(
     partial_out, partial_lse, head_begin, first_program, num_pieces, tiles_per_program, valid, shape,
-    ROWS: tl.constexpr, ROWS_ABREAST: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Fold a (unit, kv head)'s pieces, in order, into a running softmax: (top [R], total [R], values [R, D]).
 
-    Specification: octavo.attention.merge. About ROWS_ABREAST are in registers at a time: a pass over so
-    many takes a microsecond.
+    Specification: octavo.attention.merge. About 64 rows are in registers at a time.
     """
-    ABREAST: tl.constexpr = max(2, min(32, ROWS_ABREAST // ROWS))
+    ABREAST: tl.constexpr = max(2, min(32, 64 // ROWS))
     row = tl.arange(0, ROWS)
     d = tl.arange(0, shape.padded_value_dim)
     top = tl.full([ROWS], float("-inf"), tl.float32)

@@ -28,7 +28,6 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.options import ScoreOptions
 from octavo.attention.triton import float8
 from octavo.attention.triton.arguments import empty_results, make_call
-from octavo.attention.triton.decode import fold_pieces, partial_id, store_piece
 from octavo.attention.triton.shapes import TileShape, alone_shape, padded_head_dim
 from octavo.attention.triton.tiles import (
     LOG2_E,
@@ -42,11 +41,13 @@ from octavo.attention.triton.tiles import (
     store_results,
 )
 from octavo.attention.triton.units import num_key_tiles
-from octavo.attention.triton.work import empty_partials
 from octavo.gpu.device import num_multiprocessors, power_of_two
 from octavo.gpu.launch import launch, overlaps, start_next, wait_for_previous
 from octavo.layers.triton.rotary import join_pairs
 from octavo.layers.triton.token import Rotation, load_weights, rotate, store_row
+
+# Numbers that a program merges at a time, each with its lse.
+_MERGED_VALUES = tl.constexpr(8192)
 
 
 class Step(NamedTuple):
@@ -58,7 +59,7 @@ class Step(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Results of splits, as decode.fold_pieces reads them, and how many of a kv head have arrived."""
+    """Pointers to splits' results, and to how many of a kv head have arrived; see AloneWork."""
 
     arrivals: Any
     out: Any
@@ -75,8 +76,9 @@ class AloneWork:
         num_programs: at least one on each SM. Those that attend nothing keep the next kernel's programs from
             going there two by two.
         arrivals: [KH] int32, finished splits of a kv head; 0 between calls.
-        partial_out: [2 KH num_splits, rows, padded dim] float32.
-        partial_lse: [2 KH num_splits, rows] float32, in units of log 2.
+        partial_out: [KH num_splits, rows, padded dim] float32.
+        partial_lse: the same shape, float32: a row's lse in units of log 2, beside each of its numbers. So a
+            thread that merges numbers needs no other's help.
     """
 
     tile: TileShape
@@ -95,8 +97,9 @@ class AloneWork:
         num_splits = max(1, room // num_kv_heads)
         num_programs = max(room, num_kv_heads * num_splits)
         arrivals = torch.zeros(num_kv_heads, dtype=torch.int32, device=device)
-        partials = empty_partials(num_kv_heads * num_splits, tile, head_dim, device)
-        return cls(tile, num_splits, num_programs, arrivals, *partials)
+        results = (2, num_kv_heads * num_splits, tile.rows, padded_head_dim(head_dim))
+        out, lse = torch.empty(results, dtype=torch.float32, device=device)
+        return cls(tile, num_splits, num_programs, arrivals, out, lse)
 
 
 def attend_alone(
@@ -195,11 +198,7 @@ def _attend_alone_kernel(
             if arrived == num_pieces - 1:
                 # Reset for the next layer, whose kernel waits until this one has ended.
                 tl.store(pieces.arrivals + kv_head, 0)
-                exists = tl.arange(0, MERGED_ROWS) < shape.group
-                first = kv_head * SPLITS
-                merged = fold_pieces(
-                    pieces.out, pieces.lse, first, first, num_pieces, 1, exists, shape, MERGED_ROWS, 128
-                )
+                merged = _merge_splits(pieces, kv_head * SPLITS, num_pieces, shape, SPLITS, MERGED_ROWS)
                 _finish(queries, kv_head, merged[0], merged[1], merged[2], sinks, shape)
 
 
@@ -258,10 +257,52 @@ def _attend_first(
 
 @triton.jit
 def _store_split(pieces, number, top, total, values, shape):
-    """Store a split's result for fold_pieces, as a piece of a single tile."""
+    """Store a split's result for _merge_splits."""
     out, lse = normalise(top, total, values)
-    valid = tl.arange(0, shape.rows) < shape.group
-    store_piece(pieces.out, pieces.lse, partial_id(number, 1), valid, out, lse, shape)
+    row = tl.arange(0, shape.rows)
+    at = ((number * shape.rows + row) * shape.padded_value_dim)[:, None]
+    at += tl.arange(0, shape.padded_value_dim)[None, :]
+    valid = (row < shape.group)[:, None]
+    tl.store(pieces.out + at, out, mask=valid)
+    tl.store(pieces.lse + at, tl.broadcast_to(lse[:, None], out.shape), mask=valid)
+
+
+@triton.jit
+def _merge_splits(pieces, first, num_pieces, shape, SPLITS: tl.constexpr, ROWS: tl.constexpr):
+    """Fold the results of a kv head's splits, in order, into a running softmax.
+
+    Specification: octavo.attention.merge. Some are loaded at a time, as many as registers hold.
+    """
+    ABREAST: tl.constexpr = max(2, min(SPLITS, _MERGED_VALUES // (ROWS * shape.padded_value_dim)))
+    row = tl.arange(0, ROWS)
+    d = tl.arange(0, shape.padded_value_dim)
+    valid = tl.broadcast_to((row < shape.group)[:, None], [ROWS, shape.padded_value_dim])
+    top = tl.full(valid.shape, float("-inf"), tl.float32)
+    total = tl.zeros(valid.shape, tl.float32)
+    values = total
+    for begin in range(0, num_pieces, ABREAST):
+        outs = ()
+        lses = ()
+        new_top = top
+        for index in tl.static_range(ABREAST):
+            number = (first + begin + index) * shape.rows
+            at = ((number + row) * shape.padded_value_dim)[:, None] + d[None, :]
+            mask = valid & (begin + index < num_pieces)
+            lse = tl.load(pieces.lse + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+            outs = outs + (tl.load(pieces.out + at, mask=mask, other=0.0, cache_modifier=".cg"),)  # noqa: RUF005
+            lses = lses + (lse,)  # noqa: RUF005
+        for index in tl.static_range(ABREAST):
+            new_top = tl.maximum(new_top, lses[index])
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - base)
+        total *= shrink
+        values *= shrink
+        for index in tl.static_range(ABREAST):
+            weight = tl.exp2(lses[index] - base)
+            total += weight
+            values += weight * outs[index]
+        top = new_top
+    return tl.max(top, 1), tl.max(total, 1), values
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """A token's own queries, key and value, for kernels in which one program has a kv head; see alone.py.
 
-Heads are pairs (first, second) of numbers that rotate together, each [heads, D / 2]; in memory and in a cache
-they are neighbours.
+Heads are pairs (first, second) of numbers that rotate together, each [rows, D / 2]; in memory and in a cache
+they are neighbours. The key and the value are in each row: so threads have them where they have the queries,
+and need no other's help.
 """
 
 from typing import Any, NamedTuple
@@ -24,15 +25,15 @@ class Rotation(NamedTuple):
 
 @triton.jit
 def load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
-    """Load cosines, sines, and pairs of the norms' weights of a kv head's queries and of its key."""
-    PAIRS: tl.constexpr = shape.padded_dim // 2
-    pair = tl.arange(0, PAIRS)[None, :]
-    cos = tl.load(rotation.cos + pair, mask=pair < shape.head_dim // 2, other=1.0)
-    sin = tl.load(rotation.sin + pair, mask=pair < shape.head_dim // 2, other=0.0)
+    """Load the angles and the norms' weights of a kv head's queries and of its key, as pairs."""
+    pair = tl.zeros([shape.rows, 1], tl.int32) + tl.arange(0, shape.padded_dim // 2)[None, :]
+    inside = pair < shape.head_dim // 2
+    cos = tl.load(rotation.cos + pair, mask=inside, other=1.0)
+    sin = tl.load(rotation.sin + pair, mask=inside, other=0.0)
     q_norm, k_norm = (cos, sin), (cos, sin)
     if NORM:
-        q_norm = _load_heads(rotation.norm, kv_head * shape.group, shape.rows, shape)
-        k_norm = _load_heads(rotation.norm, shape.group * shape.kv_heads + kv_head, 1, shape)
+        q_norm = _load_queries(rotation.norm, kv_head, shape)
+        k_norm = _load_head(rotation.norm, shape.group * shape.kv_heads + kv_head, shape)
     return cos, sin, q_norm, k_norm
 
 
@@ -49,9 +50,9 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
     """
     cos, sin, q_norm, k_norm = weights
     num_heads = shape.group * shape.kv_heads
-    q = _load_heads(qkv, kv_head * shape.group, shape.rows, shape)
-    k = _load_heads(qkv, num_heads + kv_head, 1, shape)
-    v = _load_heads(qkv, num_heads + shape.kv_heads + kv_head, 1, shape)
+    q = _load_queries(qkv, kv_head, shape)
+    k = _load_head(qkv, num_heads + kv_head, shape)
+    v = _load_head(qkv, num_heads + shape.kv_heads + kv_head, shape)
     if NORM:
         q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], eps, shape.head_dim)
         k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], eps, shape.head_dim)
@@ -63,17 +64,24 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
 
 
 @triton.jit
-def _load_heads(heads, first, ROWS: tl.constexpr, shape):
-    """Load a token's heads from the `first` on, at most a group, as pairs, each [ROWS, D / 2] float32."""
-    row = tl.arange(0, ROWS)[:, None]
-    return load_pairs(
-        heads + (first + row) * shape.head_dim, row < shape.group, shape.head_dim, shape.padded_dim // 2
-    )
+def _load_queries(heads, kv_head, shape):
+    """Load the heads of a kv head's queries as pairs, each [rows, D / 2] float32."""
+    row = tl.arange(0, shape.rows)[:, None]
+    at = heads + (kv_head * shape.group + row) * shape.head_dim
+    return load_pairs(at, row < shape.group, shape.head_dim, shape.padded_dim // 2)
+
+
+@triton.jit
+def _load_head(heads, head, shape):
+    """Load a head as pairs, each [rows, D / 2] float32, all rows the same."""
+    row = tl.arange(0, shape.rows)[:, None]
+    at = heads + (head + row * 0) * shape.head_dim
+    return load_pairs(at, row >= 0, shape.head_dim, shape.padded_dim // 2)
 
 
 @triton.jit
 def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
-    """Return a head's pairs, each [1, D / 2], divided by its scale and rounded as a cache of DTYPE does."""
+    """Return a head's pairs, divided by its scale and rounded as a cache of DTYPE does."""
     KIND: tl.constexpr = tl.float8e4nv if shape.packed else DTYPE
     head = kv_head + tl.zeros([1, 1], tl.int32)
     first = scale_down(pairs[0], scale, head, head >= 0)
@@ -85,11 +93,13 @@ def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
 def store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
     """Store a head's pairs in a slot; base: the head's rows."""
     at = base + slot // block_size * block_stride + slot % block_size * token_stride
+    is_first = tl.arange(0, shape.rows)[:, None] == 0
     if shape.packed:
         low, high = (pairs[0].to(tl.uint8, bitcast=True), pairs[1].to(tl.uint8, bitcast=True))
         row = (low.to(tl.uint16) | (high.to(tl.uint16) << 8)).to(tl.int16, bitcast=True)
         d = tl.arange(0, shape.padded_dim // 2)[None, :]
-        tl.store(at + d, row, mask=d < shape.head_dim // 2)
+        tl.store(at + tl.broadcast_to(d, row.shape), row, mask=is_first & (d < shape.head_dim // 2))
     else:
         d = tl.arange(0, shape.padded_dim)[None, :]
-        tl.store(at + d, join_pairs(pairs[0], pairs[1]), mask=d < shape.head_dim)
+        row = join_pairs(pairs[0], pairs[1])
+        tl.store(at + tl.broadcast_to(d, row.shape), row, mask=is_first & (d < shape.head_dim))
