@@ -2,7 +2,8 @@
 
 Heads are pairs (first, second) of numbers that rotate together, each [rows, D / 2]; in memory and in a cache
 they are neighbours. The key and the value are in each row: so threads have them where they have the queries,
-and need no other's help.
+and need no other's help. Not in float8: of two numbers that a thread rounds to float8 and takes apart again,
+ptxas 12.8 takes one from a wrong register. In one row a thread has a single pair.
 """
 
 from typing import Any, NamedTuple
@@ -26,15 +27,29 @@ class Rotation(NamedTuple):
 @triton.jit
 def load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
     """Load the angles and the norms' weights of a kv head's queries and of its key, as pairs."""
-    pair = tl.zeros([shape.rows, 1], tl.int32) + tl.arange(0, shape.padded_dim // 2)[None, :]
-    inside = pair < shape.head_dim // 2
-    cos = tl.load(rotation.cos + pair, mask=inside, other=1.0)
-    sin = tl.load(rotation.sin + pair, mask=inside, other=0.0)
-    q_norm, k_norm = (cos, sin), (cos, sin)
+    q_angles, k_angles = (
+        _load_angles(rotation, shape.rows, shape),
+        _load_angles(rotation, _key_rows(shape.packed, shape.rows), shape),
+    )
+    q_norm, k_norm = q_angles, k_angles
     if NORM:
         q_norm = _load_queries(rotation.norm, kv_head, shape)
         k_norm = _load_head(rotation.norm, shape.group * shape.kv_heads + kv_head, shape)
-    return cos, sin, q_norm, k_norm
+    return q_angles, k_angles, q_norm, k_norm
+
+
+@triton.constexpr_function
+def _key_rows(packed, rows):
+    return 1 if packed else rows
+
+
+@triton.jit
+def _load_angles(rotation, ROWS: tl.constexpr, shape):
+    """Load cosines and sines, each [ROWS, D / 2], all rows the same."""
+    pair = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, shape.padded_dim // 2)[None, :]
+    inside = pair < shape.head_dim // 2
+    cos = tl.load(rotation.cos + pair, mask=inside, other=1.0)
+    return cos, tl.load(rotation.sin + pair, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -48,7 +63,7 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
     Returns:
         (queries, rounded to the dtype of qkv; key and value, rounded as the cache stores them), as pairs.
     """
-    cos, sin, q_norm, k_norm = weights
+    q_angles, k_angles, q_norm, k_norm = weights
     num_heads = shape.group * shape.kv_heads
     q = _load_queries(qkv, kv_head, shape)
     k = _load_head(qkv, num_heads + kv_head, shape)
@@ -56,9 +71,9 @@ def rotate(qkv, cache, score, weights, eps, kv_head, NORM: tl.constexpr, shape):
     if NORM:
         q = norm_pairs(q[0], q[1], q_norm[0], q_norm[1], eps, shape.head_dim)
         k = norm_pairs(k[0], k[1], k_norm[0], k_norm[1], eps, shape.head_dim)
-    q = rotate_pairs(q[0], q[1], cos, sin)
+    q = rotate_pairs(q[0], q[1], q_angles[0], q_angles[1])
     q = (q[0].to(qkv.dtype.element_ty), q[1].to(qkv.dtype.element_ty))
-    k = rotate_pairs(k[0], k[1], cos, sin)
+    k = rotate_pairs(k[0], k[1], k_angles[0], k_angles[1])
     k = _as_stored(k, score.k_scale, kv_head, cache.k.dtype.element_ty, shape)
     return q, k, _as_stored(v, score.v_scale, kv_head, cache.v.dtype.element_ty, shape)
 
@@ -73,8 +88,8 @@ def _load_queries(heads, kv_head, shape):
 
 @triton.jit
 def _load_head(heads, head, shape):
-    """Load a head as pairs, each [rows, D / 2] float32, all rows the same."""
-    row = tl.arange(0, shape.rows)[:, None]
+    """Load a head as pairs, each [rows, D / 2] float32, all rows the same, or a single one."""
+    row = tl.arange(0, _key_rows(shape.packed, shape.rows))[:, None]
     at = heads + (head + row * 0) * shape.head_dim
     return load_pairs(at, row >= 0, shape.head_dim, shape.padded_dim // 2)
 
@@ -93,7 +108,7 @@ def _as_stored(pairs, scale, kv_head, DTYPE: tl.constexpr, shape):
 def store_row(base, block_stride, token_stride, slot, block_size, pairs, shape):
     """Store a head's pairs in a slot; base: the head's rows."""
     at = base + slot // block_size * block_stride + slot % block_size * token_stride
-    is_first = tl.arange(0, shape.rows)[:, None] == 0
+    is_first = tl.arange(0, _key_rows(shape.packed, shape.rows))[:, None] == 0
     if shape.packed:
         low, high = (pairs[0].to(tl.uint8, bitcast=True), pairs[1].to(tl.uint8, bitcast=True))
         row = (low.to(tl.uint16) | (high.to(tl.uint16) << 8)).to(tl.int16, bitcast=True)
