@@ -264,14 +264,13 @@ def packed_experts(
     return StackedExperts(gate_up, random_packed(len(names), shape.hidden, shape.size, 1), **options)
 
 
-def serve(model: str, peer: str) -> list[dict[str, object]]:
+def serve(model: str, peer: str, bandwidth: float, flops: float) -> list[dict[str, object]]:
     """Generate by an engine with random int4 weights, and print tokens per second."""
     names = ["single", "mid"]
     vllm = None
     if peer == "vllm":
         settings = {"model": model, "fields": {"quantization_config": GPTQ}, "workloads": names, "runs": 2}
         vllm = measure_in_child("offline", settings, limit_s=300)
-    bandwidth, flops = copy_bandwidth(), matrix_flops()
     with (
         patch("octavo.models.builder.make_linear", packed_layer),
         patch("octavo.models.builder.read_stacked", packed_experts),
@@ -307,7 +306,9 @@ def main() -> None:
     if arguments.sweep:
         results = sweep(arguments.models, arguments.rows)
     elif arguments.engine:
-        results = [result for model in arguments.models for result in serve(model, arguments.peer)]
+        rates = copy_bandwidth(), matrix_flops()
+        free_memory()
+        results = [result for model in arguments.models for result in serve(model, arguments.peer, *rates)]
     else:
         compile_all(arguments.models, arguments.rows, arguments.kinds)
         results = [
