@@ -78,7 +78,9 @@ def figures_of(compiled):
     if int(stack) == 0:
         # ptxas 12.8 sometimes takes the stack's register for a number that is not there yet.
         code = inspect_cubin(compiled, "nvdisasm", "-c")
-        assert len(re.findall(r"\bR1\b", code)) <= 1, "an instruction reads a register that nothing has written"
+        assert len(re.findall(r"\bR1\b", code)) <= 1, (
+            "an instruction reads a register that nothing has written"
+        )
     return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared}
 
 

@@ -156,6 +156,7 @@ def figures() -> dict[str, dict[str, int]]:
     found["alone, scales"] = compile_alone(
         PLAIN._replace(k_scale="*fp32", v_scale="*fp32"), cache=PAIRS, scaled=True, packed=True
     )
+    found["alone, float8"] = compile_alone(cache=PAIRS, packed=True)
     for integers, begins in product(("*i32", "*i64"), (False, True)):
         found[f"list {integers}"] = compile_list(integers)
         for thin in (False, True):
