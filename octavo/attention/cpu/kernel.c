@@ -158,7 +158,7 @@ Scratch *octavo_new_scratch(const Plan *p, const Call *c) {
 }
 
 void octavo_attend_in_team(Team *team, const Plan *p, const Call *c, Scratch *s) {
-    for (int64_t unit; (unit = team_take(team, 1)) < p->num_items * c->num_kv_heads;) {
+    TEAM_FOR(team, unit, p->num_items * c->num_kv_heads) {
         int64_t item = p->order[unit / c->num_kv_heads], head = unit % c->num_kv_heads;
         int64_t num_tokens = p->token_begin[item + 1] - p->token_begin[item];
         int64_t rows = num_tokens * (c->num_heads / c->num_kv_heads);
@@ -168,7 +168,7 @@ void octavo_attend_in_team(Team *team, const Plan *p, const Call *c, Scratch *s)
     }
     team_wait(team);
     if (!p->num_partials) return;
-    for (int64_t t; (t = team_take(team, 1)) < p->num_tokens;)
+    TEAM_FOR(team, t, p->num_tokens)
         if (p->merge_begin[t] < p->merge_begin[t + 1])
             merge_partials(c, t, p->merge_begin[t], p->merge_begin[t + 1]);
     team_wait(team);

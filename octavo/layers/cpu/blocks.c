@@ -36,7 +36,7 @@
 #define AHEAD 16                               // blocks of weights
 #define LINE 64                                // bytes of a cache line
 #define PREFETCH_LEVEL 2                       // into the second-level cache
-#define MOST_SHARES 16                         // of a thread in a product's tiles: the last ones end together
+#define MOST_TILE_SHARES 16                    // of a thread in a product's tiles: the last ones end together
 #define LEAST_SHARES 2
 #define SHARE_BYTES (128 * 1024)               // a share begins with weights that nobody has fetched ahead
 
@@ -173,7 +173,7 @@ INLINE int64_t tiles_of(const Tiles *w) { return (w->num_rows + TILE - 1) / TILE
 // How many tiles of rows with so many blocks a thread takes at a time.
 INLINE int64_t share_of(int64_t tiles, size_t blocks, int bits, int threads) {
     int64_t share = SHARE_BYTES / (int64_t)(blocks * BLOCK * TILE * (size_t)bits / 8) + 1;
-    int64_t least = tiles / (MOST_SHARES * threads) + 1, most = tiles / (LEAST_SHARES * threads) + 1;
+    int64_t least = tiles / (MOST_TILE_SHARES * threads) + 1, most = tiles / (LEAST_SHARES * threads) + 1;
     return share < least ? least : smaller(share, most);
 }
 
@@ -229,8 +229,7 @@ int octavo_block_linear(const Linear *linear, const float *x, float *out, int64_
 #pragma omp parallel num_threads(threads)
     {
         team_begin(&team);
-        for (int64_t r; (r = team_take(&team, 1)) < rows;)
-            octavo_quantise_row(quantised, (size_t)r, x + r * size);
+        TEAM_FOR(&team, r, rows) octavo_quantise_row(quantised, (size_t)r, x + r * size);
         team_wait(&team);
         octavo_linear_in_team(&team, linear, quantised, out, (size_t)stride, 0);
     }

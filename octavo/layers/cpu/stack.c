@@ -56,7 +56,7 @@ static Buffers new_buffers(size_t rows, size_t hidden, size_t heads, size_t qkv,
 static void norm_and_project(Team *team, const Linear *linear, const float *norm, float eps, float *hidden,
                              int64_t size, Buffers b, int64_t rows, float *out) {
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)size / BLOCK);
-    for (int64_t r; (r = team_take(team, 1)) < rows;) {
+    TEAM_FOR(team, r, rows) {
         octavo_norm_row(hidden + r * size, NULL, norm, b.normed + r * size, size, eps);
         octavo_quantise_row(x, (size_t)r, b.normed + r * size);
     }
@@ -67,7 +67,7 @@ static void norm_and_project(Team *team, const Linear *linear, const float *norm
 static void rotate_and_store(Team *team, const Layer *layer, const Step *step, const Store *store, float *qkv,
                              int64_t rows) {
     int64_t dim = store->head_dim, heads = step->attend.num_heads + store->num_kv_heads;
-    for (int64_t t; (t = team_take(team, 1)) < rows;) {
+    TEAM_FOR(team, t, rows) {
         float *row = qkv + t * store->k_token;
         for (int64_t h = 0; layer->head_norm && h < heads; h++)
             octavo_norm_row(row + h * dim, NULL, layer->head_norm + h * dim, row + h * dim, dim, layer->head_eps);
@@ -99,7 +99,7 @@ static void attention(Team *team, const Layer *layer, const Step *step, float *h
     rotate_and_store(team, layer, step, &store, b.qkv, rows);
     octavo_attend_in_team(team, step->plan, &call, s);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)heads / BLOCK);
-    for (int64_t r; (r = team_take(team, 1)) < rows;) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
+    TEAM_FOR(team, r, rows) octavo_quantise_row(x, (size_t)r, b.attended + r * heads);
     team_wait(team);
     octavo_linear_in_team(team, layer->o, x, hidden, (size_t)size, 1);
 }
@@ -109,7 +109,7 @@ static void feed_forward(Team *team, const Layer *layer, float *hidden, int64_t 
     norm_and_project(team, layer->gate_up, layer->feed_forward_norm, layer->feed_forward_eps, hidden, size, b,
                      rows, b.gate_up);
     Rows x = octavo_place_rows(b.rows, (size_t)rows, (size_t)inner / BLOCK);
-    for (int64_t r; (r = team_take(team, 1)) < rows;) {
+    TEAM_FOR(team, r, rows) {
         float *gate = b.gate_up + 2 * r * inner;
         octavo_silu_row(gate, gate + inner, gate, inner);
         octavo_quantise_row(x, (size_t)r, gate);
