@@ -193,7 +193,7 @@ def measure(layers: Layers, num_tokens: int, bandwidth: float, flops: float) -> 
         rows_per_expert=num_tokens * shape.num_chosen / shape.num_experts,
         deterministic=False,
     )
-    if product in ("gemv", "float_gemv", "packed_gemv", "rounded", "persistent"):
+    if product in ("gemv", "rounded", "persistent"):
         run = getattr(StackedExperts, product)
         times[product] = layers.microseconds(lambda i: run(layers.experts[i], x, choices[i]))
     if shape.has_plain:

@@ -14,6 +14,7 @@ from octavo.layers.moe.gemv import tiling
 from octavo.layers.moe.gemv.tiling import COLUMNS, REGISTERS, WARPS, choose_expert_tiling, unsupported_reason
 from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight, num_spans, pack_words
 from octavo.layers.moe.router import Choice
+from octavo.layers.moe.stacked import StackedExperts
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
 # Of an SM, less what the system takes of it for each program.
@@ -81,12 +82,10 @@ def test_who_multiplies_a_single_token(on_hopper: None) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.gemv.gemv import gemv_gate_up
-
     assert "needs a Hopper GPU" in str(unsupported_reason(ROW, weight(), 4))
     choice = Choice(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4))
     with pytest.raises(InvalidArgumentError, match="the GEMV of experts cannot run: it needs a Hopper"):
-        gemv_gate_up(ROW, weight(), choice, "silu")
+        StackedExperts(weight(), weight(), "silu").gemv(ROW, choice)
 
 
 def bfloat16_of(words: Tensor, block: int) -> Tensor:

@@ -20,6 +20,7 @@ from octavo.layers.moe.float_gemv.tiling import (
     unsupported_reason,
 )
 from octavo.layers.moe.router import Choice
+from octavo.layers.moe.stacked import StackedExperts
 from octavo.layers.moe.weight import ExpertWeight
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
@@ -97,15 +98,15 @@ def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
 
     pair = weight(), weight()
     assert [product(ROWS[:number], *pair) for number in (1, 2, 4, 5)] == [
-        "float_gemv",
+        "gemv",
         "few",
         "few",
         "grouped",
     ]
     float8 = weight(width=512), weight(width=512)
     assert [product(ROWS[:number], *float8) for number in (1, 4, 5)] == [
-        "float_gemv",
-        "float_gemv",
+        "gemv",
+        "gemv",
         "rounded",
     ]
     assert product(ROWS[:1], weight(), weight(rows=24)) == "few"
@@ -115,9 +116,7 @@ def test_who_multiplies_a_few_tokens(on_hopper: None) -> None:
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.float_gemv.gemv import float_gate_up
-
     assert "needs a Hopper GPU" in str(unsupported_reason(ROWS[:1], weight(), 4))
     choice = Choice(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4))
     with pytest.raises(InvalidArgumentError, match="the GEMV of experts cannot run: it needs a Hopper"):
-        float_gate_up(ROWS[:1], weight(), choice, "silu")
+        StackedExperts(weight(), weight(), "silu").gemv(ROWS[:1], choice)

@@ -51,7 +51,7 @@ def test_experts_of_a_model(experts: StackedExperts, num_tokens: int, adds: bool
 
     expected = listed(experts, torch.bfloat16)(x, choice, start())
     exact = listed(experts, torch.float32)(x.float(), choice, None if residual is None else residual.float())
-    assert_as_good_as_torch(experts.float_gemv(x, choice, start()), expected, exact.double())
+    assert_as_good_as_torch(experts.gemv(x, choice, start()), expected, exact.double())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
@@ -65,7 +65,7 @@ def test_other_shapes(num_tokens: int, number: int, chosen: int, hidden: int, in
     choice, x = choose(num_tokens, number, chosen), random(num_tokens, hidden)
     expected = listed(experts, torch.bfloat16)(x, choice)
     exact = listed(experts, torch.float32)(x.float(), choice)
-    assert_as_good_as_torch(experts.float_gemv(x, choice), expected, exact.double())
+    assert_as_good_as_torch(experts.gemv(x, choice), expected, exact.double())
 
 
 @pytest.mark.parametrize("form", ["float", "float8"])
@@ -74,7 +74,7 @@ def test_float16(form: str) -> None:
     choice, x = choose(2, 16, 4), random(2, 512, dtype=torch.float16)
     expected = listed(experts, torch.float16)(x, choice)
     exact = listed(experts, torch.float32)(x.float(), choice)
-    assert_as_good_as_torch(experts.float_gemv(x, choice), expected, exact.double())
+    assert_as_good_as_torch(experts.gemv(x, choice), expected, exact.double())
 
 
 @pytest.mark.parametrize("form", ["float", "float8", "float8_tiles"])
@@ -88,32 +88,32 @@ def test_experts_of_other_ranks_count_nothing(form: str) -> None:
     own = StackedExperts(gate_up, down, "silu", num_elsewhere=10)
     choice, x = choose(4, 16, 4), random(4, 512)
     some = Choice(choice.experts.clamp(max=6), choice.weights)
-    torch.testing.assert_close(own.float_gemv(x, some), own.few(x, some), atol=0.05, rtol=2e-2)
+    torch.testing.assert_close(own.gemv(x, some), own.few(x, some), atol=0.05, rtol=2e-2)
     none = Choice(torch.full_like(choice.experts, 6), choice.weights)
-    assert not own.float_gemv(x, none).any()
+    assert not own.gemv(x, none).any()
 
 
 def test_rows_of_float8_experts_keep_their_own_power_of_two() -> None:
     """A token's numbers may be as large as bfloat16 holds; other tokens keep their bits."""
     experts = make(16, 512, 768, "float8")
     choice, x = choose(3, 16, 4), random(3, 512)
-    alone = experts.float_gemv(x[2:].clone(), Choice(choice.experts[2:].clone(), choice.weights[2:].clone()))
+    alone = experts.gemv(x[2:].clone(), Choice(choice.experts[2:].clone(), choice.weights[2:].clone()))
     x[0] *= 1e12
     x[1] *= 1e-12
-    got = experts.float_gemv(x, choice)
+    got = experts.gemv(x, choice)
     assert got.isfinite().all()
     torch.testing.assert_close(got[2:], alone, atol=0, rtol=0)
 
 
 def test_kernels_that_overlap_in_a_graph_give_the_same_bits(experts: StackedExperts) -> None:
     choice, x = make_choice(2), random(2, SHAPE[2])
-    expected = experts.float_gemv(x, choice)
+    expected = experts.gemv(x, choice)
     graph, residual = torch.cuda.CUDAGraph(), torch.zeros_like(x)
     with torch.cuda.graph(graph):
         for _ in range(3):
             residual.zero_()
-            experts.float_gemv(x, choice, residual)
-            experts.float_gemv(x, choice, residual.zero_())
+            experts.gemv(x, choice, residual)
+            experts.gemv(x, choice, residual.zero_())
     for _ in range(20):
         graph.replay()
         torch.cuda.synchronize()

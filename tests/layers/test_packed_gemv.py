@@ -21,6 +21,7 @@ from octavo.layers.moe.packed_gemv.tiling import (
 )
 from octavo.layers.moe.packed_weight import PackedExpertWeight
 from octavo.layers.moe.router import Choice
+from octavo.layers.moe.stacked import StackedExperts
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="it runs no kernel")
 # Of an SM, less what the system takes of it for each program.
@@ -97,16 +98,14 @@ def test_who_multiplies_a_single_token(on_hopper: None) -> None:
         return choose_product(x, weights, 2, rows_per_expert=0.1, deterministic=deterministic)
 
     pair = weight(), weight()
-    assert [product(ROWS[:number], *pair) for number in (1, 2, 3)] == ["packed_gemv", "few", "grouped"]
+    assert [product(ROWS[:number], *pair) for number in (1, 2, 3)] == ["gemv", "few", "grouped"]
     assert product(ROWS[:1], *pair, deterministic=True) == "grouped"
     # Mixtral's experts: two rows between both products are too long.
     assert product(ROWS[:1], weight(), weight(size=14336)) == "few"
 
 
 def test_other_devices_do_without_it() -> None:
-    from octavo.layers.moe.packed_gemv.gemv import packed_gate_up
-
     assert "needs a Hopper GPU" in str(unsupported_reason(ROWS[:1], weight(), 1))
     choice = Choice(torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, 2))
     with pytest.raises(InvalidArgumentError, match="the GEMV of packed experts cannot run: it needs a Hop"):
-        packed_gate_up(ROWS[:1], weight(), choice, "silu")
+        StackedExperts(weight(), weight(), "silu").gemv(ROWS[:1], choice)

@@ -63,7 +63,7 @@ def test_experts(number: int, chosen: int, hidden: int, inner: int, adds: bool, 
     exact = specification(experts, torch.float32)(
         x.float(), choice, None if residual is None else residual.float()
     )
-    got = experts.packed_gemv(x, choice, start())
+    got = experts.gemv(x, choice, start())
     assert_as_good_as_torch(got, expected, exact.double())
 
 
@@ -75,7 +75,7 @@ def test_numbers_of_any_size() -> None:
         scaled = x * factor
         expected = specification(experts, torch.float32)(scaled.float(), choice)
         torch.testing.assert_close(
-            experts.packed_gemv(scaled, choice).float(),
+            experts.gemv(scaled, choice).float(),
             expected,
             rtol=0.02,
             atol=0.01 * expected.abs().max().item(),
@@ -94,9 +94,9 @@ def test_experts_of_other_ranks_count_nothing() -> None:
     own = StackedExperts(gate_up, down, "silu", num_elsewhere=10)
     choice, x = choose(16, 8), random(1, 512)
     some = Choice(choice.experts.clamp(max=6), choice.weights)
-    torch.testing.assert_close(own.packed_gemv(x, some), own.few(x, some), atol=0.05, rtol=2e-2)
+    torch.testing.assert_close(own.gemv(x, some), own.few(x, some), atol=0.05, rtol=2e-2)
     none = Choice(torch.full_like(choice.experts, 6), choice.weights)
-    assert not own.packed_gemv(x, none).any()
+    assert not own.gemv(x, none).any()
 
 
 def test_scales_of_experts_nobody_chose_do_not_reach_the_sums() -> None:
@@ -105,24 +105,24 @@ def test_scales_of_experts_nobody_chose_do_not_reach_the_sums() -> None:
     assert isinstance(experts.down, PackedExpertWeight)
     choice = Choice(torch.tensor([[1, 3]], dtype=torch.int32, device="cuda"), torch.ones(1, 2, device="cuda"))
     x = random(1, 512)
-    expected = experts.packed_gemv(x, choice)
+    expected = experts.gemv(x, choice)
     for weight in (experts.gate_up, experts.down):
         assert isinstance(weight, PackedExpertWeight)
         for expert in (0, 2, 4):
             # Two times the float16 infinity.
             weight.pairs[expert] = 0x7C007C00
-    torch.testing.assert_close(experts.packed_gemv(x, choice), expected, atol=0, rtol=0)
+    torch.testing.assert_close(experts.gemv(x, choice), expected, atol=0, rtol=0)
 
 
 def test_kernels_that_overlap_in_a_graph_give_the_same_bits() -> None:
     experts, choice, x = make(16, 2048, 768), choose(16, 8), random(1, 2048)
-    expected = experts.packed_gemv(x, choice)
+    expected = experts.gemv(x, choice)
     graph, residual = torch.cuda.CUDAGraph(), torch.zeros_like(x)
     with torch.cuda.graph(graph):
         for _ in range(3):
             residual.zero_()
-            experts.packed_gemv(x, choice, residual)
-            experts.packed_gemv(x, choice, residual.zero_())
+            experts.gemv(x, choice, residual)
+            experts.gemv(x, choice, residual.zero_())
     for _ in range(20):
         graph.replay()
         torch.cuda.synchronize()

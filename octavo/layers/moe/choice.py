@@ -2,11 +2,8 @@
 
 a layer, when it is made      on a GPU with Triton    stacked
                               elsewhere               listed: linear layers, by linear.choice
-each step of a stacked one    1 token                 gemv, on a Hopper GPU, MXFP4
-                                                      float_gemv, on a Hopper GPU, floats
-                                                      packed_gemv, on a Hopper GPU, 4 bits
-                              1 to 4 tokens           float_gemv, on a Hopper GPU, float8
-                                                      few; 1 or 2 in packed weights
+each step of a stacked one    1 token                 gemv, on a Hopper GPU; 1 to 4 in float8
+                              1 to 4 tokens           few; 1 or 2 in packed weights
                               others                  rounded, float8
                                                       persistent, on a Hopper GPU, MXFP4, many an expert
                                                       grouped, tiled by rows per expert
@@ -35,7 +32,7 @@ from octavo.layers.moe.tiling import AnyExpertWeight, most_few_tokens
 _MAX_GROUPED = 48
 
 # Methods of StackedExperts.
-Product = Literal["gemv", "float_gemv", "packed_gemv", "few", "grouped", "rounded", "persistent"]
+Product = Literal["gemv", "few", "grouped", "rounded", "persistent"]
 
 # Kind of a QuantisedWeight -> unsupported_reason of the kernels that multiply such experts as they are.
 _STACKABLE: Mapping[str, Callable[[torch.device, torch.dtype], str | None]] = MappingProxyType(
@@ -92,18 +89,8 @@ def choose_product(
     """
     if deterministic:
         return "grouped"
-    if len(x) == 1 and all(gemv.unsupported_reason(x, weight, num_chosen) is None for weight in weights):
+    if any(form.can_stream(x, weights, num_chosen) for form in (gemv, float_gemv, packed_gemv)):
         return "gemv"
-
-    def runs(reason: Callable[[Tensor, AnyExpertWeight, int], str | None]) -> bool:
-        return all(
-            reason(x, weight, summed) is None for weight, summed in zip(weights, (1, num_chosen), strict=True)
-        )
-
-    if len(x) <= min(map(float_gemv.most_tokens, weights)) and runs(float_gemv.unsupported_reason):
-        return "float_gemv"
-    if len(x) == 1 and runs(packed_gemv.unsupported_reason):
-        return "packed_gemv"
     if len(x) <= min(most_few_tokens(weight) for weight in weights):
         return "few"
     if all(isinstance(weight, float8.ExpertWeight) and weight.scales is not None for weight in weights):

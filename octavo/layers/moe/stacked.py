@@ -60,34 +60,10 @@ class StackedExperts:
         return choice.experts.numel() / (self.down.shape[0] + self.num_elsewhere)
 
     def gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
-        """Stream the experts of a single token, in MXFP4."""
-        from octavo.layers.moe.gemv.gemv import gemv_down, gemv_gate_up
-
-        gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, Mxfp4ExpertWeight), "the GEMV is for experts in MXFP4"
-        assert isinstance(down, Mxfp4ExpertWeight), "the GEMV is for experts in MXFP4"
-        inner = gemv_gate_up(x, gate_up, choice, self.activation)
-        return gemv_down(inner, down, choice, residual)
-
-    def float_gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
-        """Stream the experts of a few tokens, in floats."""
-        from octavo.layers.moe.float_gemv.gemv import float_down, float_gate_up
-
-        gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, ExpertWeight), "this GEMV is for experts in floats"
-        assert isinstance(down, ExpertWeight), "this GEMV is for experts in floats"
-        inner = float_gate_up(x, gate_up, choice, self.activation)
-        return float_down(inner, down, choice, residual)
-
-    def packed_gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
-        """Stream the experts of a single token, packed."""
-        from octavo.layers.moe.packed_gemv.gemv import packed_down, packed_gate_up
-
-        gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, PackedExpertWeight), "this GEMV is for packed experts"
-        assert isinstance(down, PackedExpertWeight), "this GEMV is for packed experts"
-        inner = packed_gate_up(x, gate_up, choice, self.activation)
-        return packed_down(inner, down, choice, residual)
+        """Stream the experts of a token, or of a few, through programs that stay."""
+        gate_up, down = gemv_kernels(self.gate_up), gemv_kernels(self.down)
+        inner = gate_up.gemv_gate_up(x, self.gate_up, choice, self.activation)
+        return down.gemv_down(inner, self.down, choice, residual)
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
@@ -155,6 +131,17 @@ class StackedExperts:
 
         num_held = self.down.shape[0] if self.num_elsewhere else None
         return combine_rows(rows, choice, residual, num_held=num_held)
+
+
+def gemv_kernels(weight: AnyExpertWeight) -> ModuleType:
+    """Return the module with the GEMV for a form of weights."""
+    from octavo.layers.moe.float_gemv import gemv as float_gemv
+    from octavo.layers.moe.gemv import gemv
+    from octavo.layers.moe.packed_gemv import gemv as packed_gemv
+
+    if isinstance(weight, PackedExpertWeight):
+        return packed_gemv
+    return gemv if isinstance(weight, Mxfp4ExpertWeight) else float_gemv
 
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:

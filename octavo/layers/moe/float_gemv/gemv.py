@@ -14,7 +14,7 @@ from octavo.layers.moe.router import Choice
 from octavo.layers.moe.weight import ExpertWeight
 
 
-def float_gate_up(x: Tensor, weight: ExpertWeight, choice: Choice, activation: str) -> Tensor:
+def gemv_gate_up(x: Tensor, weight: ExpertWeight, choice: Choice, activation: str) -> Tensor:
     """Return the activation of each pair's gate and up; sums are float32.
 
     Args:
@@ -34,13 +34,13 @@ def float_gate_up(x: Tensor, weight: ExpertWeight, choice: Choice, activation: s
     return out
 
 
-def float_down(x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
+def gemv_down(x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
     """Return each token's sum of its experts' products times their weights; sums are float32.
 
     Args:
-        x: [T k, n] of float_gate_up.
+        x: [T k, n] of gemv_gate_up.
         weight: [E, H, n], see tiling.unsupported_reason.
-        choice: see float_gate_up.
+        choice: see gemv_gate_up.
         residual: [T, H], rows any stride apart, to which the sums are added in place; or None.
 
     Returns:

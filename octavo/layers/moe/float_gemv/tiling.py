@@ -1,5 +1,6 @@
 """Where the GEMV of experts in floats runs, and how it is tiled. Importing this imports no Triton."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -38,6 +39,14 @@ class FloatTiling:
     blocks: int
     x_steps: int
     stages: int
+
+
+def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
+    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
+    return all(
+        len(x) <= most_tokens(weight) and unsupported_reason(x, weight, summed) is None
+        for weight, summed in zip(weights, (1, num_chosen), strict=True)
+    )
 
 
 def most_tokens(weight: AnyExpertWeight) -> int:

@@ -1,5 +1,6 @@
 """Where the GEMV of a single token's experts runs, and how it is tiled. Importing this imports no Triton."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,6 +42,11 @@ class ExpertTiling:
     parts: int
     units: int
     stages: int
+
+
+def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
+    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
+    return len(x) == 1 and all(unsupported_reason(x, weight, num_chosen) is None for weight in weights)
 
 
 def unsupported_reason(x: Tensor, weight: AnyExpertWeight, num_chosen: int) -> str | None:

@@ -18,7 +18,7 @@ _ATOM = 16
 _ATOMS = SPAN // GROUP
 
 
-def packed_gate_up(x: Tensor, weight: PackedExpertWeight, choice: Choice, activation: str) -> Tensor:
+def gemv_gate_up(x: Tensor, weight: PackedExpertWeight, choice: Choice, activation: str) -> Tensor:
     """Return the activation of each expert's gate and up; x has 30 bits, sums of a group are exact.
 
     Args:
@@ -38,13 +38,13 @@ def packed_gate_up(x: Tensor, weight: PackedExpertWeight, choice: Choice, activa
     return out
 
 
-def packed_down(x: Tensor, weight: PackedExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
-    """Return the sum of the experts' products times their weights, exact as those of packed_gate_up.
+def gemv_down(x: Tensor, weight: PackedExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
+    """Return the sum of the experts' products times their weights, exact as those of gemv_gate_up.
 
     Args:
-        x: [k, n] of packed_gate_up.
+        x: [k, n] of gemv_gate_up.
         weight: [E, H, n], see tiling.unsupported_reason.
-        choice: see packed_gate_up.
+        choice: see gemv_gate_up.
         residual: [1, H], to which the sum is added in place; or None.
 
     Returns:

@@ -17,7 +17,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.layers.linear.gemv.kernel import ceil_div, store_tile
 from octavo.layers.linear.gemv.tiling import TILE_ROWS
-from octavo.layers.linear.grouped.gemv.digits import columns_of_spans, first_columns, keep_digits
+from octavo.layers.linear.grouped.gemv.digits import (
+    allocate_row,
+    columns_of_spans,
+    first_columns,
+    keep_digits,
+)
 from octavo.layers.linear.grouped.gemv.kernel import PackedPipe
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
@@ -92,14 +97,7 @@ def packed_expert_kernel(words, pairs, operands, out, num_columns, shape):
         ),
         make_ring(shape.stages),
     )
-    row = gl.allocate_shared_memory(
-        gl.int32,
-        [X_STEPS, _SPANS // _WARPS, 4, _WARPS, 4, 16],
-        gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]),
-    )
-    totals = gl.allocate_shared_memory(
-        gl.float32, [X_STEPS, _SPANS, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
+    row, totals = allocate_row(X_STEPS)
     parts = gl.allocate_shared_memory(gl.float32, [_WARPS, _ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     gl.warp_specialize(
         [

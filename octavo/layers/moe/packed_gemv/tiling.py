@@ -1,5 +1,6 @@
 """Where the GEMV of packed experts runs, and how it is tiled. Importing this imports no Triton."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +43,14 @@ class PackedGemvTiling:
     padded: int
     columns: int
     stages: int
+
+
+def can_stream(x: Tensor, weights: Sequence[AnyExpertWeight], num_chosen: int) -> bool:
+    """Return whether this GEMV takes a step's tokens; see choice.choose_product."""
+    return len(x) == 1 and all(
+        unsupported_reason(x, weight, summed) is None
+        for weight, summed in zip(weights, (1, num_chosen), strict=True)
+    )
 
 
 def unsupported_reason(x: Tensor, weight: AnyExpertWeight, summed: int) -> str | None:

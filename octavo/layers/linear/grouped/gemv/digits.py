@@ -55,6 +55,16 @@ _TO_DIGITS = gl.constexpr(
 
 
 @gluon.jit
+def allocate_row(STEPS: gl.constexpr):
+    """Return shared memory for a row and for its sums; see keep_digits."""
+    WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
+    row = gl.allocate_shared_memory(gl.int32, [STEPS, _SPANS // _WARPS, 4, _WARPS, _DIGITS, 16], WORDS)
+    return row, gl.allocate_shared_memory(
+        gl.float32, [STEPS, _SPANS, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+
+
+@gluon.jit
 def load_row(numbers, STEPS: gl.constexpr, shape):
     """Load K numbers, past them zeros: a tuple of STEPS times [SPANS_AT_ONCE, bytes of a word, 64]."""
     column = columns_of_spans()
