@@ -2,7 +2,9 @@
 
 The embedded model is run as its file has it ("auto"), in bfloat16 and in int8, beside float32. Then its
 numbers are stored once more in every GGUF type that the gguf package writes, each file run in its blocks
-beside its own float32: the difference is the rounding of activations. Prints perplexities, the share of
+beside its own float32: the difference is the rounding of activations. At last they are stored in bfloat16 and
+rounded to float8 while loading, with rows as they are, and with rows in float8, too, as GPUs multiply more
+than one; here PyTorch rounds them. Prints perplexities, the share of
 positions where both have the same most likely token, and the mean and largest difference of the
 log-probabilities of the text's own tokens. The last line is JSON.
 
@@ -12,13 +14,18 @@ log-probabilities of the text's own tokens. The last line is JSON.
 import math
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderTensor
 from gguf.quants import dequantize, quantize
 from support.common import make_parser, publish, table
 from support.texts import TIDE
+from torch import Tensor
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.layers.linear.dequantised import DequantisedLinear
+from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
+from octavo.layers.linear.float8.weight import quantise_rows
 from octavo.models import resolve_model
 
 TYPES = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0"
@@ -41,9 +48,20 @@ def main() -> None:
             store_again(model, path, GGMLQuantizationType[name])
             figures[name] = compare(str(path), "auto")
             path.unlink()
+        path = Path(folder) / "BF16.gguf"
+        store_again(model, path, GGMLQuantizationType.BF16)
+        figures["fp8"] = compare(str(path), "fp8")
+        with patch.object(Float8CpuLinear, "__call__", with_float8_rows):
+            figures["fp8, rows too"] = compare(str(path), "fp8")
     rows = [[name, *(f"{value:.4g}" for value in row.values())] for name, row in figures.items()]  # type: ignore[union-attr]
     print(table(["weights", *COLUMNS], rows))
     publish("cpu_accuracy", figures, arguments)
+
+
+def with_float8_rows(layer: Float8CpuLinear, x: Tensor) -> Tensor:
+    """What a float8 layer returns of rows in float8."""
+    values, scales = quantise_rows(x)
+    return DequantisedLinear(layer._weight, layer._bias)(values.float() * scales)
 
 
 def compare(model: str, quantization: str) -> dict[str, float]:
