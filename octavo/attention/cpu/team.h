@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SPINS 1000
-#define MOST_SHARES 8                          // of a thread in a loop
+#define MOST_SHARES 4                          // of a thread in a loop
 #define MOST_TURNS 12                          // of a share
 
 typedef struct {
