@@ -106,7 +106,7 @@ static void run_together(Team *team, const Experts *e, const Sorted *s, int64_t 
     int64_t begin = s->starts[first], num = s->starts[last] - begin;
     char *quantised = s->quantised + octavo_row_bytes((size_t)begin, (size_t)e->hidden / BLOCK);
     multiply(team, s, first, last, e->gate_up, quantised, e->hidden, s->gate_up);
-    for (int64_t place; (place = team_take(team, 1)) < num;) {
+    TEAM_FOR(team, place, num) {
         float *gate = s->gate_up + 2 * place * e->inner, *up = gate + e->inner;
         if (e->limit > 0) octavo_clamped_swiglu_row(gate, up, gate, e->inner, e->limit, e->slope);
         else octavo_silu_row(gate, up, gate, e->inner);
@@ -119,7 +119,7 @@ static void run_together(Team *team, const Experts *e, const Sorted *s, int64_t 
 
 static void add_up(Team *team, const Experts *e, const Step *step, const Sorted *s) {
     int64_t parts = (e->hidden + COLUMNS - 1) / COLUMNS;
-    for (int64_t turn; (turn = team_take(team, 1)) < step->tokens * parts;) {
+    TEAM_FOR(team, turn, step->tokens * parts) {
         int64_t token = turn / parts, first = turn % parts * COLUMNS;
         int64_t size = e->hidden - first < COLUMNS ? e->hidden - first : COLUMNS;
         float sums[COLUMNS] = {0}, *out = step->out + token * e->hidden + first;
@@ -137,7 +137,7 @@ static void add_up(Team *team, const Experts *e, const Step *step, const Sorted 
 
 static void run(Team *team, const Experts *e, const Step *step, const Sorted *s) {
     int64_t num = s->starts[e->number];
-    for (int64_t place; (place = team_take(team, 1)) < num;) {
+    TEAM_FOR(team, place, num) {
         int64_t i = expert_of(e, s, place);
         octavo_quantise_row(rows_of(s, s->quantised, 0, i, e->hidden), (size_t)(place - s->starts[i]),
                             step->x + s->pairs[place] / step->k * e->hidden);
