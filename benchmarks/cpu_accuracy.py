@@ -23,7 +23,6 @@ from support.texts import TIDE
 from torch import Tensor
 
 from octavo import LLM, RequestOutput, SamplingParams
-from octavo.layers.linear.dequantised import DequantisedLinear
 from octavo.layers.linear.float8.on_cpu import Float8CpuLinear
 from octavo.layers.linear.float8.weight import quantise_rows
 from octavo.models import resolve_model
@@ -61,7 +60,7 @@ def main() -> None:
 def with_float8_rows(layer: Float8CpuLinear, x: Tensor) -> Tensor:
     """What a float8 layer returns of rows in float8."""
     values, scales = quantise_rows(x)
-    return DequantisedLinear(layer._weight, layer._bias)(values.float() * scales)
+    return layer._dequantised(values.float() * scales)
 
 
 def compare(model: str, quantization: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import triton
@@ -84,6 +85,7 @@ def figures_of(compiled):
     return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared}
 
 
+@cache
 def inspect_cubin(compiled, tool, *options):
     """What a tool that comes with Triton prints about a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:

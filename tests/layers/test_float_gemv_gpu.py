@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_moe_gpu import SHAPE, listed, make_choice, random, rounded
+from test_moe_gpu import SHAPE, assert_same_bits_in_a_graph, listed, make_choice, random, rounded
 from torch import Tensor
 from triton_layer_cases import HAS_GPU, assert_as_good_as_torch
 
@@ -106,15 +106,4 @@ def test_rows_of_float8_experts_keep_their_own_power_of_two() -> None:
 
 
 def test_kernels_that_overlap_in_a_graph_give_the_same_bits(experts: StackedExperts) -> None:
-    choice, x = make_choice(2), random(2, SHAPE[2])
-    expected = experts.gemv(x, choice)
-    graph, residual = torch.cuda.CUDAGraph(), torch.zeros_like(x)
-    with torch.cuda.graph(graph):
-        for _ in range(3):
-            residual.zero_()
-            experts.gemv(x, choice, residual)
-            experts.gemv(x, choice, residual.zero_())
-    for _ in range(20):
-        graph.replay()
-        torch.cuda.synchronize()
-        torch.testing.assert_close(residual, expected, atol=0, rtol=0)
+    assert_same_bits_in_a_graph(experts, random(2, SHAPE[2]), make_choice(2))

@@ -56,6 +56,21 @@ def listed(experts: StackedExperts, dtype: torch.dtype) -> ListedExperts:
     return ListedExperts([make(w) for w in gate_up], [make(w) for w in down], "silu")
 
 
+def assert_same_bits_in_a_graph(experts: StackedExperts, x: Tensor, choice: Choice) -> None:
+    """Of the GEMV, whose kernels overlap there."""
+    expected = experts.gemv(x, choice)
+    graph, residual = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            residual.zero_()
+            experts.gemv(x, choice, residual)
+            experts.gemv(x, choice, residual.zero_())
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(residual, expected, atol=0, rtol=0)
+
+
 def make_choice(num_tokens: int, seed: int = 0) -> Choice:
     torch.manual_seed(seed)
     return choose_by_logits(torch.randn(num_tokens, SHAPE[0], device="cuda"), SHAPE[1], renormalises=True)

@@ -34,19 +34,10 @@ class ThinWork:
         cls, shape: TileShape, units: Tensor, schedule: Tensor, arrivals: Tensor, value_dim: int
     ) -> "ThinWork":
         """Allocate the results of pieces."""
-        partials = empty_partials(schedule.shape[0] - 2, shape, value_dim, units.device)
-        return cls(shape, units, schedule, arrivals, *partials)
-
-
-def empty_partials(
-    num_programs: int, shape: TileShape, value_dim: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Allocate ThinWork's partial_out and partial_lse for a number of programs."""
-    partial_shape = (2 * num_programs, shape.rows, padded_head_dim(value_dim))
-    return (
-        torch.empty(partial_shape, dtype=torch.float32, device=device),
-        torch.empty(partial_shape[:2], dtype=torch.float32, device=device),
-    )
+        partial_shape = (2 * (schedule.shape[0] - 2), shape.rows, padded_head_dim(value_dim))
+        out = torch.empty(partial_shape, dtype=torch.float32, device=units.device)
+        lse = torch.empty(partial_shape[:2], dtype=torch.float32, device=units.device)
+        return cls(shape, units, schedule, arrivals, out, lse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -61,9 +62,12 @@ class StackedExperts:
 
     def gemv(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Stream the experts of a token, or of a few, through programs that stay."""
-        gate_up, down = gemv_kernels(self.gate_up), gemv_kernels(self.down)
-        inner = gate_up.gemv_gate_up(x, self.gate_up, choice, self.activation)
-        return down.gemv_down(inner, self.down, choice, residual)
+        gate_up, down = self.gate_up, self.down
+        inner = x.new_empty(choice.experts.numel(), gate_up.shape[1] // 2)
+        gemv_of(gate_up)(x, gate_up, choice, inner, activation=self.activation, adds=False)
+        out = x.new_empty(len(x), down.shape[1]) if residual is None else residual
+        gemv_of(down)(inner, down, choice, out, activation=None, adds=residual is not None)
+        return out
 
     def few(self, x: Tensor, choice: Choice, residual: Tensor | None = None) -> Tensor:
         """Run every pair of a token and an expert by itself."""
@@ -133,15 +137,37 @@ class StackedExperts:
         return combine_rows(rows, choice, residual, num_held=num_held)
 
 
-def gemv_kernels(weight: AnyExpertWeight) -> ModuleType:
-    """Return the module with the GEMV for a form of weights."""
-    from octavo.layers.moe.float_gemv import gemv as float_gemv
-    from octavo.layers.moe.gemv import gemv
-    from octavo.layers.moe.packed_gemv import gemv as packed_gemv
+class Gemv(Protocol):
+    """One of both products of the experts of T tokens, for a form of weights."""
 
+    def __call__(
+        self, x: Tensor, weight: Any, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
+    ) -> None:
+        """Write a product to out.
+
+        Args:
+            x: contiguous, the tokens [T, K], or for down [T k, K]; its dtype is that of out.
+            weight: [E, 2 n, K] = [gate | up], or of down [E, H, K]; see unsupported_reason in its tiling.
+            choice: each token's k experts; of those that are E or more nothing is read.
+            out: contiguous, [T k, n]; or for down [T, H], sums over a token's experts times their weights.
+            activation: of gate and up, see few.few_gate_up; None: this is down.
+            adds: whether sums are added to out, whose rows may then be any stride apart.
+
+        Raises:
+            InvalidArgumentError: unsupported_reason gives one.
+        """
+        ...
+
+
+def gemv_of(weight: AnyExpertWeight) -> Gemv:
+    """Return the GEMV for a form of weights."""
     if isinstance(weight, PackedExpertWeight):
-        return packed_gemv
-    return gemv if isinstance(weight, Mxfp4ExpertWeight) else float_gemv
+        from octavo.layers.moe.packed_gemv.gemv import gemv
+    elif isinstance(weight, Mxfp4ExpertWeight):
+        from octavo.layers.moe.gemv.gemv import gemv
+    else:
+        from octavo.layers.moe.float_gemv.gemv import gemv
+    return gemv
 
 
 def few_kernels(weight: AnyExpertWeight) -> ModuleType:

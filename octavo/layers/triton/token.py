@@ -27,10 +27,8 @@ class Rotation(NamedTuple):
 @triton.jit
 def load_weights(rotation, kv_head, NORM: tl.constexpr, shape):
     """Load the angles and the norms' weights of a kv head's queries and of its key, as pairs."""
-    q_angles, k_angles = (
-        _load_angles(rotation, shape.rows, shape),
-        _load_angles(rotation, _key_rows(shape.packed, shape.rows), shape),
-    )
+    q_angles = _load_angles(rotation, shape.rows, shape)
+    k_angles = _load_angles(rotation, _key_rows(shape.packed, shape.rows), shape)
     q_norm, k_norm = q_angles, k_angles
     if NORM:
         q_norm = _load_queries(rotation.norm, kv_head, shape)

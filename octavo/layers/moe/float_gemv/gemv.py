@@ -14,49 +14,10 @@ from octavo.layers.moe.router import Choice
 from octavo.layers.moe.weight import ExpertWeight
 
 
-def gemv_gate_up(x: Tensor, weight: ExpertWeight, choice: Choice, activation: str) -> Tensor:
-    """Return the activation of each pair's gate and up; sums are float32.
-
-    Args:
-        x: [T, K] bfloat16 or float16, contiguous.
-        weight: [E, 2 n, K] = [gate | up], see tiling.unsupported_reason.
-        choice: each token's k experts; of those that are E or more nothing is read.
-        activation: see few.few_gate_up.
-
-    Returns:
-        A new [T k, n], dtype of x.
-
-    Raises:
-        InvalidArgumentError: unsupported_reason gives one.
-    """
-    out = x.new_empty(choice.experts.numel(), weight.shape[1] // 2)
-    _launch(x, weight, choice, out, activation=activation, adds=False)
-    return out
-
-
-def gemv_down(x: Tensor, weight: ExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
-    """Return each token's sum of its experts' products times their weights; sums are float32.
-
-    Args:
-        x: [T k, n] of gemv_gate_up.
-        weight: [E, H, n], see tiling.unsupported_reason.
-        choice: see gemv_gate_up.
-        residual: [T, H], rows any stride apart, to which the sums are added in place; or None.
-
-    Returns:
-        residual, or a new [T, H], dtype of x.
-
-    Raises:
-        InvalidArgumentError: unsupported_reason gives one.
-    """
-    out = x.new_empty(len(choice.experts), weight.shape[1]) if residual is None else residual
-    _launch(x, weight, choice, out, activation=None, adds=residual is not None)
-    return out
-
-
-def _launch(
+def gemv(
     x: Tensor, weight: ExpertWeight, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
 ) -> None:
+    """Multiply as stacked.Gemv says: 1 to 4 tokens, in bfloat16 or float16; sums are float32."""
     num_tokens, num_chosen = choice.experts.shape
     halves, summed = (1, num_chosen) if activation is None else (2, 1)
     reason = unsupported_reason(x[:num_tokens], weight, summed)

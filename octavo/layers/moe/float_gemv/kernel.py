@@ -18,6 +18,7 @@ from octavo.layers.linear.gemv.kernel import add_step, ceil_div
 from octavo.layers.linear.gemv.row import keep_row, load_row
 from octavo.layers.linear.gemv.tiling import ATOM_BYTES, TILE_ROWS, WARPS, X_STEP
 from octavo.layers.linear.hopper.ring import claim_stage, make_ring
+from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 from octavo.layers.triton.activation import gate_and_up
 
 _WARPS = gl.constexpr(WARPS)
@@ -125,32 +126,21 @@ def _own_columns(activation):
 
 
 @gluon.jit
-def _num_tiles(num_columns, shape):
-    """Return how many tiles this program takes."""
-    OWN: gl.constexpr = _own_columns(shape.activation)
-    tiles = gl.cdiv(num_columns, OWN) * (shape.tokens * shape.chosen // shape.summed)
-    return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _place(tile, num_columns, shape):
-    """Return the pair that this program's tile is of, or for down the token, and its first column."""
-    OWN: gl.constexpr = _own_columns(shape.activation)
-    index = gl.program_id(0) + tile * gl.num_programs(0)
-    each = gl.cdiv(num_columns, OWN)
-    number = index // each
-    return number, (index - number * each) * OWN
+def _num_results(shape):
+    """Return how many rows the result has: pairs, or for down tokens."""
+    return shape.tokens * shape.chosen // shape.summed
 
 
 @gluon.jit
 def _fetch(matrix, pipe, operands, num_columns, shape):
     """Fetch all steps of all tiles; what lies past the ends, or is of no expert here, reads as zero."""
+    OWN: gl.constexpr = _own_columns(shape.activation)
     ATOMS: gl.constexpr = shape.blocks * _WARPS
     STEPS: gl.constexpr = ceil_div(shape.size, ATOMS * matrix.block_type.shape[4])
     gdc_wait()
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, _num_results(shape), OWN)):
+        number, begin = place_tile(tile, num_columns, OWN)
         for index in range(shape.summed):
             expert = gl.load(operands.experts + number * shape.summed + index)
             for turn in range(STEPS):
@@ -174,8 +164,8 @@ def _multiply(pipe, rows, parts, operands, out, num_columns, stride_out, shape, 
         afters = afters + (keep_row(rows, index * shape.x_steps, xs, (), 0.0, row_shape),)  # noqa: RUF005
     planes = rows._reinterpret(rows.dtype, [shape.tokens * OF_TOKEN, _WARPS, ATOM], _PLAIN)
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, _num_results(shape), OWN)):
+        number, begin = place_tile(tile, num_columns, OWN)
         token = number * shape.summed // shape.chosen
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns

@@ -19,49 +19,10 @@ from octavo.layers.moe.mxfp4_weight import Mxfp4ExpertWeight
 from octavo.layers.moe.router import Choice
 
 
-def gemv_gate_up(x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, activation: str) -> Tensor:
-    """Return the activation of each expert's gate and up; sums are float32.
-
-    Args:
-        x: [1, K] bfloat16, contiguous.
-        weight: [E, 2 n, K] = [gate | up], see tiling.unsupported_reason.
-        choice: the token's k experts; of those that are E or more nothing is read.
-        activation: see few.few_gate_up.
-
-    Returns:
-        A new [k, n], dtype of x.
-
-    Raises:
-        InvalidArgumentError: unsupported_reason gives one.
-    """
-    out = x.new_empty(choice.experts.shape[1], weight.shape[1] // 2)
-    _launch(x, weight, choice, out, activation=activation, adds=False)
-    return out
-
-
-def gemv_down(x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, residual: Tensor | None) -> Tensor:
-    """Return the sum of the experts' products times their weights; sums are float32.
-
-    Args:
-        x: [k, n] of gemv_gate_up.
-        weight: [E, H, n], see tiling.unsupported_reason.
-        choice: see gemv_gate_up.
-        residual: [1, H], to which the sum is added in place; or None.
-
-    Returns:
-        residual, or a new [1, H], dtype of x.
-
-    Raises:
-        InvalidArgumentError: unsupported_reason gives one.
-    """
-    out = x.new_empty(1, weight.shape[1]) if residual is None else residual
-    _launch(x, weight, choice, out, activation=None, adds=residual is not None)
-    return out
-
-
-def _launch(
+def gemv(
     x: Tensor, weight: Mxfp4ExpertWeight, choice: Choice, out: Tensor, *, activation: str | None, adds: bool
 ) -> None:
+    """Multiply as stacked.Gemv says: a single token, in bfloat16; sums are float32."""
     num_chosen = choice.experts.shape[1]
     reason = unsupported_reason(x, weight, num_chosen)
     if reason is not None:

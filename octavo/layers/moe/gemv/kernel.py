@@ -33,6 +33,7 @@ from octavo.layers.linear.hopper.ring import (
     wait_for_stage,
     wait_until_free,
 )
+from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 from octavo.layers.moe.gemv.epilogue import finish, load_choice, load_epilogue
 from octavo.layers.moe.gemv.stage import (
     BLOCKS,
@@ -143,32 +144,6 @@ def _allocate(matrix, COPIES: gl.constexpr):
 
 
 @gluon.jit
-def _tiles_of_expert(num_columns, shape):
-    """Return how many tiles the columns of the result have."""
-    OWN: gl.constexpr = _COLUMNS if shape.activation is None else _ROWS
-    return gl.cdiv(num_columns, OWN)
-
-
-@gluon.jit
-def _num_tiles(num_columns, shape):
-    """Return how many tiles this program takes."""
-    tiles = _tiles_of_expert(num_columns, shape)
-    if shape.activation is not None:
-        tiles *= shape.chosen
-    return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _place(tile, num_columns, shape):
-    """Return which of the token's experts this program's tile is of, 0 for down, and its first column."""
-    OWN: gl.constexpr = _COLUMNS if shape.activation is None else _ROWS
-    index = gl.program_id(0) + tile * gl.num_programs(0)
-    each = _tiles_of_expert(num_columns, shape)
-    number = index // each
-    return number, (index - number * each) * OWN
-
-
-@gluon.jit
 def _fetch(index: gl.constexpr, words, exponents, pipe, operands, num_columns, shape):
     """Fetch a warp's part of all tiles; what lies past the ends, or is of no expert here, reads as zero."""
     gdc_wait()
@@ -185,8 +160,8 @@ def _fetch_gate_up(words, exponents, pipe, operands, num_columns, shape):
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BYTES: gl.constexpr = words.block_type.nbytes + exponents.block_type.nbytes
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, shape.chosen, _ROWS)):
+        number, begin = place_tile(tile, num_columns, _ROWS)
         expert = gl.load(operands.experts + number)
         for turn in range(STEPS):
             stage, filled = claim_stage(pipe.ring, step, BYTES, shape.stages)
@@ -203,8 +178,8 @@ def _fetch_down(index: gl.constexpr, words, exponents, pipe, operands, num_colum
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BYTES: gl.constexpr = 2 * shape.units * (words.block_type.nbytes + exponents.block_type.nbytes)
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        _, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, 1, _COLUMNS)):
+        _, begin = place_tile(tile, num_columns, _COLUMNS)
         for group in range(shape.parts // shape.units):
             expert = gl.load(operands.experts + 2 * shape.units * group + index)
             for turn in range(STEPS):
@@ -236,8 +211,8 @@ def _multiply(pipe, row, sums, operands, out, num_columns, shape):
     experts, factors = load_choice(operands, shape)
     keep_rows(row, operands.x, shape)
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, 1 if IS_DOWN else shape.chosen, OWN)):
+        number, begin = place_tile(tile, num_columns, OWN)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
         # Loaded now, needed after the products.

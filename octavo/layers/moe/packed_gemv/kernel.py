@@ -27,6 +27,7 @@ from octavo.layers.linear.grouped.gemv.kernel import PackedPipe
 from octavo.layers.linear.grouped.gemv.products import half_mask, multiply_tile
 from octavo.layers.linear.grouped.gemv.tiling import SPAN, SPANS_AT_ONCE, WARPS
 from octavo.layers.linear.hopper.ring import claim_stage, make_ring
+from octavo.layers.moe.expert_tiles import num_expert_tiles, place_tile
 
 _WARPS = gl.constexpr(WARPS)
 _ROWS = gl.constexpr(TILE_ROWS)
@@ -110,25 +111,9 @@ def packed_expert_kernel(words, pairs, operands, out, num_columns, shape):
 
 
 @gluon.jit
-def _num_tiles(num_columns, shape):
-    """Return how many tiles this program takes."""
-    tiles = gl.cdiv(num_columns, _ROWS // shape.halves) * (shape.chosen // shape.summed)
-    return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _place(tile, num_columns, shape):
-    """Return which of the token's experts this program's tile begins with, and its first column."""
-    OWN: gl.constexpr = _ROWS // shape.halves
-    index = gl.program_id(0) + tile * gl.num_programs(0)
-    each = gl.cdiv(num_columns, OWN)
-    number = index // each
-    return number * shape.summed, (index - number * each) * OWN
-
-
-@gluon.jit
 def _fetch(words, pairs, pipe, operands, num_columns, shape):
     """Fetch all steps of all tiles."""
+    OWN: gl.constexpr = _ROWS // shape.halves
     STEPS: gl.constexpr = ceil_div(shape.size, _WARPS * _SPAN)
     BOX: gl.constexpr = words.block_type.shape[1]
     BOXES: gl.constexpr = _WARPS // BOX
@@ -137,8 +122,8 @@ def _fetch(words, pairs, pipe, operands, num_columns, shape):
     PAIRS: gl.constexpr = [BOXES] + pairs.block_type.shape  # noqa: RUF005
     gdc_wait()
     step = 0
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, shape.chosen // shape.summed, OWN)):
+        number, begin = place_tile(tile, num_columns, OWN)
         for turn in range(STEPS):
             stage, filled = claim_stage(pipe.ring, step, STEP_BYTES, shape.stages)
             atoms = pipe.words.index(stage)._reinterpret(gl.int32, WORDS, words.layout)
@@ -148,7 +133,9 @@ def _fetch(words, pairs, pipe, operands, num_columns, shape):
                 span = (column - index * shape.padded) // _SPAN
                 # Past the last expert there is none.
                 is_any = index < shape.summed
-                expert = gl.load(operands.experts + number + index, mask=is_any, other=shape.held)
+                expert = gl.load(
+                    operands.experts + number * shape.summed + index, mask=is_any, other=shape.held
+                )
                 for atom in gl.static_range(2):
                     at = [atom, span, shape.halves * expert, begin, 0]
                     tma.async_copy_global_to_shared(words, at, filled, atoms.index(atom * BOXES + box))
@@ -168,8 +155,8 @@ def _multiply(pipe, row, totals, parts, operands, out, num_columns, shape):
     mask = half_mask()
     gdc_wait()
     after = keep_digits(row, totals, _load_row(operands, row.shape[0], shape), (), 0.0, shape)
-    for tile in range(_num_tiles(num_columns, shape)):
-        number, begin = _place(tile, num_columns, shape)
+    for tile in range(num_expert_tiles(num_columns, shape.chosen // shape.summed, OWN)):
+        number, begin = place_tile(tile, num_columns, OWN)
         column = begin + gl.arange(0, OWN, OUT)
         inside = column < num_columns
         # Loaded now, needed after the products.
