@@ -1,6 +1,7 @@
 """What tests of the loop share."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,23 @@ def pace(engine: Engine, step_s: float = 0.05) -> None:
 def hurry(engine: Engine) -> None:
     """Let steps take no longer than they need."""
     del engine.step
+
+
+def stop_after_a_step(engine: Engine) -> threading.Event:
+    """Let one step run, and the next ones once the event is set."""
+    step, go_on = type(engine).step, threading.Event()
+
+    def stopping() -> None:
+        engine.step = held  # type: ignore[method-assign]
+        step(engine)
+
+    def held() -> None:
+        assert go_on.wait(60), "nobody let it go on"
+        hurry(engine)
+        step(engine)
+
+    engine.step = stopping  # type: ignore[method-assign]
+    return go_on
 
 
 async def collect(stream: Stream) -> list[CompletionDelta]:

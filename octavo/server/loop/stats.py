@@ -84,7 +84,7 @@ class LoopStats:
         num_output_tokens: likewise, of all completions.
         num_leaked_blocks: blocks of the KV cache that were held when no request was left.
         first_token_s: from `submit` to the first token.
-        inter_token_s: between a completion's tokens, one observation per token but the first.
+        inter_token_s: between a completion's tokens, one observation per token but those read with the first.
         queue_s: from `submit` until the first token is scheduled; of requests that ended, like all below.
         prefill_s: from there to the first token.
         decode_s: from the first token to the end.
