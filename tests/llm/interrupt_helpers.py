@@ -1,13 +1,11 @@
-"""Requests to interrupt, and interrupts at random moments and at chosen lines."""
+"""Requests to interrupt, and interrupts at chosen lines."""
 
 import dataclasses
 import linecache
 import os
 import random
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 from octavo import LLM, SamplingParams
@@ -40,40 +38,6 @@ def streamed(llm: LLM) -> list[int]:
 
 def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-class Alarm:
-    """Raises KeyboardInterrupt once, wherever the main thread is by then."""
-
-    def __init__(self) -> None:
-        self.armed = False
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.armed:
-            self.armed = False
-            raise KeyboardInterrupt
-
-    def interrupts(self, act: Callable[[], object], after_s: float) -> bool:
-        """Act; True if the alarm came before the end."""
-        try:
-            self.armed = True
-            signal.setitimer(signal.ITIMER_REAL, after_s)
-            act()
-            self.armed = False
-        except KeyboardInterrupt:
-            return True
-        return False
-
-
-@contextmanager
-def alarm() -> Iterator[Alarm]:
-    it = Alarm()
-    before = signal.signal(signal.SIGALRM, it.handle)
-    try:
-        yield it
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def is_block_line(frame: FrameType) -> bool:

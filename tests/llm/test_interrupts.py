@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from alarms import alarm
 from interrupt_helpers import (
     LINE_STRIDE,
     NUM_INTERRUPTS,
@@ -15,7 +16,6 @@ from interrupt_helpers import (
     STREAM_PARAMS,
     STREAMED,
     MakeLLM,
-    alarm,
     octavo_lines,
     raise_interrupt,
     streamed,

@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from interrupt_helpers import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, MakeLLM, alarm
+from alarms import alarm
+from interrupt_helpers import PARAMS, PROMPTS, SEED, STREAM_PARAMS, STREAMED, MakeLLM
 from llm_helpers import assert_drained
 
 pytestmark = [

@@ -2,13 +2,11 @@
 
 import os
 import random
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
+from alarms import alarm
 from ranks_helpers import OPTIONS, other_ranks
 
 from octavo import LLM, RequestOutput, SamplingParams
@@ -116,24 +114,11 @@ def test_interrupts_at_random_moments(one: LLM, two: LLM) -> None:
     rng = random.Random(0)
     params = list(CASES.values())[: len(PROMPTS)]
     expected = tokens(one.generate(PROMPTS, params))
-    num_interrupts = 0
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(NUM_INTERRUPTS):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 0.1))
-                two.generate(PROMPTS, params)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                num_interrupts += 1
-    finally:
-        with suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with alarm() as it:
+        num_interrupts = sum(
+            it.interrupts(lambda: two.generate(PROMPTS, params), rng.uniform(1e-4, 0.1))
+            for _ in range(NUM_INTERRUPTS)
+        )
     assert num_interrupts > NUM_INTERRUPTS / 4
     assert tokens(two.generate(PROMPTS, params)) == expected
     assert len(other_ranks()) == 1
