@@ -20,6 +20,19 @@ def test_decode(heads, kv_heads, block_size):
     check(shared_case(heads=heads, kv_heads=kv_heads, block_size=block_size))
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+@pytest.mark.parametrize("block", [20, 0], ids=["own key", "shared key"])
+def test_a_key_that_is_no_number_shows(block):
+    """As without a forest; the result of such a row must not be that of a row without keys."""
+    case = shared_case()
+    case.k_cache[block, 0] = torch.nan
+    out, lse = run_shared(case, make_forest(case)[0])
+    # Blocks 0 to 5 are the root of four sequences, block 20 is of the first one.
+    meets = [True, block == 0, block == 0, block == 0, False]
+    assert out.isnan().flatten(1).all(1).tolist() == meets
+    assert lse.isnan().all(1).tolist() == meets
+
+
 @pytest.mark.parametrize("query_lens", [[3, 1, 2, 1, 1], [3, 18, 1, 7, 2], [1, 0, 3, 0, 1]])
 def test_extend(query_lens):
     check(shared_case(query_lens, heads=8))

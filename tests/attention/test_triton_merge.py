@@ -110,6 +110,22 @@ def test_a_token_without_parts_keeps_its_leafs_result():
     torch.testing.assert_close(lse, forest.leaf_lse.cpu(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+@pytest.mark.parametrize("where", ["leaf", "node"])
+def test_a_part_that_is_no_number_shows_in_its_token_alone(where):
+    """Trap: a sum of NaN is not above 0, as that of a row without keys, whose result is 0."""
+    forest = make_partials([2, 3], 3, 16)
+    expected, _ = merged(forest, 2, torch.float32)
+    out, lse = (
+        (forest.leaf_out, forest.leaf_lse) if where == "leaf" else (forest.partial_out, forest.partial_lse)
+    )
+    out[0], lse[0] = torch.nan, torch.nan
+    got, got_lse = merged(forest, 2, torch.float32)
+    assert got[0].isnan().all()
+    assert got_lse[0].isnan().all()
+    assert torch.equal(got[1], expected[1])
+
+
 def test_parts_hundreds_apart_and_parts_without_keys():
     """No overflow; a node's part of -inf, as a row that was not read has, counts for nothing."""
     forest = make_partials([2, 6, 4, 1], 2, 16, spread=300.0)

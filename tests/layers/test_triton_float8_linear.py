@@ -142,6 +142,24 @@ def test_quantised_rows(
     assert (got != wanted).float().mean() < 0.02
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@everywhere
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("width", [None, 32])
+def test_rows_with_what_is_no_number_show_it(
+    device: str, dtype: torch.dtype, value: float, width: int | None
+) -> None:
+    """Trap: a GPU's minimum of NaN and 448 is 448, and such a row's product looked like numbers."""
+    from octavo.layers.triton.quantise import quantise_rows as triton_quantise_rows
+
+    x = random(3, 96, device=device, dtype=dtype)
+    x[1, 40] = value
+    values, scales = triton_quantise_rows(x, width=width)
+    product = values.float() * scales.view(-1, 3).T.repeat_interleave(width or 96, 1)
+    assert product[1, 40].isnan()
+    assert product[[0, 2]].isfinite().all()
+
+
 @everywhere
 def test_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
     from octavo.layers.linear.float8.gemm import float8_linear

@@ -109,6 +109,14 @@ def test_gated_activation_at_the_extremes(device: str, dtype: torch.dtype) -> No
 
 
 @everywhere
+def test_bounds_of_an_activation_keep_what_is_no_number(device: str, dtype: torch.dtype) -> None:
+    from octavo.layers.triton.activation import gated_activation
+
+    gate_up = torch.tensor([[torch.nan, 1.0, 9.0, 1.0, torch.nan, 9.0]], device=device, dtype=dtype)
+    assert gated_activation(gate_up, "clamped_swiglu").isnan().tolist() == [[True, True, False]]
+
+
+@everywhere
 def test_gated_activation_refuses_what_does_not_fit(device: str, dtype: torch.dtype) -> None:
     from octavo.layers.triton.activation import gated_activation
 

@@ -254,9 +254,9 @@ def _finish_piece(queries, run, now, tiles_per_program, top, total, values, shap
     row = gl.arange(0, ROWS, layout=ROW)
     d = gl.arange(0, shape.head_dim, layout=gl.SliceLayout(1, MMA))
     token, valid = _tokens(record, shape, ROWS, ROW)
-    safe = gl.where(total > 0, total, 1.0)
+    safe = gl.where(total == 0, 1.0, total)
     out = values / safe[None, :]
-    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
+    lse = gl.where(total == 0, float("-inf"), (top + gl.log2(safe)) * LN_2)
     if now.left == now.num_tiles:
         at = token * (shape.group * shape.kv_heads) + now.kv_head * shape.group + row % shape.group
         final = queries.out + (at * shape.head_dim)[None, :] + d[:, None]

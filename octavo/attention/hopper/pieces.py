@@ -74,8 +74,8 @@ def merge_pieces(
         partial = run.partial_out + (place * D)[:, :, None] + d[None, :][None, :, :]
         out = gl.load(partial, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
         top, total, values = _fold(top, total, values, out, lse)
-    safe = gl.where(total > 0, total, 1.0)
-    lse = gl.where(total > 0, top + gl.log(safe), float("-inf"))
+    safe = gl.where(total == 0, 1.0, total)
+    lse = gl.where(total == 0, float("-inf"), top + gl.log(safe))
     at = (token_begin + row // shape.group).to(gl.int64) * (shape.group * shape.kv_heads) + head
     gl.store(queries.lse + at, lse, mask=valid)
     ROW: gl.constexpr = gl.SliceLayout(1, OUT)

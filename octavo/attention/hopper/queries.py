@@ -98,7 +98,7 @@ def store_results(
     DTYPE: gl.constexpr = queries.out.dtype.element_ty
     BETWEEN: gl.constexpr = _layout_between(O_LAYOUT, shape.head_dim, DTYPE)
     WIDE: gl.constexpr = _wide_layout(O_LAYOUT, shape.head_dim, DTYPE)
-    safe = gl.where(total > 0, total, 1.0)
+    safe = gl.where(total == 0, 1.0, total)
     scale = gl.convert_layout(1.0 / safe, gl.SliceLayout(1, O_LAYOUT))
     out = gl.convert_layout((values * scale[:, None]).to(DTYPE), BETWEEN)
     WIDE_ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
@@ -108,7 +108,7 @@ def store_results(
     gl.store(pointers, gl.convert_layout(out, WIDE), mask=exists[:, None])
     ROW: gl.constexpr = top.type.layout
     at, exists = _places(gather, record, kv_head, shape, FIRST_ROW, ROW)
-    lse = gl.where(total > 0, (top + gl.log2(safe)) * LN_2, float("-inf"))
+    lse = gl.where(total == 0, float("-inf"), (top + gl.log2(safe)) * LN_2)
     gl.store(queries.lse + at, lse, mask=exists)
 
 

@@ -181,6 +181,6 @@ def _merge_kernel(
     top, total, values = fold_partials(top, total, values, own_out[None, :, :], own_lse[None, :] * LOG2_E)
     total = tl.where(own_lse == float("-inf"), 0.0, total)
     out, lse = normalise(top, total, values)
-    out = tl.where((total > 0)[:, None], out, 0.0).to(out_ptr.dtype.element_ty)
+    out = tl.where((total == 0)[:, None], 0.0, out).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (at * HEAD_DIM)[:, None] + d[None, :], out, mask=in_head)
     tl.store(lse_ptr + at, lse * LN_2, mask=valid)

@@ -53,8 +53,8 @@ def _sinks_kernel(
     base = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.exp2((lse - base) * LOG2_E)
     total = weight + tl.exp2((sink - base) * LOG2_E)
-    safe = tl.where(total > 0, total, 1.0)
+    safe = tl.where(total == 0, 1.0, total)
     at = (row * DIM)[:, None] + d[None, :]
     out = tl.load(out_ptr + at, mask=inside, other=0.0) * (weight / safe)[:, None]
     tl.store(result_ptr + at, out.to(result_ptr.dtype.element_ty), mask=inside)
-    tl.store(lse_ptr + row, tl.where(total > 0, base + tl.log2(safe) * LN_2, float("-inf")), mask=valid)
+    tl.store(lse_ptr + row, tl.where(total == 0, float("-inf"), base + tl.log2(safe) * LN_2), mask=valid)

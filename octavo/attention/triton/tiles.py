@@ -265,8 +265,8 @@ def fold_partials(top, total, values, out, lse):
 @triton.jit
 def normalise(top, total, values):
     """Finish a running softmax: (out [R, D], lse [R] in units of log 2); 0 and -inf if nothing was seen."""
-    safe = tl.where(total > 0, total, 1.0)
-    return values / safe[:, None], tl.where(total > 0, top + tl.log2(safe), float("-inf"))
+    safe = tl.where(total == 0, 1.0, total)
+    return values / safe[:, None], tl.where(total == 0, float("-inf"), top + tl.log2(safe))
 
 
 @triton.jit

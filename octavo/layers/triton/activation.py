@@ -70,8 +70,8 @@ def activate(gate, NAME: tl.constexpr):
 def gate_and_up(gate, up, NAME: tl.constexpr):
     """Return activation(gate) * up of float32 values, or what "clamped_swiglu" makes of them."""
     if NAME == _CLAMPED:
-        gate = tl.minimum(gate, _LIMIT)
-        up = tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT)
+        gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
         return (up + 1.0) * gate * tl.sigmoid(_SLOPE * gate)
     else:
         return activate(gate, NAME) * up

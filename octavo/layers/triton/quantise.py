@@ -102,7 +102,9 @@ def _quantise_kernel(
         x = x * inverse_rms(x, size, eps) * weight
     groups = tl.reshape(x, [BLOCK // WIDTH, WIDTH])
     scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / _LARGEST, _SMALLEST)
-    out = tl.reshape(tl.minimum(tl.maximum(groups / scale[:, None], -_LARGEST), _LARGEST), [BLOCK])
-    tl.store(out_ptr + row * size + column, out.to(tl.float8e4nv), mask=inside)
+    # What is no number stays so: its token's results must not look like some.
+    groups = tl.clamp(groups / scale[:, None], -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    out = tl.reshape(groups, [BLOCK]).to(tl.float8e4nv)
+    tl.store(out_ptr + row * size + column, out, mask=inside)
     group = tl.arange(0, BLOCK // WIDTH)
     tl.store(scale_ptr + group * num_rows + row, scale, mask=group * WIDTH < size)
